@@ -1,0 +1,1 @@
+"""k8e: sandboxes in which AI agents run code."""

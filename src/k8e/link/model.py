@@ -1,0 +1,258 @@
+"""What the link takes and gives: plain frozen data, and the contract every way into a sandbox fulfils.
+
+`Sandbox` is the whole surface: the agent's own client implements it, and so does whatever later stands in
+front of it (an engine, a gateway), which is why the conformance suite is written against nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+OUTPUT_WINDOW = 256 * 1024
+
+
+class Cause(enum.Enum):
+    """Why a command ended."""
+
+    ITSELF = "itself"
+    TIMEOUT = "timeout"
+    ENDED = "ended"  # on request
+
+
+class Scope(enum.IntEnum):
+    """Whom a signal reaches."""
+
+    PROCESS = 0
+    GROUP = 1
+    TREE = 2
+
+
+class FileType(enum.Enum):
+    FILE = "f"
+    DIRECTORY = "d"
+    SYMLINK = "l"
+    FIFO = "p"
+    SOCKET = "s"
+    BLOCK_DEVICE = "b"
+    CHAR_DEVICE = "c"
+    UNKNOWN = "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The ids something is done with; None is the agent's own (root of the sandbox)."""
+
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] = ()
+
+
+AGENT = Identity()
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalSize:
+    rows: int = 24
+    columns: int = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Rlimit:
+    """`resource` is Linux's number (`resource.RLIMIT_*`)."""
+
+    resource: int
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecSpec:
+    """One command, exactly as it is to be started."""
+
+    argv: tuple[bytes, ...]
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    cwd: bytes = b"/"
+    identity: Identity = AGENT
+    stdin: bool = True  # False: /dev/null
+    terminal: TerminalSize | None = None
+    timeout: float | None = None  # seconds of wall clock
+    grace: float = 2.0  # between TERM and KILL
+    drain: float = 0.05  # for output pipes that background children hold
+    window: int = OUTPUT_WINDOW
+    umask: int = 0o022
+    rlimits: tuple[Rlimit, ...] = ()
+    detached: bool = False
+    keep_capabilities: bool = False
+
+    @classmethod
+    def of(cls, *argv: str | bytes, env: dict[str, str] | None = None, **fields: object) -> ExecSpec:
+        """The spec in strings, for callers that have strings."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended: exactly one of exit_code and signal is set."""
+
+    exit_code: int | None
+    signal: int | None
+    cause: Cause
+    stdout_bytes: int
+    stderr_bytes: int
+    wall_seconds: float
+    user_seconds: float
+    system_seconds: float
+    max_rss_kib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A command that was run to its end, with the output that was kept."""
+
+    outcome: Outcome
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    id: int
+    pid: int
+    running: bool
+    attached: bool
+    exit_code: int | None
+    signal: int | None
+    cause: Cause | None
+    started: float  # unix time
+    stdout_bytes: int
+    stderr_bytes: int
+    name: bytes  # argv[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: bytes
+    type: FileType
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    target: bytes | None = None  # of a symlink
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    mask: int
+    cookie: int
+    name: bytes
+    overflow: bool = field(default=False)  # events were lost
+
+
+class ByteReader(Protocol):
+    """Bytes coming out. Not reading stops the writer inside the sandbox."""
+
+    async def read(self) -> bytes:
+        """The next bytes, b"" at the end."""
+
+    @property
+    def position(self) -> int:
+        """The offset of the next byte; counts dropped ones too."""
+
+    @property
+    def dropped(self) -> int:
+        """Bytes lost while nobody was attached."""
+
+
+class Process(Protocol):
+    """A started command. Read both streams (or `discard`) for `wait` to come back."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> ByteReader: ...
+    @property
+    def stderr(self) -> ByteReader: ...
+    async def write(self, data: bytes) -> None:
+        """stdin; waits while the command does not read, raises BrokenInput when it never will."""
+
+    async def close_stdin(self) -> None: ...
+    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None: ...
+    async def end(self, grace: float = 2.0) -> None:
+        """Ends the whole tree; `wait` tells when it has happened."""
+
+    async def resize(self, size: TerminalSize) -> None: ...
+    async def detach(self) -> None:
+        """Lets the command go on without us; `Sandbox.attach` finds it again."""
+
+    def discard(self) -> None:
+        """Nobody will read the rest of the output: keep it flowing and drop it."""
+
+    async def wait(self) -> Outcome: ...
+
+
+class Connection(Protocol):
+    """A byte stream to a socket inside the sandbox."""
+
+    async def read(self) -> bytes: ...
+    async def write(self, data: bytes) -> None: ...
+    async def close_write(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Changes of a path, in order; ends when the path is gone."""
+
+    def __aiter__(self) -> AsyncIterator[WatchEvent]: ...
+    async def close(self) -> None: ...
+
+
+class Sandbox(Protocol):
+    """Something that can run commands and handle files."""
+
+    async def start(self, spec: ExecSpec) -> Process: ...
+    async def attach(self, command: int, stdout_from: int = 0, stderr_from: int = 0) -> Process: ...
+    async def commands(self) -> Sequence[CommandInfo]: ...
+    async def release(self, command: int) -> None: ...
+    def read_stream(
+        self, path: bytes, *, offset: int = 0, length: int | None = None, identity: Identity = AGENT
+    ) -> AsyncIterator[bytes]: ...
+    async def read_file(
+        self, path: bytes, *, offset: int = 0, length: int | None = None, limit: int = 64 << 20, identity: Identity = AGENT
+    ) -> bytes: ...
+    async def write_file(
+        self,
+        path: bytes,
+        content: bytes | AsyncIterable[bytes],
+        *,
+        append: bool = False,
+        exclusive: bool = False,
+        mode: int | None = None,
+        identity: Identity = AGENT,
+    ) -> int:
+        """The file's size afterwards."""
+
+    def list_stream(self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT) -> AsyncIterator[Entry]: ...
+    async def list_dir(
+        self, path: bytes, *, recursive: bool = False, limit: int = 100_000, identity: Identity = AGENT
+    ) -> list[Entry]: ...
+    async def stat(self, path: bytes, *, follow: bool = True, identity: Identity = AGENT) -> Entry: ...
+    async def mkdir(
+        self, path: bytes, *, mode: int = 0o755, parents: bool = True, identity: Identity = AGENT
+    ) -> None: ...
+    async def move(
+        self, source: bytes, target: bytes, *, replace: bool = True, identity: Identity = AGENT
+    ) -> None: ...
+    async def remove(self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT) -> None: ...
+    async def chmod(self, path: bytes, mode: int, *, identity: Identity = AGENT) -> None: ...
+    async def watch(self, path: bytes, *, identity: Identity = AGENT) -> Watcher:
+        """Returns once the watch is in place."""
+
+    async def connect(
+        self, *, port: int | None = None, path: bytes | None = None, identity: Identity = AGENT
+    ) -> Connection: ...
