@@ -1,0 +1,54 @@
+# Developer verbs. Each sets up what it needs first (scripts/setup) and can be run again at any time.
+
+PYTHON := .venv/bin/python
+AGENT := build/agent/k8e-agent
+AGENT_SOURCES := $(wildcard agent/*.c agent/*.h) scripts/build_agent.py
+
+.PHONY: help setup demo test lint format bench agent lock pin release clean
+
+help:  ## show this
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup:
+	@scripts/setup
+
+demo: setup agent  ## run a command through the agent
+	@$(PYTHON) scripts/demo.py
+
+test: setup agent  ## the whole suite; one file: make test ARGS=tests/test_binary.py
+	$(PYTHON) -m pytest $(ARGS)
+
+lint: setup  ## style, types, layers, scripts
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	shellcheck scripts/setup .ci/run
+
+format: setup  ## apply the style
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+bench: setup agent  ## measure against baselines of the same run
+	$(PYTHON) -m bench $(ARGS)
+
+agent: $(AGENT) $(AGENT)-asan  ## build the agent for this machine, plain and with sanitizers
+
+$(AGENT): $(AGENT_SOURCES) | setup
+	$(PYTHON) scripts/build_agent.py dev
+
+$(AGENT)-asan: $(AGENT_SOURCES) | setup
+	$(PYTHON) scripts/build_agent.py asan
+
+lock: setup  ## refresh requirements.lock; ARGS=--upgrade for newer versions
+	.venv/bin/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header \
+		--python-version 3.11 --group dev $(ARGS) -o requirements.lock
+
+pin: setup  ## after a change of the agent: build the release agents and pin their hashes
+	$(PYTHON) scripts/build_agent.py pin
+
+release: setup  ## build the wheel into dist/
+	.venv/bin/uv build --wheel --no-build-isolation --python $(PYTHON) --out-dir dist
+
+clean:  ## remove what was built; the environment and the zig cache stay
+	rm -rf build/agent build/release dist .mypy_cache .ruff_cache .pytest_cache

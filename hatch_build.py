@@ -1,0 +1,36 @@
+"""Puts the agent into the wheel: compiled for both architectures here, and only if it is the one that is pinned.
+
+An editable install builds nothing: a checkout uses build/agent/k8e-agent, which `make agent` makes in seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class AgentBuildHook(BuildHookInterface[Any]):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        root = Path(self.root)
+        sys.path.insert(0, str(root))
+        try:
+            from scripts import build_agent
+        finally:
+            sys.path.remove(str(root))
+
+        folder = root / "build" / "release"
+        built = build_agent.build_release(root / "agent", folder)
+        pinned = build_agent.read_pins()
+        for architecture, digest in built.items():
+            if digest != pinned[architecture]:
+                raise RuntimeError(
+                    f"the agent for {architecture} has SHA-256 {digest}, pinned is {pinned[architecture]}. "
+                    "After a change of the agent: make pin, and commit it with the change."
+                )
+            name = f"k8e-agent-{architecture}"
+            build_data["force_include"][str(folder / name)] = f"k8e/_agent/{name}"

@@ -1,0 +1,143 @@
+"""Builds the agent. The one place that knows how: make, the wheel build and the tests all come here.
+
+    build_agent.py dev       build/agent/k8e-agent           quick, static, for this machine, with its SHA-256 beside it
+    build_agent.py asan      build/agent/k8e-agent-asan      AddressSanitizer and UBSan, for the tests
+    build_agent.py release   build/release/k8e-agent-<arch>  both architectures, the same bytes wherever they are built
+    build_agent.py pin       release, then writes the hashes into src/k8e/link/binary.py
+
+Only the standard library: the wheel build imports this file in an environment that has nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "agent"
+BUILD = ROOT / "build"
+PINS = ROOT / "src" / "k8e" / "link" / "binary.py"
+PIN = re.compile(r'"(\w+)": "([0-9a-f]{64})"')
+ARCHITECTURES = ("x86_64", "aarch64")
+
+LANGUAGE = ["-std=c11"]
+WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wvla", "-Wstrict-prototypes", "-Wmissing-prototypes"]
+# Where we develop. A release is not stopped by a warning that only its compiler has.
+PEDANTIC = ["-Werror"]
+SMALL = ["-Os", "-static", "-s", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables"]
+SMALL_LINK = ["-Wl,--gc-sections", "-Wl,--build-id=none"]
+SANITIZED = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# zig cc turns UBSan traps on by itself. A release must not depend on the folder it was built in.
+REPRODUCIBLE = ["-fno-sanitize=all", "-ffile-prefix-map=.=agent"]
+
+
+class BuildFailed(Exception):
+    pass
+
+
+def find_sources(folder: Path) -> list[str]:
+    sources = sorted(path.name for path in folder.glob("*.c"))
+    if not sources:
+        raise BuildFailed(f"no C sources in {folder}")
+    return sources
+
+
+def compile_agent(compiler: Sequence[str], flags: Sequence[str], folder: Path, target: Path) -> None:
+    """Compiles from inside the source folder, so that no absolute name gets into the binary; replaces atomically."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        command = [*compiler, *flags, "-o", str(partial), *find_sources(folder)]
+        if subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL).returncode != 0:
+            raise BuildFailed(f"compiling {target.name} failed")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def hash_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def find_kernel_headers() -> list[str]:
+    """musl-gcc brings no <linux/...>: look in the system's headers, after musl's own."""
+    triplet = subprocess.run(["gcc", "-print-multiarch"], capture_output=True, text=True, check=True).stdout.strip()
+    return ["-idirafter", "/usr/include", "-idirafter", f"/usr/include/{triplet}"]
+
+
+def build_dev(folder: Path, target: Path) -> None:
+    compiler = os.environ.get("AGENT_CC") or next(filter(shutil.which, ("musl-gcc", "gcc")), None)
+    if compiler is None:
+        raise BuildFailed("no C compiler: run scripts/setup")
+    if compiler == "gcc":
+        print("no musl-gcc: linking glibc statically, the agent is some ten times larger", file=sys.stderr)
+    flags = [*LANGUAGE, *WARNINGS, *PEDANTIC, *SMALL, *SMALL_LINK]
+    if compiler == "musl-gcc":
+        flags += find_kernel_headers()
+    compile_agent([compiler], flags, folder, target)
+    # The host verifies this like a pin; it notices a torn or foreign file, not somebody who may write here.
+    target.with_name(target.name + ".sha256").write_text(hash_file(target) + "\n")
+
+
+def build_asan(folder: Path, target: Path) -> None:
+    compile_agent(["gcc"], [*LANGUAGE, *WARNINGS, *PEDANTIC, *SANITIZED], folder, target)
+
+
+def build_release(folder: Path, target_folder: Path) -> dict[str, str]:
+    """Both architectures; returns the SHA-256 of each."""
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(BUILD / "zig-cache"))
+    os.environ.setdefault("ZIG_LOCAL_CACHE_DIR", os.environ["ZIG_GLOBAL_CACHE_DIR"])
+    hashes = {}
+    for architecture in ARCHITECTURES:
+        compiler = [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-musl"]
+        target = target_folder / f"k8e-agent-{architecture}"
+        compile_agent(compiler, [*LANGUAGE, *WARNINGS, *SMALL, *SMALL_LINK, *REPRODUCIBLE], folder, target)
+        hashes[architecture] = hash_file(target)
+    return hashes
+
+
+def read_pins(pins: Path = PINS) -> dict[str, str]:
+    """From the text: the wheel build must not import the package it is building."""
+    found = dict(PIN.findall(pins.read_text()))
+    if tuple(found) != ARCHITECTURES:
+        raise BuildFailed(f"{pins} pins {list(found)}, expected {list(ARCHITECTURES)}")
+    return found
+
+
+def write_pins(hashes: dict[str, str], pins: Path = PINS) -> None:
+    text = pins.read_text()
+    for architecture, digest in read_pins(pins).items():
+        text = text.replace(digest, hashes[architecture])
+    pins.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the agent.")
+    parser.add_argument("what", choices=["dev", "asan", "release", "pin"])
+    parser.add_argument("--sources", type=Path, default=SOURCES)
+    parser.add_argument("--output", type=Path, help="file (dev, asan) or folder (release)")
+    options = parser.parse_args()
+    if options.what == "dev":
+        build_dev(options.sources, options.output or BUILD / "agent" / "k8e-agent")
+    elif options.what == "asan":
+        build_asan(options.sources, options.output or BUILD / "agent" / "k8e-agent-asan")
+    else:
+        hashes = build_release(options.sources, options.output or BUILD / "release")
+        if options.what == "pin":
+            write_pins(hashes)
+        for architecture, digest in hashes.items():
+            print(f"{digest}  k8e-agent-{architecture}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BuildFailed as error:
+        sys.exit(f"build_agent: {error}")

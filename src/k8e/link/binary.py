@@ -1,0 +1,110 @@
+"""The agent's executable: found, verified, and put where a sandbox starts it.
+
+An installed package carries one per architecture, and this module carries their hashes: what is started as pid 1 of
+a sandbox is what was released, or nothing is. A checkout uses its own quick build for the machine at hand.
+
+    BinaryError
+    ├── UnknownMachine       there is no agent for that architecture
+    ├── BinaryMissing        it was not built, or not installed
+    └── BinaryMismatch       the file is not the one that was released or built
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from k8e.link.errors import LinkError
+
+# SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
+PINNED: Mapping[str, str] = MappingProxyType(
+    {
+        "x86_64": "0000000000000000000000000000000000000000000000000000000000000000",
+        "aarch64": "1111111111111111111111111111111111111111111111111111111111111111",
+    }
+)
+
+PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGED = PACKAGE / "_agent"
+CHECKOUT = PACKAGE.parent.parent
+
+
+class BinaryError(LinkError):
+    """No agent that could be trusted."""
+
+
+class UnknownMachine(BinaryError):
+    pass
+
+
+class BinaryMissing(BinaryError):
+    pass
+
+
+class BinaryMismatch(BinaryError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedBinary:
+    """The bytes themselves, not a path: between a check and a second read the file could be another."""
+
+    machine: str
+    sha256: str
+    content: bytes = field(repr=False)
+
+
+def agent_binary(machine: str | None = None, *, packaged: Path = PACKAGED, checkout: Path = CHECKOUT) -> VerifiedBinary:
+    """The agent for `machine` (as `uname -m` names it; None: this one)."""
+    here = platform.machine()
+    machine = machine or here
+    if machine not in PINNED:
+        raise UnknownMachine(f"there is no agent for {machine}, only for {' and '.join(PINNED)}")
+    if packaged.is_dir():
+        remedy = "install the k8e package again"
+        return _verify(machine, _read(packaged / f"k8e-agent-{machine}", remedy), PINNED[machine], remedy)
+    if machine != here:
+        raise BinaryMissing(
+            f"a checkout builds the agent for {here} only: for {machine} install the wheel of `make release`"
+        )
+    built = checkout / "build" / "agent" / "k8e-agent"
+    # The build wrote this hash. It catches a torn or mixed-up build, not somebody who may write to the checkout.
+    recorded = _read(built.with_name("k8e-agent.sha256"), "run `make agent`").decode("ascii", "replace").strip()
+    return _verify(machine, _read(built, "run `make agent`"), recorded, "run `make agent`")
+
+
+def place(binary: VerifiedBinary, target: Path) -> None:
+    """Writes the verified bytes to `target`, executable, at once or not at all; what was there before is replaced.
+
+    Not synced: after a power cut the sandbox that needed it is gone too.
+    """
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(binary.content)
+            os.fchmod(file.fileno(), 0o755)  # whatever the umask
+        partial.rename(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, remedy: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise BinaryMissing(f"there is no {path}: {remedy}") from error
+
+
+def _verify(machine: str, content: bytes, expected: str, remedy: str) -> VerifiedBinary:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
+        raise BinaryMismatch(f"the agent for {machine} has SHA-256 {digest}, expected {expected}: {remedy}")
+    return VerifiedBinary(machine, digest, content)
