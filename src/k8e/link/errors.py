@@ -1,12 +1,12 @@
 """What can go wrong between host and agent, as a closed set.
 
-    LinkError
-    ├── LinkLost             the connection is gone for good, or broke under something that must not be repeated
-    ├── LinkTimeout          a deadline passed
-    ├── ProtocolViolation    the peer erred: it is not our agent, or no longer
-    ├── BrokenInput          the command will never read what was written to it
-    └── AgentError           the agent refused; carries a Code and Linux's errno
-        └── NotStarted       ... to start a command; carries the Stage. Nothing ran.
+LinkError
+├── LinkLost             the connection is gone for good, or broke under something that must not be repeated
+├── LinkTimeout          a deadline passed
+├── ProtocolViolation    the peer erred: it is not our agent, or no longer
+├── BrokenInput          the command will never read what was written to it
+└── AgentError           the agent refused; carries a Code and Linux's errno
+    └── NotStarted       ... to start a command; carries the Stage. Nothing ran.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ front of it (an engine, a gateway), which is why the conformance suite is writte
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict, Unpack
 
 OUTPUT_WINDOW = 256 * 1024
 
@@ -68,6 +69,22 @@ class Rlimit:
     hard: int
 
 
+class ExecOptions(TypedDict, total=False):
+    """The fields of `ExecSpec` that are the same in strings and in bytes."""
+
+    identity: Identity
+    stdin: bool
+    terminal: TerminalSize | None
+    timeout: float | None
+    grace: float
+    drain: float
+    window: int
+    umask: int
+    rlimits: tuple[Rlimit, ...]
+    detached: bool
+    keep_capabilities: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ExecSpec:
     """One command, exactly as it is to be started."""
@@ -88,9 +105,16 @@ class ExecSpec:
     keep_capabilities: bool = False
 
     @classmethod
-    def of(cls, *argv: str | bytes, env: dict[str, str] | None = None, **fields: object) -> ExecSpec:
+    def of(
+        cls,
+        *argv: str | bytes,
+        env: Mapping[str, str] | None = None,
+        cwd: str | bytes = b"/",
+        **options: Unpack[ExecOptions],
+    ) -> ExecSpec:
         """The spec in strings, for callers that have strings."""
-        raise NotImplementedError
+        variables = tuple((os.fsencode(name), os.fsencode(value)) for name, value in (env or {}).items())
+        return cls(tuple(map(os.fsencode, argv)), variables, os.fsencode(cwd), **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +173,7 @@ class WatchEvent:
     mask: int
     cookie: int
     name: bytes
-    overflow: bool = field(default=False)  # events were lost
+    overflow: bool = False  # events were lost
 
 
 class ByteReader(Protocol):
@@ -223,7 +247,13 @@ class Sandbox(Protocol):
         self, path: bytes, *, offset: int = 0, length: int | None = None, identity: Identity = AGENT
     ) -> AsyncIterator[bytes]: ...
     async def read_file(
-        self, path: bytes, *, offset: int = 0, length: int | None = None, limit: int = 64 << 20, identity: Identity = AGENT
+        self,
+        path: bytes,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        limit: int = 64 << 20,
+        identity: Identity = AGENT,
     ) -> bytes: ...
     async def write_file(
         self,
@@ -237,7 +267,9 @@ class Sandbox(Protocol):
     ) -> int:
         """The file's size afterwards."""
 
-    def list_stream(self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT) -> AsyncIterator[Entry]: ...
+    def list_stream(
+        self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT
+    ) -> AsyncIterator[Entry]: ...
     async def list_dir(
         self, path: bytes, *, recursive: bool = False, limit: int = 100_000, identity: Identity = AGENT
     ) -> list[Entry]: ...
@@ -245,9 +277,7 @@ class Sandbox(Protocol):
     async def mkdir(
         self, path: bytes, *, mode: int = 0o755, parents: bool = True, identity: Identity = AGENT
     ) -> None: ...
-    async def move(
-        self, source: bytes, target: bytes, *, replace: bool = True, identity: Identity = AGENT
-    ) -> None: ...
+    async def move(self, source: bytes, target: bytes, *, replace: bool = True, identity: Identity = AGENT) -> None: ...
     async def remove(self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT) -> None: ...
     async def chmod(self, path: bytes, mode: int, *, identity: Identity = AGENT) -> None: ...
     async def watch(self, path: bytes, *, identity: Identity = AGENT) -> Watcher:

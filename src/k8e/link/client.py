@@ -1,0 +1,161 @@
+"""`AgentLink`: the host's side of one agent, and the link's front door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from k8e.link.channel import Channel
+from k8e.link.command import CommandChannel
+from k8e.link.dial import Dialer
+from k8e.link.errors import AgentError, Code, LinkError, ProtocolViolation
+from k8e.link.files import Files
+from k8e.link.frames import FrameType, Request
+from k8e.link.model import CommandInfo, Completed, ExecSpec
+from k8e.link.process import AgentProcess, Collector, feed, put_away
+from k8e.link.protocol import NONCE_SIZE
+from k8e.link.records import RecordReader, parse_command
+from k8e.link.switchboard import Switchboard, Timing, deadline
+
+# Far more than an agent keeps (1,024 ended ones) or a sandbox can run.
+_MAX_COMMANDS: Final = 65_536
+_SHOWN: Final = 60  # characters of a command in an error
+
+
+class AgentLink(Files):
+    """Implements `model.Sandbox` over connections that a dialer makes, one at a time.
+
+    Closing it leaves the sandbox and its commands as they are.
+    """
+
+    def __init__(self, board: Switchboard) -> None:
+        super().__init__(board)
+
+    @classmethod
+    async def open(
+        cls, dialer: Dialer, *, instance: bytes, deadline: float = 10.0, timing: Timing | None = None
+    ) -> Self:
+        """Connects and greets, trying again until the deadline: an agent that is just starting is waited for."""
+        if len(instance) != NONCE_SIZE:
+            raise ValueError(f"instance has {len(instance)} bytes, must have {NONCE_SIZE}")
+        board = Switchboard(dialer, instance, timing or Timing())
+        await board.open(deadline)
+        return cls(board)
+
+    async def close(self) -> None:
+        await self._board.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def agent_version(self) -> str | None:
+        """None while there is no connection."""
+        return self._board.agent_version
+
+    @property
+    def queued(self) -> int:
+        """Bytes held here for consumers or for the agent."""
+        return self._board.queued
+
+    async def failed(self) -> LinkError:
+        """Returns when the link is gone for good, with the reason; also after `close`."""
+        while self._board.failure is None:
+            await self._board.bell.wait()
+        return self._board.failure
+
+    # Commands
+
+    async def start(self, spec: ExecSpec) -> AgentProcess:
+        subject = ascii(b" ".join(spec.argv)[:_SHOWN])[1:]
+        channel = CommandChannel(self._board, self._board.new_id(), spec, subject=subject)
+        await self._begin_command(channel, f"starting {subject}")
+        return AgentProcess(self._board, channel, spec)
+
+    async def attach(self, command: int, stdout_from: int = 0, stderr_from: int = 0) -> AgentProcess:
+        if self._board.find(command) is not None:
+            raise AgentError(Code.BUSY, subject=f"command {command:016x} is attached here already")
+        channel = CommandChannel(self._board, command, None, (stdout_from, stderr_from))
+        try:
+            async with deadline(self._board.timing.reply, f"attaching to {channel.subject}"):
+                await self._board.begin(channel)
+                await channel.wait_opened()
+        except BaseException:
+            # It was there before us and stays.
+            channel.abandon()
+            self._board.spawn(self._leave(channel))
+            raise
+        return AgentProcess(self._board, channel, None)
+
+    async def _leave(self, channel: CommandChannel) -> None:
+        while channel.opened is None and channel.result is None and channel.error is None:
+            if self._board.find(channel.id) is not channel:
+                return
+            await channel.bell.wait()
+        channel.detach()
+
+    async def _begin_command(self, channel: CommandChannel, what: str) -> None:
+        try:
+            async with deadline(self._board.timing.reply, what):
+                await self._board.begin(channel)
+                await channel.wait_opened()
+        except BaseException:
+            # Whether cancelled or overdue: it may have started, and its caller will never know it.
+            channel.abandon()
+            self._board.spawn(put_away(self._board, channel))
+            raise
+
+    async def run(
+        self,
+        spec: ExecSpec,
+        input: bytes = b"",  # noqa: A002 - as in subprocess.run
+        limit: int = 64 << 20,
+    ) -> Completed:
+        """Runs a command to its end. Of each stream the first `limit` bytes are kept; the outcome has the totals."""
+        if input and not spec.stdin:
+            raise ValueError("input for a command without stdin")
+        if spec.detached:
+            raise ValueError("a detached command cannot be run to its end")
+        process = await self.start(spec)
+        stdout, stderr = Collector(limit), Collector(limit)
+        try:
+            process.stdout.divert(stdout)
+            process.stderr.divert(stderr)
+            await feed(process, input)
+            outcome = await process.wait()
+        except BaseException:
+            process.channel.abandon()
+            self._board.spawn(put_away(self._board, process.channel))
+            raise
+        return Completed(outcome, stdout.take(), stderr.take())
+
+    async def commands(self) -> Sequence[CommandInfo]:
+        async with deadline(self._board.timing.reply, "listing commands"):
+            return await self._repeat(self._list_commands)
+
+    async def _list_commands(self) -> list[CommandInfo]:
+        channel = Channel(self._board, Request(self._board.new_id(), FrameType.COMMANDS, b""), "listing commands")
+        reader = RecordReader(parse_command)
+        found: list[CommandInfo] = []
+        try:
+            await self._board.begin(channel)
+            with self._board.judge():
+                while content := await channel.output.read():
+                    found += reader.feed(content)
+                    if len(found) > _MAX_COMMANDS:
+                        raise ProtocolViolation("a list of commands without end")
+                reader.finish()
+            await channel.wait_result()
+        finally:
+            self._board.drop(channel)
+        return found
+
+    async def release(self, command: int) -> None:
+        await self._board.connected()
+        self._board.release(command)

@@ -1,0 +1,131 @@
+"""The channel of a command, which lives on while there is no connection and is resumed over the next one."""
+
+from __future__ import annotations
+
+from k8e.link.channel import Channel, Sender, State
+from k8e.link.errors import AgentError, Code, NotStarted, ProtocolViolation, Stage
+from k8e.link.frames import End, FrameType, Order, Request, Resize, Result
+from k8e.link.model import ExecSpec, Outcome, TerminalSize
+from k8e.link.protocol import ERRORS, OUTPUT
+from k8e.link.records import Attachment, parse_attachment, parse_outcome, parse_stage
+from k8e.link.requests import effective_window, encode_attach, encode_exec
+from k8e.link.streams import Outbound
+
+
+class CommandChannel(Channel):
+    """A command, which lives on while there is no connection."""
+
+    _pumping = frozenset({State.OPEN})  # where stdin goes on is in OPENED
+
+    def __init__(
+        self, sender: Sender, command: int, spec: ExecSpec | None, starts: tuple[int, int] = (0, 0), subject: str = ""
+    ) -> None:
+        """Without a spec it runs already, and is attached to with its output from `starts` on."""
+        self._starts = starts
+        if spec is None:
+            request = Request(command, FrameType.ATTACH, encode_attach(*starts))
+            # Whoever started it chose a window that we do not know.
+            window = effective_window(1 << 20)
+        else:
+            request = Request(command, FrameType.EXEC, encode_exec(spec))
+            window = effective_window(spec.window)
+        super().__init__(sender, request, subject or f"command {command:016x}")
+        self.inbound = {
+            OUTPUT: self._make_inbound(OUTPUT, window, starts[0]),
+            ERRORS: self._make_inbound(ERRORS, window, starts[1]),
+        }
+        self.outbound = Outbound()
+        self.attachment: Attachment | None = None  # the first one
+        self.outcome: Outcome | None = None
+        self.detaching = False
+        self._asked: FrameType | None = None  # what OPENED or RESULT will answer
+        self._ending: int | None = None
+        self._size: TerminalSize | None = None
+
+    def begin(self) -> None:
+        super().begin()
+        self._asked = self._request.type
+
+    def resume(self) -> None:
+        offsets = (self.inbound[OUTPUT].resume_offset(), self.inbound[ERRORS].resume_offset())
+        # Also when EXEC may not have arrived: only the agent knows, and a command runs once.
+        self._sender.post(Request(self.id, FrameType.ATTACH, encode_attach(*offsets)))
+        self._asked = FrameType.ATTACH
+        self.state = State.ASKED
+
+    def interrupt(self) -> None:
+        if self.detaching:
+            self._finish(Result(self.id, Code.DETACHED, 0, b""))
+        else:
+            self.state = State.IDLE
+
+    def _receive_opened(self, payload: bytes) -> None:
+        attachment = parse_attachment(payload)
+        starts = (attachment.stdout_start, attachment.stderr_start)
+        assert self.outbound is not None
+        if self._asked is FrameType.EXEC:
+            if any(starts) or attachment.received > self.outbound.sent:
+                raise ProtocolViolation("a new command has a past")
+        else:
+            if self.attachment is None and self._request.type is FrameType.ATTACH:
+                self.outbound.adopt(attachment.received)
+            else:
+                self.outbound.resume(attachment.received)
+            self.inbound[OUTPUT].reattach(starts[0])
+            self.inbound[ERRORS].reattach(starts[1])
+        self.attachment = self.attachment or attachment
+        self.opened = payload
+        self.state = State.OPEN
+        self._eof_posted = False
+        self._repeat_orders()
+        self.bell.ring()
+        self.pump()
+
+    def _repeat_orders(self) -> None:
+        """Those that are harmless twice, in case they were lost."""
+        if self._ending is not None:
+            self._sender.post(End(self.id, self._ending))
+        if self._size is not None:
+            self._sender.post(Resize(self.id, self._size.rows, self._size.columns))
+
+    def _receive_result(self, result: Result) -> None:
+        if self.attachment is None and result.code is Code.UNKNOWN_COMMAND and self._may_exec_again():
+            self.begin()
+            return
+        if result.code is Code.OK:
+            outcome = parse_outcome(result.payload)
+            totals = (self.inbound[OUTPUT].total, self.inbound[ERRORS].total)
+            if self.state is State.OPEN and totals != (outcome.stdout_bytes, outcome.stderr_bytes):
+                raise ProtocolViolation(f"RESULT for {self.subject} contradicts EOF")
+            self.outcome = outcome
+        super()._receive_result(result)
+
+    def _may_exec_again(self) -> bool:
+        return self._request.type is FrameType.EXEC and self._asked is FrameType.ATTACH and not self.abandoned
+
+    def describe(self, result: Result) -> AgentError:
+        if self._asked is FrameType.EXEC and self.attachment is None:
+            # A refusal that comes before the request is looked at has no stage.
+            stage = parse_stage(result.payload) if result.payload else Stage.REQUEST
+            return NotStarted(result.code, result.errno, stage, self.subject)
+        return super().describe(result)
+
+    # What the caller does
+
+    def end(self, grace_ms: int) -> None:
+        """Also holds for connections to come."""
+        self._ending = grace_ms
+        if self.state is State.OPEN:
+            self._sender.post(End(self.id, grace_ms))
+
+    def resize(self, size: TerminalSize) -> None:
+        self._size = size
+        if self.state is State.OPEN:
+            self._sender.post(Resize(self.id, size.rows, size.columns))
+
+    def detach(self) -> None:
+        self.detaching = True
+        if self.state is State.OPEN:
+            self._sender.post(Order(self.id, FrameType.DETACH))
+        elif self.state is State.IDLE:
+            self.interrupt()

@@ -1,0 +1,195 @@
+"""A command as its caller holds it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from k8e.link.channel import State
+from k8e.link.command import CommandChannel
+from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, LinkTimeout
+from k8e.link.frames import Signal
+from k8e.link.model import ExecSpec, Outcome, Scope, TerminalSize
+from k8e.link.protocol import ERRORS, OUTPUT
+from k8e.link.records import MAX_SIGNAL
+from k8e.link.requests import milliseconds
+from k8e.link.streams import Inbound
+from k8e.link.switchboard import Switchboard, deadline
+
+
+class AgentProcess:
+    """Implements `model.Process`. Survives lost connections; what was queued when the link failed can still be read."""
+
+    def __init__(self, board: Switchboard, channel: CommandChannel, spec: ExecSpec | None) -> None:
+        self._board = board
+        self._channel = channel
+        self._spec = spec
+        self._released = False
+        self._due: float | None = None  # when the result is overdue, in the loop's time
+        if spec is not None and not spec.stdin:
+            channel.input.stop()
+        if spec is not None and spec.timeout is not None:
+            self._expect_within(spec.timeout + spec.grace + spec.drain)
+
+    @property
+    def id(self) -> int:
+        return self._channel.id
+
+    @property
+    def pid(self) -> int:
+        assert self._channel.attachment is not None
+        return self._channel.attachment.pid
+
+    @property
+    def stdout(self) -> Inbound:
+        return self._channel.inbound[OUTPUT]
+
+    @property
+    def stderr(self) -> Inbound:
+        return self._channel.inbound[ERRORS]
+
+    @property
+    def channel(self) -> CommandChannel:
+        return self._channel
+
+    async def write(self, data: bytes) -> None:
+        await self._channel.write(data)
+
+    async def close_stdin(self) -> None:
+        self._channel.close_input()
+
+    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+        """Returns when the agent has passed it on. A command that has ended already takes no signals: no error."""
+        if not 1 <= number <= MAX_SIGNAL:
+            raise ValueError(f"signal {number} does not exist")
+        async with deadline(self._board.timing.reply, f"signal {number} to {self._channel.subject}"):
+            if not await self._reach():
+                return
+            wire = await self._board.connected()
+            wire.post(Signal(self.id, number, scope))
+            try:
+                await wire.confirm()
+            except LinkLost:
+                raise LinkLost(f"the connection broke: it is not known whether signal {number} arrived") from None
+
+    async def end(self, grace: float = 2.0) -> None:
+        grace_ms = milliseconds("grace", grace)
+        if await self._reach():
+            self._expect_within(grace + (self._spec.drain if self._spec else 0))
+            self._channel.end(grace_ms)
+            self._channel.bell.ring()
+
+    async def resize(self, size: TerminalSize) -> None:
+        if not (0 <= size.rows <= 0xFFFF and 0 <= size.columns <= 0xFFFF):
+            raise ValueError(f"a terminal of {size.rows} by {size.columns}")
+        if await self._reach():
+            self._channel.resize(size)
+
+    async def detach(self) -> None:
+        """Returns when it can be attached to again. What was not read yet is not lost: attach from `position` on."""
+        if self._channel.state is not State.DONE:
+            self._channel.detach()
+        async with deadline(self._board.timing.reply, f"detaching from {self._channel.subject}"):
+            while self._channel.result is None and self._channel.error is None:
+                await self._channel.bell.wait()
+        if self._channel.error is not None:
+            raise self._channel.error.with_traceback(None)
+
+    def discard(self) -> None:
+        self.stdout.divert(_drop)
+        self.stderr.divert(_drop)
+
+    async def wait(self) -> Outcome:
+        """How it ended; then the agent forgets it. Overdue only when it is not our own reader that holds it up."""
+        heard = -1
+        while self._channel.result is None and self._channel.error is None:
+            try:
+                async with asyncio.timeout_at(self._due):
+                    await self._channel.bell.wait()
+            except TimeoutError:
+                progress = self.stdout.received + self.stderr.received
+                unread = self.stdout.queued + self.stderr.queued
+                if self._channel.state is State.OPEN and not unread and progress == heard:
+                    raise LinkTimeout(f"{self._channel.subject} should have ended by now") from None
+                heard = progress
+                self._due = asyncio.get_running_loop().time() + self._board.timing.margin
+        return self._take_outcome()
+
+    def _take_outcome(self) -> Outcome:
+        channel = self._channel
+        if channel.result is None:
+            assert channel.error is not None
+            raise channel.error.with_traceback(None)
+        if channel.result.code is not Code.DETACHED and not self._released:
+            self._released = True
+            self._board.release(channel.id)
+        if channel.outcome is None:
+            raise channel.describe(channel.result)
+        return channel.outcome
+
+    def _expect_within(self, seconds: float) -> None:
+        due = asyncio.get_running_loop().time() + seconds + self._board.timing.margin
+        self._due = due if self._due is None else min(self._due, due)
+
+    async def _reach(self) -> bool:
+        """Waits until orders reach the command; False when it has ended."""
+        while True:
+            await self._board.connected()
+            if self._channel.state is State.OPEN:
+                return True
+            if self._channel.state is State.DONE:
+                return False
+            await self._channel.bell.wait()
+
+
+def _drop(_content: bytes) -> None:
+    pass
+
+
+async def feed(process: AgentProcess, content: bytes) -> None:
+    """All of stdin, then its end; that a command wants less of it is no error."""
+    try:
+        if content:
+            await process.write(content)
+    except BrokenInput:
+        return
+    await process.close_stdin()
+
+
+class Collector:
+    """Keeps the first bytes of a stream; how many there were in all is in the outcome."""
+
+    def __init__(self, limit: int) -> None:
+        self._chunks: list[bytes] = []
+        self._room = limit
+
+    def __call__(self, content: bytes) -> None:
+        if self._room > 0:
+            kept = content[: self._room]
+            self._room -= len(kept)
+            self._chunks.append(kept)
+
+    def take(self) -> bytes:
+        return b"".join(self._chunks)
+
+
+async def put_away(board: Switchboard, channel: CommandChannel) -> None:
+    """Ends a command whose caller is gone, and lets the agent forget it."""
+    if board.find(channel.id) is not channel and channel.attachment is None:
+        return  # it was never asked for, or never started
+    try:
+        async with deadline(board.timing.reply, f"ending {channel.subject}"):
+            while channel.attachment is None:
+                if channel.state is State.DONE:
+                    return
+                await channel.bell.wait()
+            if channel.result is not None and channel.result.code is Code.DETACHED:
+                channel = CommandChannel(board, channel.id, None, subject=channel.subject)
+                channel.abandon()
+                await board.begin(channel)
+                await channel.wait_opened()
+            channel.end(0)
+            while channel.result is None and channel.error is None:
+                await channel.bell.wait()
+            board.release(channel.id)
+    except (LinkLost, LinkTimeout, AgentError):
+        return  # nobody is left to tell

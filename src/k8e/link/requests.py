@@ -1,0 +1,223 @@
+"""What the host asks: the payloads of requests, checked before anything is sent. Pure.
+
+Whatever cannot be said on the wire is a ValueError that names the field; nothing is rounded away or cut off in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from k8e.link.frames import FrameType
+from k8e.link.model import AGENT, ExecSpec, Identity, Rlimit, TerminalSize
+from k8e.link.protocol import MAX_CONTROL, MAX_REQUEST, MAX_WINDOW, MIN_WINDOW, WINDOW_STEP
+
+OWN_ID: Final = 0xFFFF_FFFF
+KEEP_MODE: Final = 0xFFFF_FFFF
+TO_THE_END: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+PTY: Final = 1
+NO_STDIN: Final = 2
+DETACHED: Final = 4
+KEEP_CAPABILITIES: Final = 8
+
+_EXEC: Final = struct.Struct("<8I4H2I4x")  # EXEC_FIXED: the last four bytes carry nothing
+_FILE: Final = struct.Struct("<4I2Q2I")
+_ATTACH: Final = struct.Struct("<QQ")
+_U32: Final = struct.Struct("<I")
+_RLIMIT: Final = struct.Struct("<IIQQ")
+
+
+def _check_range(field: str, value: int, highest: int, lowest: int = 0) -> int:
+    if not lowest <= value <= highest:
+        raise ValueError(f"{field} is {value}, must be {lowest} to {highest}")
+    return value
+
+
+def _check_text(field: str, value: bytes) -> bytes:
+    if b"\0" in value:
+        raise ValueError(f"{field} contains a NUL byte")
+    return value
+
+
+def milliseconds(field: str, seconds: float) -> int:
+    """Rounded up, so that a short time never becomes the 0 that means none."""
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"{field} is {seconds} seconds")
+    return _check_range(f"{field} in milliseconds", math.ceil(round(seconds * 1000, 6)), 0xFFFF_FFFF)
+
+
+def _encode_id(field: str, value: int | None) -> int:
+    # 0xFFFFFFFF is the wire's "own", and -1 to Linux: nobody has it.
+    return OWN_ID if value is None else _check_range(field, value, OWN_ID - 1)
+
+
+def _decode_id(value: int) -> int | None:
+    return None if value == OWN_ID else value
+
+
+def effective_window(window: int) -> int:
+    """What the agent makes of the window that EXEC asks for."""
+    _check_range("window", window, MAX_WINDOW, MIN_WINDOW)
+    return -(-window // WINDOW_STEP) * WINDOW_STEP
+
+
+def encode_exec(spec: ExecSpec) -> bytes:
+    if not spec.argv:
+        raise ValueError("argv is empty")
+    if not spec.cwd:
+        raise ValueError("cwd is empty")
+    timeout = 0
+    if spec.timeout is not None:
+        timeout = _check_range("timeout in milliseconds", milliseconds("timeout", spec.timeout), 0xFFFF_FFFF, 1)
+    flags = (
+        PTY * (spec.terminal is not None)
+        | NO_STDIN * (not spec.stdin)
+        | DETACHED * spec.detached
+        | KEEP_CAPABILITIES * spec.keep_capabilities
+    )
+    size = spec.terminal or TerminalSize(0, 0)
+    fixed = _EXEC.pack(
+        flags,
+        _encode_id("identity.uid", spec.identity.uid),
+        _encode_id("identity.gid", spec.identity.gid),
+        timeout,
+        milliseconds("grace", spec.grace),
+        milliseconds("drain", spec.drain),
+        effective_window(spec.window),
+        _check_range("umask", spec.umask, 0o777),
+        _check_range("terminal.rows", size.rows, 0xFFFF),
+        _check_range("terminal.columns", size.columns, 0xFFFF),
+        _check_range("number of identity.groups", len(spec.identity.groups), 0xFFFF),
+        _check_range("number of rlimits", len(spec.rlimits), 0xFFFF),
+        _check_range("number of arguments", len(spec.argv), MAX_REQUEST),
+        _check_range("number of variables in env", len(spec.env), MAX_REQUEST),
+    )
+    parts = [fixed]
+    parts += [_U32.pack(_check_range("identity.groups", group, OWN_ID - 1)) for group in spec.identity.groups]
+    parts += [_encode_rlimit(limit) for limit in spec.rlimits]
+    texts = [_check_text("cwd", spec.cwd)]
+    texts += [_check_text(f"argv[{index}]", word) for index, word in enumerate(spec.argv)]
+    texts += [_encode_variable(name, value) for name, value in spec.env]
+    for text in texts:
+        parts.append(_U32.pack(len(text)))
+        parts.append(text)
+    payload = b"".join(parts)
+    if len(payload) > MAX_REQUEST:
+        raise ValueError(f"argv and env take {len(payload)} bytes together, the limit is {MAX_REQUEST}")
+    return payload
+
+
+def _encode_rlimit(limit: Rlimit) -> bytes:
+    return _RLIMIT.pack(
+        _check_range("rlimits.resource", limit.resource, 0xFFFF_FFFF),
+        0,
+        _check_range("rlimits.soft", limit.soft, TO_THE_END),
+        _check_range("rlimits.hard", limit.hard, TO_THE_END),
+    )
+
+
+def _encode_variable(name: bytes, value: bytes) -> bytes:
+    if not name or b"=" in name:
+        raise ValueError(f"env has the name {name!r}")
+    return _check_text(f"env[{name!r}]", name + b"=" + value)
+
+
+def decode_exec(payload: bytes) -> ExecSpec:
+    """The spec again, for whoever plays the agent. Raises ValueError or struct.error on nonsense."""
+    (flags, uid, gid, timeout, grace, drain, window, umask, rows, columns, group_count, rlimit_count, argc, envc) = (
+        _EXEC.unpack_from(payload)
+    )
+    at = _EXEC.size
+    groups = struct.unpack_from(f"<{group_count}I", payload, at)
+    at += 4 * group_count
+    limits = []
+    for _ in range(rlimit_count):
+        resource, _zero, soft, hard = _RLIMIT.unpack_from(payload, at)
+        limits.append(Rlimit(resource, soft, hard))
+        at += _RLIMIT.size
+    texts = []
+    for _ in range(1 + argc + envc):
+        (length,) = _U32.unpack_from(payload, at)
+        at += 4
+        if at + length > len(payload):
+            raise ValueError("a text goes beyond the end")
+        texts.append(payload[at : at + length])
+        at += length
+    if at != len(payload):
+        raise ValueError("something follows the end")
+    variables = (text.partition(b"=") for text in texts[1 + argc :])
+    return ExecSpec(
+        argv=tuple(texts[1 : 1 + argc]),
+        env=tuple((name, value) for name, _, value in variables),
+        cwd=texts[0],
+        identity=Identity(_decode_id(uid), _decode_id(gid), groups),
+        stdin=not flags & NO_STDIN,
+        terminal=TerminalSize(rows, columns) if flags & PTY else None,
+        timeout=timeout / 1000 if timeout else None,
+        grace=grace / 1000,
+        drain=drain / 1000,
+        window=window,
+        umask=umask,
+        rlimits=tuple(limits),
+        detached=bool(flags & DETACHED),
+        keep_capabilities=bool(flags & KEEP_CAPABILITIES),
+    )
+
+
+def encode_attach(stdout_from: int, stderr_from: int) -> bytes:
+    return _ATTACH.pack(
+        _check_range("stdout_from", stdout_from, TO_THE_END), _check_range("stderr_from", stderr_from, TO_THE_END)
+    )
+
+
+def decode_attach(payload: bytes) -> tuple[int, int]:
+    stdout_from, stderr_from = _ATTACH.unpack(payload)
+    return stdout_from, stderr_from
+
+
+@dataclass(frozen=True, slots=True)
+class FileRequest:
+    """An operation on files or sockets; the protocol's page says what each field means to each."""
+
+    operation: FrameType
+    path: bytes
+    second: bytes = b""
+    flags: int = 0
+    mode: int = 0
+    offset: int = 0
+    length: int = 0
+    identity: Identity = AGENT
+
+    def encode(self) -> bytes:
+        if self.identity.groups:
+            raise ValueError("identity.groups: file operations take a user and one group")
+        payload = (
+            _FILE.pack(
+                _encode_id("identity.uid", self.identity.uid),
+                _encode_id("identity.gid", self.identity.gid),
+                self.flags,
+                self.mode if self.mode == KEEP_MODE else _check_range("mode", self.mode, 0o7777),
+                _check_range("offset", self.offset, TO_THE_END),
+                _check_range("length", self.length, TO_THE_END),
+                len(_check_text("path", self.path)),
+                len(_check_text("target", self.second)),
+            )
+            + self.path
+            + self.second
+        )
+        if len(payload) > MAX_CONTROL:
+            raise ValueError(f"path is {len(self.path) + len(self.second)} bytes long")
+        return payload
+
+
+def decode_file_request(operation: FrameType, payload: bytes) -> FileRequest:
+    """The request again, for whoever plays the agent."""
+    uid, gid, flags, mode, offset, length, first, second = _FILE.unpack_from(payload)
+    if len(payload) != _FILE.size + first + second:
+        raise ValueError("the paths do not fill the payload")
+    path = payload[_FILE.size : _FILE.size + first]
+    identity = Identity(_decode_id(uid), _decode_id(gid))
+    return FileRequest(operation, path, payload[_FILE.size + first :], flags, mode, offset, length, identity)
