@@ -1,0 +1,120 @@
+"""What the repository promises about itself: layers that can fail, a lock without addresses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Layers:
+    """A copy of the package to break, and the linter's verdict on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / "src" / "k8e", folder / "k8e", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / ".importlinter", folder)
+
+    def add_module(self, name: str, content: str = "") -> None:
+        path = self.folder.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        for parent in path.relative_to(self.folder).parents[:-1]:
+            (self.folder / parent / "__init__.py").touch()
+
+    def check(self) -> tuple[int, str]:
+        command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+        done = subprocess.run(
+            command, cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.folder)}, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Layers:
+    return Layers(tmp_path)
+
+
+ROOMS = {
+    "k8e.cli.main": "import k8e.core.service\n",
+    "k8e.doors.grpc": "import grpc\nimport k8e.core.service\n",
+    "k8e.core.service": "import k8e.engine.protocol\nimport k8e.link.model\n",
+    "k8e.engine.protocol": "import k8e.link.model\n",
+    "k8e.engine.local.network": "import k8e.link.model\n",
+    "k8e.engine.local.runtime": "import k8e.engine.protocol\nimport k8e.engine.local.network\n",
+    "k8e.engine.kubernetes.pods": "import kubernetes\nimport k8e.engine.protocol\nimport k8e.engine.local.network\n",
+}
+
+OFFENCES = [
+    ("k8e.link.offender", "import k8e.conformance"),
+    ("k8e.link.offender", "import k8e.core.service"),
+    ("k8e.link.offender", "import http.client"),
+    ("k8e.conformance.offender", "import k8e.engine.local.runtime"),
+    ("k8e.core.offender", "import grpc.aio"),
+    ("k8e.core.offender", "from starlette.routing import Route"),
+    ("k8e.core.offender", "import mcp"),
+    ("k8e.core.offender", "import kubernetes"),
+    ("k8e.core.offender", "import k8e.doors.grpc"),
+    ("k8e.core.offender", "import k8e.engine.local.runtime"),
+    ("k8e.core.offender", "def lazily() -> None:\n    import k8e.engine.kubernetes.pods"),
+    ("k8e.doors.offender", "import k8e.engine.local.runtime"),
+    ("k8e.doors.offender", "import k8e.cli.main"),
+    ("k8e.engine.local.offender", "import k8e.core.service"),
+    ("k8e.engine.local.offender", "import k8e.engine.kubernetes.pods"),
+    ("k8e.engine.kubernetes.offender", "import k8e.engine.local.runtime"),
+    ("k8e.unplaced", ""),
+]
+
+
+class TestLayers:
+    def test_hold_for_the_package_as_it_is(self, layers: Layers) -> None:
+        status, output = layers.check()
+        assert status == 0, output
+
+    def test_allow_the_house_as_designed(self, layers: Layers) -> None:
+        for name, content in ROOMS.items():
+            layers.add_module(name, content)
+        status, output = layers.check()
+        assert status == 0, output
+
+    @pytest.mark.parametrize(("name", "content"), OFFENCES)
+    def test_notice_an_import_against_them(self, layers: Layers, name: str, content: str) -> None:
+        for room, imports in ROOMS.items():
+            layers.add_module(room, imports)
+        layers.add_module(name, content + "\n")
+        status, output = layers.check()
+        assert status == 1, output
+        assert name in output
+        assert "BROKEN" in output
+
+
+class TestLock:
+    def test_pins_every_development_tool_by_version_and_hash(self) -> None:
+        lock = (ROOT / "requirements.lock").read_text()
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        for requirement in project["dependency-groups"]["dev"]:
+            name = re.split(r"[=<>~! ;\[]", requirement)[0]
+            assert re.search(rf"^{name}==\S+ .*\\\n    --hash=sha256:", lock, re.MULTILINE), name
+
+    def test_names_no_address(self) -> None:
+        """It has to work behind whatever mirror a machine is configured for."""
+        assert "://" not in (ROOT / "requirements.lock").read_text()
+
+    def test_the_compiler_of_a_release_is_one_exact_version(self) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        development = {pin for pin in project["dependency-groups"]["dev"] if pin.startswith("ziglang")}
+        assert development == {pin for pin in project["build-system"]["requires"] if pin.startswith("ziglang")}
+        assert re.fullmatch(r"ziglang==[\d.]+", *development)
+
+
+def test_setting_up_again_does_nothing_and_says_nothing() -> None:
+    done = subprocess.run([ROOT / "scripts" / "setup"], capture_output=True, text=True, timeout=10)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
