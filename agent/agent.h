@@ -1,6 +1,6 @@
 /* k8e-agent: pid 1 of a sandbox. One thread, one epoll loop (main.c); a connection to the host (link.c) that carries
- * channels; a channel is a command (command.c, supervisor.c) or an operation on files and sockets (files.c, walk.c,
- * socket.c). Bytes flow through rings (ring.c) that are flow control and memory for a lost link in one.
+ * channels; a channel is a command (exec.c, command.c, supervisor.c) or an operation on files and sockets (files.c,
+ * write.c, walk.c, socket.c). Bytes flow through rings (ring.c) that are flow control and memory for a lost link in one.
  *
  * Everything that is sent is derived from channel state when the socket has room (channel_pump), so nothing queues. */
 #ifndef K8E_AGENT_H
@@ -182,7 +182,15 @@ struct launch {
 
 long supervisor_start(struct launch *);
 
-/* files.c, walk.c, socket.c --------------------------------------------------------------------------------------- */
+/* tree.c, for supervisors only */
+void each_number(const char *directory, void (*visit)(int, void *), void *context); /* entries whose name is a number */
+void signal_tree(int number, int then); /* every descendant of this process; then: a second signal, or 0 */
+void kill_children(void);
+
+/* files.c, write.c, walk.c, socket.c --------------------------------------------------------------------------------------- */
+
+enum { PATH_LIMIT = 4096 };
+struct stat;
 
 struct file_request {
     uint32_t uid, gid, flags, mode;
@@ -191,15 +199,17 @@ struct file_request {
 };
 
 void file_request(uint8_t type, uint64_t id, const uint8_t *payload, uint32_t length);
+void write_open(uint64_t id, const struct file_request *);
 void list_open(uint64_t id, const struct file_request *);
 void remove_open(uint64_t id, const struct file_request *);
 void watch_open(uint64_t id, const struct file_request *);
 void connect_open(uint64_t id, const struct file_request *);
+int not_regular(const struct stat *); /* a code, OK for a regular file */
+int rename_new(const char *from, const char *to); /* errno; never replaces */
 bool assume(uint32_t uid, uint32_t gid); /* act as somebody else until resume() */
 void resume_self(void);
-struct stat;
 uint32_t entry_encode(uint8_t *to, const struct stat *, const char *name, const char *target, uint32_t target_length,
                       uint8_t flags);
-enum { MAX_ENTRY = 48 + 2 * 4096 };
+enum { MAX_ENTRY = 48 + 2 * PATH_LIMIT };
 
 #endif

@@ -1,4 +1,4 @@
-/* Commands: from an EXEC frame to a supervisor, their streams, and what stays of them for a host that lost its link. */
+/* The life of commands: their streams, their end, and what stays of them for a host that lost its link. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -13,31 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "command.h"
 
-enum { STACK_SIZE = 16384, MAX_NAME = 128, MAX_DISCARDED = 256, MAX_GROUPS = 64, MAX_RLIMITS = 16 };
+enum { MAX_DISCARDED = 256 };
 
-struct command {
-    struct channel channel;
-    struct launch *launch; /* with its stacks and strings, in one mapping; NULL once the supervisor was reaped */
-    uint8_t *memory;
-    size_t memory_size;
-    pid_t supervisor;
-    struct source report;
-    uint32_t pid;
-    bool started, exited, lost, detach_wanted, terminal;
-    uint64_t wall_us, user_us, system_us, max_rss_kib;
-    uint32_t drain_ms;
-    uint64_t drain_until; /* after the exit, while somebody holds the pipes */
-    uint64_t started_unix_ms;
-    uint8_t how, cause;
-    uint32_t value;
-    uint32_t name_length;
-    char name[MAX_NAME];
-};
-
-static int command_count;
-static const struct kind command_kind;
+int command_count;
 
 static struct command *as_command(struct channel *c) { return container_of(c, struct command, channel); }
 bool channel_is_command(const struct channel *c) { return c->kind == &command_kind; }
@@ -68,7 +48,7 @@ static void discard(struct stream *s)
     s->ended = true;
 }
 
-static void refuse(struct command *k, enum stage stage, int error)
+void command_refuse(struct command *k, enum stage stage, int error)
 {
     uint8_t payload[4];
     put32(payload, stage);
@@ -185,7 +165,7 @@ static void read_report(struct source *source, uint32_t events)
         announce(k);
         break;
     case 'f':
-        refuse(k, (enum stage)k->launch->failed_stage, k->launch->failed_error);
+        command_refuse(k, (enum stage)k->launch->failed_stage, k->launch->failed_error);
         if (!c->attached)
             channel_kill(c); /* nothing ran, and nobody is there to hear it */
         break;
@@ -244,8 +224,16 @@ static void output_ready(struct source *source, uint32_t events, int i)
     settle(k);
 }
 
-static void stdout_ready(struct source *source, uint32_t events) { output_ready(source, events, 0); }
-static void stderr_ready(struct source *source, uint32_t events) { output_ready(source, events, 1); }
+void stdout_ready(struct source *source, uint32_t events) { output_ready(source, events, 0); }
+void stderr_ready(struct source *source, uint32_t events) { output_ready(source, events, 1); }
+
+void command_watch(struct command *k, int report)
+{
+    source_open(&k->report, report, read_report);
+    source_watch(&k->report, EPOLLIN);
+    for (int i = 0; i < 2; i++)
+        source_watch(&k->channel.out[i].source, EPOLLIN);
+}
 
 static void on_room(struct channel *c, int i)
 {
@@ -273,7 +261,7 @@ static void drop(struct channel *c)
 
 bool command_unreaped(struct channel *c) { return as_command(c)->supervisor != 0; }
 
-static const struct kind command_kind = {.data = input_data, .eof = input_eof, .room = on_room, .drop = drop};
+const struct kind command_kind = {.data = input_data, .eof = input_eof, .room = on_room, .drop = drop};
 
 /* Requests -------------------------------------------------------------------------------------------------------- */
 
@@ -386,232 +374,4 @@ void commands_end_all(void)
     for (int i = 0; i < MAX_DISCARDED; i++)
         if (discarded[i].ready)
             source_close(&discarded[i]);
-}
-
-/* EXEC ------------------------------------------------------------------------------------------------------------ */
-
-struct reader { const uint8_t *at, *end; bool bad; };
-
-/* A length-prefixed string, copied and terminated. */
-static char *take_string(struct reader *r, char **to)
-{
-    if (r->end - r->at < 4) {
-        r->bad = true;
-        return NULL;
-    }
-    uint32_t length = get32(r->at);
-    r->at += 4;
-    if (length > (size_t)(r->end - r->at) || memchr(r->at, 0, length)) {
-        r->bad = true;
-        return NULL;
-    }
-    char *string = *to;
-    memcpy(string, r->at, length);
-    string[length] = 0;
-    *to += length + 1;
-    r->at += length;
-    return string;
-}
-
-static uint8_t *align(uint8_t *p) { return (uint8_t *)(((uintptr_t)p + 15) & ~(uintptr_t)15); }
-
-/* Lays out everything a supervisor needs in one mapping: two stacks, struct launch, arrays, strings. */
-static int build_launch(struct command *k, const uint8_t *payload, uint32_t length)
-{
-    uint32_t groups = get16(payload + 36), rlimits = get16(payload + 38);
-    uint32_t argc = get32(payload + 40), envc = get32(payload + 44);
-    /* Each string takes four bytes at least, so the counts are bounded before they are used. */
-    if (groups > MAX_GROUPS || rlimits > MAX_RLIMITS || argc < 1 || argc > length / 4 || envc > length / 4)
-        return EINVAL;
-    size_t size = 2 * STACK_SIZE + sizeof(struct launch) + groups * 4 + rlimits * sizeof(struct rlimit_request) +
-                  ((size_t)argc + envc + 2) * sizeof(char *) + length + 5 * 16;
-    uint8_t *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return ENOMEM;
-    struct launch *l = k->launch = (struct launch *)(void *)(memory + 2 * STACK_SIZE);
-    k->memory = memory;
-    k->memory_size = size;
-    l->supervisor_stack = memory + STACK_SIZE;
-    l->command_stack = memory + 2 * STACK_SIZE;
-    l->flags = get32(payload);
-    l->uid = get32(payload + 4);
-    l->gid = get32(payload + 8);
-    l->timeout_ms = get32(payload + 12);
-    l->grace_ms = get32(payload + 16);
-    k->drain_ms = get32(payload + 20);
-    l->umask = get32(payload + 28) & 0777;
-    l->group_count = groups;
-    l->rlimit_count = rlimits;
-
-    uint8_t *p = align((uint8_t *)(l + 1));
-    l->groups = (uint32_t *)(void *)p;
-    p = align(p + groups * 4);
-    l->rlimits = (struct rlimit_request *)(void *)p;
-    p = align(p + rlimits * sizeof(struct rlimit_request));
-    l->argv = (char **)(void *)p;
-    l->envp = l->argv + argc + 1;
-    char *strings = (char *)(l->envp + envc + 1);
-
-    struct reader r = {payload + EXEC_FIXED, payload + length, false};
-    if ((size_t)(r.end - r.at) < groups * 4 + rlimits * 24)
-        return EINVAL;
-    for (uint32_t i = 0; i < groups; i++, r.at += 4)
-        l->groups[i] = get32(r.at);
-    for (uint32_t i = 0; i < rlimits; i++, r.at += 24)
-        l->rlimits[i] = (struct rlimit_request){get32(r.at), get64(r.at + 8), get64(r.at + 16)};
-    l->cwd = take_string(&r, &strings);
-    for (uint32_t i = 0; i < argc && !r.bad; i++)
-        l->argv[i] = take_string(&r, &strings);
-    for (uint32_t i = 0; i < envc && !r.bad; i++)
-        l->envp[i] = take_string(&r, &strings);
-    if (r.bad || r.at != r.end || !l->argv[0][0] || (l->flags & ~(uint32_t)EXEC_FLAGS) || get32(payload + 48))
-        return EINVAL;
-    if (!strchr(l->argv[0], '/')) {
-        l->path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        for (uint32_t i = 0; i < envc; i++)
-            if (strncmp(l->envp[i], "PATH=", 5) == 0) {
-                l->path = l->envp[i] + 5;
-                break;
-            }
-    }
-    k->name_length = (uint32_t)strnlen(l->argv[0], MAX_NAME);
-    memcpy(k->name, l->argv[0], k->name_length);
-    return 0;
-}
-
-static int open_terminal(struct command *k, uint16_t rows, uint16_t columns, int stdio[3])
-{
-    struct channel *c = &k->channel;
-    int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK), unlock = 0;
-    unsigned number;
-    if (master < 0)
-        return errno;
-    source_open(&c->out[0].source, master, stdout_ready);
-    char path[] = "/dev/pts/0000000000", digits[11];
-    if (ioctl(master, TIOCSPTLCK, &unlock) < 0 || ioctl(master, TIOCGPTN, &number) < 0)
-        return errno;
-    int count = 0;
-    do
-        digits[count++] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    char *p = path + sizeof "/dev/pts/" - 1;
-    while (count > 0)
-        *p++ = digits[--count];
-    *p = 0;
-    for (int i = 0; i < 3; i++)
-        if ((stdio[i] = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
-            return errno;
-    struct winsize size = {.ws_row = rows, .ws_col = columns};
-    ioctl(master, TIOCSWINSZ, &size);
-    if (k->launch->uid != OWN_ID && fchown(stdio[0], k->launch->uid, (gid_t)-1) < 0)
-        return errno;
-    int writer = fcntl(master, F_DUPFD_CLOEXEC, 4);
-    if (writer < 0)
-        return errno;
-    source_open(&c->in.source, writer, input_ready);
-    c->in.terminal = k->terminal = true;
-    c->out[1].ended = true;
-    return 0;
-}
-
-static int open_pipes(struct command *k, int stdio[3])
-{
-    struct channel *c = &k->channel;
-    int ends[2];
-    if (k->launch->flags & EXEC_NO_STDIN) {
-        if ((stdio[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
-            return errno;
-        c->in.gone = true;
-    } else {
-        if (pipe2(ends, O_CLOEXEC) < 0)
-            return errno;
-        stdio[0] = ends[0];
-        source_open(&c->in.source, ends[1], input_ready);
-        fcntl(ends[1], F_SETFL, O_NONBLOCK);
-    }
-    for (int i = 0; i < 2; i++) {
-        if (pipe2(ends, O_CLOEXEC) < 0)
-            return errno;
-        stdio[i + 1] = ends[1];
-        source_open(&c->out[i].source, ends[0], i ? stderr_ready : stdout_ready);
-        fcntl(ends[0], F_SETFL, O_NONBLOCK);
-        fcntl(ends[0], F_SETPIPE_SZ, 262144); /* fewer wake-ups; a refusal costs only speed */
-    }
-    return 0;
-}
-
-static int allocate_rings(struct command *k, uint32_t window)
-{
-    struct channel *c = &k->channel;
-    window = window < MIN_WINDOW ? MIN_WINDOW : window > MAX_WINDOW ? MAX_WINDOW : (window + 4095) & ~4095u;
-    bool fine = ring_allocate(&c->out[0].ring, window) && ring_allocate(&c->out[1].ring, window);
-    if (fine && !(k->launch->flags & EXEC_NO_STDIN))
-        fine = ring_allocate(&c->in.ring, INPUT_WINDOW);
-    return fine ? 0 : ENOMEM;
-}
-
-static int launch(struct command *k, const uint8_t *payload)
-{
-    struct launch *l = k->launch;
-    struct channel *c = &k->channel;
-    int stdio[3] = {-1, -1, -1}, ends[2] = {-1, -1};
-    int error = allocate_rings(k, get32(payload + 24));
-    if (!error)
-        error = l->flags & EXEC_PTY ? open_terminal(k, get16(payload + 32), get16(payload + 34), stdio)
-                                    : open_pipes(k, stdio);
-    if (!error && pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
-        error = errno;
-    if (!error) {
-        l->files = (struct rlimit_request){RLIMIT_NOFILE, initial_files[0], initial_files[1]};
-        memcpy(l->stdio, stdio, sizeof stdio);
-        l->report = ends[1];
-        long pid = supervisor_start(l);
-        if (pid < 0)
-            error = (int)-pid;
-        else
-            k->supervisor = (pid_t)pid;
-    }
-    for (int i = 0; i < 3; i++)
-        if (stdio[i] >= 0)
-            close(stdio[i]);
-    if (ends[1] >= 0)
-        close(ends[1]);
-    if (error) {
-        if (ends[0] >= 0)
-            close(ends[0]);
-        return error;
-    }
-    source_open(&k->report, ends[0], read_report);
-    source_watch(&k->report, EPOLLIN);
-    for (int i = 0; i < 2; i++)
-        source_watch(&c->out[i].source, EPOLLIN);
-    return 0;
-}
-
-void command_exec(uint64_t id, const uint8_t *payload, uint32_t length)
-{
-    struct command *k = calloc(1, sizeof *k);
-    if (!k)
-        return channel_refuse(id, NO_MEMORY, ENOMEM);
-    channel_init(&k->channel, &command_kind, id);
-    command_count++;
-    k->channel.streams = 2;
-    k->channel.has_input = true;
-    k->report.fd = -1;
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    k->started_unix_ms = (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-    if (command_count > MAX_COMMANDS)
-        return refuse(k, STAGE_RESOURCES, EAGAIN);
-    int error = build_launch(k, payload, length);
-    if (error)
-        return refuse(k, STAGE_REQUEST, error);
-    /* No user namespace maps ids this high, and signed ones elsewhere would misread them. */
-    const struct launch *l = k->launch;
-    if ((l->uid != OWN_ID && l->uid > INT32_MAX) || (l->gid != OWN_ID && l->gid > INT32_MAX))
-        return refuse(k, STAGE_USER, EINVAL);
-    error = launch(k, payload);
-    if (error)
-        return refuse(k, STAGE_RESOURCES, error);
-    k->detach_wanted = l->flags & EXEC_DETACHED;
 }

@@ -1,4 +1,4 @@
-/* Files: read, write, stat, mkdir, move, chmod. Each acts as the user it is asked for, and only ever on regular files where
+/* Files: read, stat, mkdir, move, chmod. Each acts as the user it is asked for, and only ever on regular files where
  * content is concerned: nothing here can block on a FIFO or a device. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 #include "agent.h"
 
-enum { PATH_LIMIT = 4096, APPEND = 1, EXCLUSIVE = 2, FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1, MAX_HOPS = 40 };
+enum { FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1 };
 
 /* Acting as somebody else. Real and saved ids stay ours, so that nobody gains a hold on us in the meantime; the kernel
  * takes the capabilities away with the effective id. Not libc's calls: those prepare for threads that we do not have. */
@@ -71,7 +71,7 @@ uint32_t entry_encode(uint8_t *to, const struct stat *st, const char *name, cons
     return (uint32_t)(p - to);
 }
 
-static int not_regular(const struct stat *st)
+int not_regular(const struct stat *st)
 {
     return S_ISREG(st->st_mode) ? OK : S_ISDIR(st->st_mode) ? IS_DIRECTORY : NOT_REGULAR;
 }
@@ -152,205 +152,11 @@ static void read_open(uint64_t id, const struct file_request *q)
     channel_opened(&r->channel, entry, entry_encode(entry, &st, "", "", 0, 0));
 }
 
-/* WRITE ----------------------------------------------------------------------------------------------------------- */
-
-struct write_channel {
-    struct channel channel;
-    int fd;
-    uint32_t uid, gid, mode;
-    bool append, exclusive;
-    char *target, *temporary; /* temporary: NULL when appending, or done */
-};
-
-static void write_give_up(struct channel *c)
-{
-    struct write_channel *w = container_of(c, struct write_channel, channel);
-    if (w->temporary && assume(w->uid, w->gid)) {
-        unlink(w->temporary);
-        resume_self();
-    }
-    free(w->temporary);
-    w->temporary = NULL;
-}
-
-static void write_drop(struct channel *c)
-{
-    struct write_channel *w = container_of(c, struct write_channel, channel);
-    if (w->fd >= 0)
-        close(w->fd);
-    free(w->target);
-    free(w->temporary);
-}
-
-static void write_failed(struct channel *c, int error)
-{
-    write_give_up(c);
-    channel_finish(c, code_of(error), error);
-}
-
-static void write_data(struct channel *c, const uint8_t *bytes, uint32_t length)
-{
-    struct write_channel *w = container_of(c, struct write_channel, channel);
-    c->in.ring.end += length;
-    while (length > 0) {
-        ssize_t count = write(w->fd, bytes, length);
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count < 0)
-            return write_failed(c, errno);
-        bytes += count;
-        length -= (uint32_t)count;
-    }
-    c->in.ring.acked = c->in.ring.end;
-}
-
 /* Renames, unless something is there. */
-static int rename_new(const char *from, const char *to)
+int rename_new(const char *from, const char *to)
 {
     const unsigned no_replace = 1; /* musl 1.2.3 knows neither the call nor its flag */
     return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, no_replace) < 0 ? errno : 0;
-}
-
-static int publish(struct write_channel *w)
-{
-    if (fchmod(w->fd, w->mode) < 0)
-        return errno;
-    if (!w->exclusive)
-        return rename(w->temporary, w->target) < 0 ? errno : 0;
-    int error = rename_new(w->temporary, w->target);
-    if (error != EINVAL && error != ENOSYS)
-        return error;
-    /* A filesystem without that flag: a hard link refuses to replace as well. */
-    if (link(w->temporary, w->target) < 0)
-        return errno;
-    unlink(w->temporary);
-    return 0;
-}
-
-static void write_eof(struct channel *c)
-{
-    struct write_channel *w = container_of(c, struct write_channel, channel);
-    c->in.eof = true;
-    struct stat st;
-    int error = assume(w->uid, w->gid) ? 0 : errno;
-    if (!error) {
-        if (w->temporary)
-            error = publish(w);
-        else if (w->mode != KEEP_MODE && fchmod(w->fd, w->mode) < 0)
-            error = errno;
-        resume_self();
-    }
-    if (!error && fstat(w->fd, &st) < 0)
-        error = errno;
-    if (error)
-        return write_failed(c, error);
-    free(w->temporary);
-    w->temporary = NULL;
-    uint8_t size[8];
-    put64(size, (uint64_t)st.st_size);
-    channel_result(c, size, sizeof size);
-    if (!c->finished)
-        channel_finish(c, OK, 0);
-}
-
-static const struct kind write_kind = {.data = write_data, .eof = write_eof, .cancel = write_give_up, .drop = write_drop};
-
-/* Follows a final symlink, as writing through a shell would; the directory parts are the kernel's business. */
-static int resolve(const char *path, char *to)
-{
-    size_t length = strlen(path);
-    memcpy(to, path, length + 1);
-    for (int hop = 0; hop < MAX_HOPS; hop++) {
-        char target[PATH_LIMIT + 1];
-        ssize_t count = readlink(to, target, PATH_LIMIT);
-        if (count < 0)
-            return errno == EINVAL || errno == ENOENT ? 0 : errno;
-        target[count] = 0;
-        char *slash = strrchr(to, '/');
-        size_t keep = target[0] == '/' || !slash ? 0 : (size_t)(slash - to) + 1;
-        if (keep + (size_t)count > PATH_LIMIT)
-            return ENAMETOOLONG;
-        memcpy(to + keep, target, (size_t)count + 1);
-    }
-    return ELOOP;
-}
-
-static int open_temporary(struct write_channel *w, const struct stat *old)
-{
-    const char *slash = strrchr(w->target, '/');
-    size_t directory = slash ? (size_t)(slash - w->target) + 1 : 0;
-    w->temporary = malloc(directory + 24);
-    if (!w->temporary)
-        return ENOMEM;
-    memcpy(w->temporary, w->target, directory);
-    char *p = w->temporary + directory;
-    p = (char *)put_bytes((uint8_t *)p, ".k8e-", 5);
-    for (int shift = 60; shift >= 0; shift -= 4)
-        *p++ = "0123456789abcdef"[w->channel.id >> shift & 15];
-    *p = 0;
-    w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (w->fd < 0) {
-        int error = errno;
-        free(w->temporary);
-        w->temporary = NULL;
-        return error;
-    }
-    if (w->mode == KEEP_MODE)
-        w->mode = old ? old->st_mode & 07777 : 0644;
-    /* Only root may give a file away; it gives it back to its owner. */
-    if (old && (old->st_uid != geteuid() || old->st_gid != getegid()))
-        (void)!fchown(w->fd, old->st_uid, old->st_gid);
-    return 0;
-}
-
-static int write_prepare(struct write_channel *w, const struct file_request *q, uint32_t *code)
-{
-    char target[PATH_LIMIT + 1];
-    int error = resolve(q->path, target);
-    if (error)
-        return error;
-    struct stat st;
-    bool exists = stat(target, &st) == 0;
-    if (!exists && errno != ENOENT)
-        return errno;
-    if (exists && (*code = (uint32_t)not_regular(&st)))
-        return 0;
-    if (exists && w->exclusive)
-        return EEXIST;
-    if (target[strlen(target) - 1] == '/')
-        return EISDIR;
-    if (!(w->target = strdup(target)))
-        return ENOMEM;
-    if (!w->append)
-        return open_temporary(w, exists ? &st : NULL);
-    w->fd = open(target, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (w->exclusive ? O_EXCL : 0),
-                 0644);
-    if (w->fd < 0)
-        return errno;
-    if (fstat(w->fd, &st) < 0)
-        return errno;
-    *code = (uint32_t)not_regular(&st);
-    return 0;
-}
-
-static void write_open(uint64_t id, const struct file_request *q)
-{
-    struct write_channel *w = calloc(1, sizeof *w);
-    if (!w)
-        return channel_refuse(id, NO_MEMORY, ENOMEM);
-    channel_init(&w->channel, &write_kind, id);
-    w->channel.has_input = true;
-    w->fd = -1;
-    w->uid = q->uid;
-    w->gid = q->gid;
-    w->mode = q->mode == KEEP_MODE ? KEEP_MODE : q->mode & 07777;
-    w->append = q->flags & APPEND;
-    w->exclusive = q->flags & EXCLUSIVE;
-    uint32_t code = OK;
-    int error = write_prepare(w, q, &code);
-    if (error || code)
-        return channel_finish(&w->channel, error ? code_of(error) : code, error);
-    channel_opened(&w->channel, "", 0);
 }
 
 /* The rest -------------------------------------------------------------------------------------------------------- */

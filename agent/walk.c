@@ -11,7 +11,7 @@
 
 #include "agent.h"
 
-enum { RECURSIVE = 1, SLICE = 64, BUFFER = 4064, PATH_LIMIT = 4096, UNREADABLE = 1 };
+enum { RECURSIVE = 1, SLICE = 64, BUFFER = 4064, UNREADABLE = 1 };
 
 struct level {
     int fd;

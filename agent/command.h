@@ -1,0 +1,36 @@
+/* A command, shared by command.c (its life) and exec.c (its start). */
+#ifndef K8E_COMMAND_H
+#define K8E_COMMAND_H
+
+#include "agent.h"
+
+enum { MAX_NAME = 128 };
+
+struct command {
+    struct channel channel;
+    struct launch *launch; /* with its stacks and strings, in one mapping; NULL once the supervisor was reaped */
+    uint8_t *memory;
+    size_t memory_size;
+    pid_t supervisor;
+    struct source report;
+    uint32_t pid;
+    bool started, exited, lost, detach_wanted, terminal;
+    uint64_t wall_us, user_us, system_us, max_rss_kib;
+    uint32_t drain_ms;
+    uint64_t drain_until; /* after the exit, while somebody holds the pipes */
+    uint64_t started_unix_ms;
+    uint8_t how, cause;
+    uint32_t value;
+    uint32_t name_length;
+    char name[MAX_NAME];
+};
+
+extern const struct kind command_kind;
+extern int command_count;
+
+void command_refuse(struct command *, enum stage, int error);
+void command_watch(struct command *, int report); /* hears the supervisor and the streams from now on */
+void stdout_ready(struct source *, uint32_t events);
+void stderr_ready(struct source *, uint32_t events);
+
+#endif
