@@ -84,6 +84,8 @@ static void write_out(const uint8_t *head, uint32_t head_length, const uint8_t *
     for (int i = 1; i < 3; i++) {
         size_t skip = done < parts[i].iov_len ? done : parts[i].iov_len;
         done -= skip;
+        if (skip == parts[i].iov_len)
+            continue;
         memcpy(out_bytes + out_end, (uint8_t *)parts[i].iov_base + skip, parts[i].iov_len - skip);
         out_end += (uint32_t)(parts[i].iov_len - skip);
     }

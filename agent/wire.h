@@ -118,6 +118,6 @@ static inline uint8_t *put8(uint8_t *p, uint8_t v) { *p = v; return p + 1; }
 static inline uint8_t *put16(uint8_t *p, uint16_t v) { memcpy(p, &v, sizeof v); return p + sizeof v; }
 static inline uint8_t *put32(uint8_t *p, uint32_t v) { memcpy(p, &v, sizeof v); return p + sizeof v; }
 static inline uint8_t *put64(uint8_t *p, uint64_t v) { memcpy(p, &v, sizeof v); return p + sizeof v; }
-static inline uint8_t *put_bytes(uint8_t *p, const void *s, size_t n) { memcpy(p, s, n); return p + n; }
+static inline uint8_t *put_bytes(uint8_t *p, const void *s, size_t n) { if (n) memcpy(p, s, n); return p + n; }
 
 #endif
