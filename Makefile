@@ -2,7 +2,8 @@
 
 PYTHON := .venv/bin/python
 AGENT := build/agent/k8e-agent
-AGENT_SOURCES := $(wildcard agent/*.c agent/*.h) scripts/build_agent.py
+# The folder too: a file that was removed counts as a change.
+AGENT_SOURCES := agent/. $(wildcard agent/*.c agent/*.h) scripts/build_agent.py
 
 .PHONY: help setup demo test lint format bench agent lock pin release clean
 
