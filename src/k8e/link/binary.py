@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "bbb8b11fc913cb0b6b773eb83c4a1b950498f1f24c94220facc21c5a7c228497",
-        "aarch64": "feafda19963594955d177743cf419f631ec356b88f9ca70081d38fdd4cb17f0e",
+        "x86_64": "c673084707a81d8cf3de177ba1372e5bf8bb5553d994c02aa74867c735531ac1",
+        "aarch64": "8c4a953d18cc3834d934f81d9dcbfa1b1d2526885a643fa1d98eadf3f1258862",
     }
 )
 
