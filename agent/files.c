@@ -134,17 +134,17 @@ static void read_open(uint64_t id, const struct file_request *q)
     if (fd < 0)
         return channel_refuse(id, code_of(errno), errno);
     struct read_channel *r = NULL;
-    if (fstat(fd, &st) < 0 || not_regular(&st) || q->offset > INT64_MAX || !(r = calloc(1, sizeof *r)) ||
+    if (fstat(fd, &st) < 0 || not_regular(&st) || !(r = calloc(1, sizeof *r)) ||
         !ring_allocate(&r->channel.out[0].ring, OUTPUT_WINDOW)) {
         close(fd);
         if (!r && not_regular(&st))
             return channel_refuse(id, (uint32_t)not_regular(&st), 0);
         free(r);
-        return q->offset > INT64_MAX ? channel_refuse(id, INVALID, EINVAL) : channel_refuse(id, NO_MEMORY, ENOMEM);
+        return channel_refuse(id, NO_MEMORY, ENOMEM);
     }
     r->fd = fd;
     r->offset = q->offset;
-    r->left = q->length < INT64_MAX ? q->length : INT64_MAX;
+    r->left = q->offset > INT64_MAX - OUTPUT_WINDOW ? 0 : q->length; /* past the end of anything */
     channel_init(&r->channel, &read_kind, id);
     r->channel.streams = 1;
     r->channel.busy = work_to_do = true;

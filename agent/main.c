@@ -282,7 +282,7 @@ int main(int argc, char **argv)
     if (chdir("/") < 0)
         die("/");
     setgroups(0, NULL); /* not allowed in every user namespace, where there are none to begin with */
-    umask(022);
+    umask(0); /* modes are as asked for; commands have a mask of their own */
     listener = path ? listen_at(path) : inherit(fd);
     link_listen(listener);
     run();

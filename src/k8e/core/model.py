@@ -1,0 +1,182 @@
+"""Sessions and runs as plain data. Sizes are bytes, times are unix seconds, output is bytes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from k8e.engine import Limits, Runtime, RuntimeReport
+from k8e.link.model import CommandInfo, Entry
+
+WORKSPACE = b"/workspace"
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_TTL = 3600.0
+OUTPUT_LIMIT = 1 << 20  # kept per stream: the first half and the last half
+MAX_ENV_KEYS = 64
+MAX_ENV_BYTES = 32 << 10
+MAX_MESSAGE = 64 << 20
+
+
+class Language(enum.Enum):
+    BASH = "bash"
+    PYTHON = "python"
+    NODE = "node"
+    TS = "ts"
+
+
+class Phase(enum.Enum):
+    """Where a session is in its life. Written before the step it announces is begun."""
+
+    CREATING = "creating"
+    ACTIVE = "active"
+    DESTROYING = "destroying"
+    DESTROYED = "destroyed"
+
+
+class Status(enum.Enum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    TIMED_OUT = "timed_out"
+    KILLED = "killed"
+    OOM_KILLED = "oom_killed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. Doors establish it, the service trusts it."""
+
+    uid: int
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    path: str
+    content: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestDir:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRepo:
+    path: str
+    repo: str
+    ref: str = ""
+
+
+ManifestEntry = ManifestFile | ManifestDir | ManifestRepo
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    session_id: str = ""  # empty: chosen here
+    tenant: str = ""
+    runtime: Runtime | None = None  # None: the strongest that works
+    image: str = "host"
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = Limits()
+    ttl: float = DEFAULT_TTL
+    manifest: Sequence[ManifestEntry] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    session_id: str
+    tenant: str
+    owner: int  # uid
+    phase: Phase
+    runtime: Runtime
+    image: str
+    limits: Limits
+    env_keys: tuple[str, ...]  # never the values
+    created: float
+    last_used: float
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    session_id: str
+    code: str = ""  # with language; or argv
+    language: Language = Language.BASH
+    argv: tuple[bytes, ...] = ()
+    timeout: float = DEFAULT_TIMEOUT
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = ""  # empty: /workspace
+    stdin: bytes = b""
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    run_id: str
+    session_id: str
+    status: Status
+    exit_code: int | None  # None only while running or when lost; 128+n for a signal, 124 for a timeout
+    stdout: bytes
+    stderr: bytes
+    stdout_bytes: int  # all of it, also what was dropped
+    stderr_bytes: int
+    truncated: bool
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of live output."""
+
+    stream: int  # 1 stdout, 2 stderr
+    data: bytes
+
+
+class LiveRun(Protocol):
+    """A foreground run whose output is read as it comes. Leaving it unfinished ends the command."""
+
+    @property
+    def run_id(self) -> str: ...
+    def output(self) -> AsyncIterator[Chunk]: ...
+    async def write_stdin(self, data: bytes) -> None: ...
+    async def close_stdin(self) -> None: ...
+    async def result(self) -> RunResult:
+        """After the output ended; stdout and stderr are empty here, the counts are exact."""
+
+    async def kill(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    available: bool
+    version: str
+    runtime: Runtime | None  # the default
+    runtimes: Sequence[RuntimeReport]
+    sessions: int
+
+
+class SandboxService(Protocol):
+    """The only place that decides. Every door calls this and nothing below it. Raises Fault."""
+
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session: ...
+    async def get(self, caller: Caller, session_id: str) -> Session: ...
+    async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]: ...
+    async def destroy(self, caller: Caller, session_id: str) -> None: ...
+    async def run(self, caller: Caller, spec: RunSpec) -> RunResult: ...
+    async def start(self, caller: Caller, spec: RunSpec) -> LiveRun: ...
+    async def poll(self, caller: Caller, run_id: str) -> RunResult: ...
+    async def kill(self, caller: Caller, run_id: str) -> None: ...
+    async def ps(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]: ...
+    async def log(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
+        """The runs of a session, oldest first, without output."""
+
+    async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int: ...
+    async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes: ...
+    async def list_files(
+        self, caller: Caller, session_id: str, path: str = "", *, since: float = 0
+    ) -> Sequence[Entry]: ...
+    async def status(self, caller: Caller) -> ServiceStatus: ...

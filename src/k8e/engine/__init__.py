@@ -1,0 +1,103 @@
+"""Where sandboxes live: the seam between what decides (core) and what runs.
+
+An engine knows sandboxes by an id that core chose and nothing else of sessions, tenants or doors. Everything it makes for
+one is derived from that id, so that `destroy` can clean up after any crash without a record of how far `create` got.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from k8e.link.model import Identity, Sandbox
+
+
+class Runtime(enum.Enum):
+    """The kinds of isolation that users can name."""
+
+    GVISOR = "gvisor"
+    NATIVE = "native"
+    KATA = "kata"
+    FIRECRACKER = "firecracker"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    cpus: float = 0.5
+    memory: int = 512 << 20
+    pids: int = 512
+    disk: int = 2 << 30  # writable layer and workspace together
+    inodes: int = 131_072
+    open_files: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    runtime: Runtime
+    image: str = "host"
+    limits: Limits = Limits()
+    hostname: str = "sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What commands in a sandbox start with."""
+
+    user: Identity  # the default, unprivileged user
+    home: bytes
+    workspace: bytes
+    env: tuple[tuple[bytes, bytes], ...]  # PATH, HOME, LANG, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What only the host can tell about a sandbox."""
+
+    alive: bool
+    oom_kills: int  # so far
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeReport:
+    """Whether a runtime works here, found out by starting a sandbox with it."""
+
+    runtime: Runtime
+    available: bool
+    version: str = ""
+    reason: str = ""  # why not
+    hint: str = ""  # what to install or do
+    notes: tuple[str, ...] = ()  # e.g. which network stack is used
+
+
+class EngineError(Exception):
+    """A sandbox could not be made or reached. `control` names what could not be applied."""
+
+    def __init__(self, control: str, cause: str, hint: str = "") -> None:
+        self.control = control
+        self.cause = cause
+        self.hint = hint
+        super().__init__(f"{control}: {cause}")
+
+
+class Engine(Protocol):
+    async def probe(self) -> Sequence[RuntimeReport]:
+        """All known runtimes, the strongest first. Slow the first time, remembered after."""
+
+    async def create(self, sandbox: str, spec: SandboxSpec) -> None:
+        """Returns when the agent answers. On any failure nothing is left. Fails closed: EngineError."""
+
+    async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
+        """A way in; the same one for every caller. EngineError when it is gone."""
+
+    async def health(self, sandbox: str) -> Health: ...
+
+    async def destroy(self, sandbox: str) -> None:
+        """Removes every trace, whatever state it is in. Fine to call twice, or for one that never was."""
+
+    async def list(self) -> Sequence[str]:
+        """Every sandbox of which any trace exists."""
+
+    async def close(self) -> None:
+        """Lets go of the links. Sandboxes live on."""
