@@ -229,6 +229,8 @@ class Channel:
         if self.state in (State.IDLE, State.DONE) or self.abandoned:
             return
         self.abandon()
+        for stream in self.inbound.values():
+            stream.fail(LinkLost(f"{self.subject} was given up"))  # so that no more is acknowledged
         self._sender.post(Order(self.id, FrameType.CANCEL))
 
     def abandon(self) -> None:

@@ -107,8 +107,7 @@ class AgentLink(Files):
                 await channel.wait_opened()
         except BaseException:
             # Whether cancelled or overdue: it may have started, and its caller will never know it.
-            channel.abandon()
-            self._board.spawn(put_away(self._board, channel))
+            put_away(self._board, channel)
             raise
 
     async def run(
@@ -130,8 +129,7 @@ class AgentLink(Files):
             await feed(process, input)
             outcome = await process.wait()
         except BaseException:
-            process.channel.abandon()
-            self._board.spawn(put_away(self._board, process.channel))
+            put_away(self._board, process.channel)
             raise
         return Completed(outcome, stdout.take(), stderr.take())
 

@@ -166,6 +166,7 @@ class Entry:
     size: int
     mtime_ns: int
     target: bytes | None = None  # of a symlink
+    unreadable: bool = False  # a directory that a recursive listing could not enter
 
 
 @dataclass(frozen=True, slots=True)

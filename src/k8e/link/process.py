@@ -6,7 +6,7 @@ import asyncio
 
 from k8e.link.channel import State
 from k8e.link.command import CommandChannel
-from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, LinkTimeout
+from k8e.link.errors import BrokenInput, Code, LinkLost, LinkTimeout, ProtocolViolation
 from k8e.link.frames import Signal
 from k8e.link.model import ExecSpec, Outcome, Scope, TerminalSize
 from k8e.link.protocol import ERRORS, OUTPUT
@@ -89,8 +89,7 @@ class AgentProcess:
         if self._channel.state is not State.DONE:
             self._channel.detach()
         async with deadline(self._board.timing.reply, f"detaching from {self._channel.subject}"):
-            while self._channel.result is None and self._channel.error is None:
-                await self._channel.bell.wait()
+            await _settle(self._channel)
         if self._channel.error is not None:
             raise self._channel.error.with_traceback(None)
 
@@ -172,24 +171,30 @@ class Collector:
         return b"".join(self._chunks)
 
 
-async def put_away(board: Switchboard, channel: CommandChannel) -> None:
-    """Ends a command whose caller is gone, and lets the agent forget it."""
-    if board.find(channel.id) is not channel and channel.attachment is None:
-        return  # it was never asked for, or never started
+def put_away(board: Switchboard, channel: CommandChannel) -> None:
+    """Ends a command whose caller is gone, and lets the agent forget it; in the background."""
+    channel.abandon()
+    if board.find(channel.id) is channel or channel.attachment is not None:
+        board.spawn(_put_away(board, channel))
+
+
+async def _put_away(board: Switchboard, channel: CommandChannel) -> None:
     try:
         async with deadline(board.timing.reply, f"ending {channel.subject}"):
-            while channel.attachment is None:
-                if channel.state is State.DONE:
-                    return
-                await channel.bell.wait()
+            channel.end(0)  # now, or as soon as it has started
+            await _settle(channel)
             if channel.result is not None and channel.result.code is Code.DETACHED:
                 channel = CommandChannel(board, channel.id, None, subject=channel.subject)
                 channel.abandon()
+                channel.end(0)
                 await board.begin(channel)
-                await channel.wait_opened()
-            channel.end(0)
-            while channel.result is None and channel.error is None:
-                await channel.bell.wait()
-            board.release(channel.id)
-    except (LinkLost, LinkTimeout, AgentError):
+                await _settle(channel)
+    except (LinkLost, LinkTimeout, ProtocolViolation):
         return  # nobody is left to tell
+    if channel.attachment is not None and channel.result is not None:
+        board.release(channel.id)
+
+
+async def _settle(channel: CommandChannel) -> None:
+    while channel.result is None and channel.error is None:
+        await channel.bell.wait()

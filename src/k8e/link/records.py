@@ -19,11 +19,12 @@ IN_Q_OVERFLOW: Final = 0x4000
 
 _EXITED: Final = 1
 _SIGNALLED: Final = 2
+_UNREADABLE: Final = 1
 _CAUSES: Final = {0: Cause.ITSELF, 1: Cause.TIMEOUT, 2: Cause.ENDED}
 _TYPES: Final = {ord(kind.value): kind for kind in FileType}
 
 _LENGTH: Final = struct.Struct("<I")
-_ENTRY: Final = struct.Struct("<B3sIIIQqII")
+_ENTRY: Final = struct.Struct("<BBHIIIQqII")
 _EVENT: Final = struct.Struct("<III")
 _COMMAND: Final = struct.Struct("<IQBBBBIQQQI")
 _OPENED: Final = struct.Struct("<IIQQQ")
@@ -41,24 +42,28 @@ def _refuse(what: str) -> NoReturn:
 def parse_entry(record: bytes) -> Entry:
     if len(record) < _ENTRY.size:
         _refuse("an entry is too short")
-    kind, zero, mode, uid, gid, size, mtime, name_length, target_length = _ENTRY.unpack_from(record)
+    kind, flags, zero, mode, uid, gid, size, mtime, name_length, target_length = _ENTRY.unpack_from(record)
     if len(record) != _ENTRY.size + name_length + target_length or max(name_length, target_length) > MAX_NAME:
         _refuse("an entry's lengths do not add up")
-    if kind not in _TYPES or any(zero) or mode > 0o7777:
+    if kind not in _TYPES or flags > _UNREADABLE or zero or mode > 0o7777:
         _refuse("an entry has an unknown type or mode")
     name = record[_ENTRY.size : _ENTRY.size + name_length]
     target = record[_ENTRY.size + name_length :]
     file_type = _TYPES[kind]
     if b"\0" in name or b"\0" in target or (target and file_type is not FileType.SYMLINK):
         _refuse("an entry has an impossible name or target")
-    return Entry(name, file_type, mode, uid, gid, size, mtime, target if file_type is FileType.SYMLINK else None)
+    if flags and file_type is not FileType.DIRECTORY:
+        _refuse("what is no directory could not be entered")
+    shown = target if file_type is FileType.SYMLINK else None
+    return Entry(name, file_type, mode, uid, gid, size, mtime, shown, unreadable=flags == _UNREADABLE)
 
 
 def encode_entry(entry: Entry) -> bytes:
     target = entry.target or b""
     fixed = _ENTRY.pack(
         ord(entry.type.value),
-        bytes(3),
+        _UNREADABLE if entry.unreadable else 0,
+        0,
         entry.mode,
         entry.uid,
         entry.gid,

@@ -257,6 +257,7 @@ class Outbound:
 
     async def write(self, content: bytes | memoryview, pump: Callable[[], None]) -> None:
         """Waits while the window is full. Cancelled, it may have taken a part."""
+        self._check()
         if self.end is not None:
             raise ValueError("the stream is closed already")
         rest = memoryview(content)

@@ -95,19 +95,19 @@ class Switchboard:
     async def _dial_until(self, end: float) -> Wire:
         """Tries until somebody answers properly. The last failure is the one reported."""
         loop = asyncio.get_running_loop()
-        while True:
+        failure: LinkError = LinkLost("no time left to connect")
+        while loop.time() < end:
             try:
                 return await self._dial(min(self.timing.handshake, end - loop.time()))
             except OSError as error:
-                failure: LinkError = LinkLost(f"no agent to connect to: {error}")
+                failure = LinkLost(f"no agent to connect to: {error}")
             except _FINAL:
                 raise
             except LinkError as error:
                 failure = error
-            if loop.time() + self._backoff >= end:
-                raise failure
-            await asyncio.sleep(self._backoff)
+            await asyncio.sleep(min(self._backoff, max(0.0, end - loop.time())))
             self._backoff = min(self._backoff * 2, self.timing.last_backoff)
+        raise failure
 
     async def _dial(self, seconds: float) -> Wire:
         async with deadline(seconds, "dialling"):
@@ -160,8 +160,10 @@ class Switchboard:
             self._backoff = min(self._backoff * 2, self.timing.last_backoff)
         try:
             self._adopt(await self._dial_until(self._broken_since + self.timing.reconnect))
-        except LinkError as error:
+        except _FINAL as error:
             self._fail(error)
+        except LinkError as error:
+            self._fail(LinkLost(f"the connection broke and there is no other: {error}"))
 
     def _fail(self, error: LinkError) -> None:
         self.failure = self.failure or error
