@@ -38,13 +38,15 @@ RAW static int failed(struct launch *l, enum stage stage, long error)
     return 126;
 }
 
-RAW static long drop_capabilities(void)
+struct capability_header { uint32_t version; int pid; };
+struct capability_sets { uint32_t effective, permitted, inheritable; };
+static const struct capability_header capabilities = {0x20080522, 0}; /* the third version, the current one */
+
+RAW static long empty_bounding_set(void)
 {
-    struct { uint32_t version; int pid; } header = {0x20080522, 0}; /* the third version, the current one */
-    struct { uint32_t effective, permitted, inheritable; } held[2] = {{0, 0, 0}, {0, 0, 0}}, none[2] = {{0, 0, 0}, {0, 0, 0}};
-    if (raw(SYS_capget, &header, held) >= 0 && !held[0].permitted && !held[1].permitted)
-        return 0;
-    /* The bounding set first (it needs a capability itself): with it empty execve as root gains nothing. */
+    struct capability_sets held[2] = {{0, 0, 0}, {0, 0, 0}};
+    if (raw(SYS_capget, &capabilities, held) >= 0 && !held[0].permitted && !held[1].permitted)
+        return 0; /* an agent without any: there is nothing to gain, and no right to change it */
     for (long capability = 0; capability < 64; capability++) {
         long error = raw(SYS_prctl, PR_CAPBSET_DROP, capability, 0, 0, 0);
         if (error == -EINVAL)
@@ -52,23 +54,27 @@ RAW static long drop_capabilities(void)
         if (error < 0)
             return error;
     }
-    return raw(SYS_capset, &header, none);
+    return 0;
 }
 
 RAW static long change_user(const struct launch *l)
 {
+    static const struct capability_sets none[2] = {{0, 0, 0}, {0, 0, 0}};
+    bool keep = l->flags & EXEC_KEEP_CAPABILITIES;
     long error = 0;
     if (l->gid != OWN_ID) {
         error = raw(SYS_setgroups, l->group_count, l->groups);
         if (error >= 0)
             error = raw(SYS_setresgid, l->gid, l->gid, l->gid);
     }
-    bool root = l->uid == OWN_ID || l->uid == 0;
-    if (error >= 0 && root && !(l->flags & EXEC_KEEP_CAPABILITIES))
-        error = drop_capabilities();
+    /* With an empty bounding set execve gains nothing, not even as root. */
+    if (error >= 0 && !keep)
+        error = empty_bounding_set();
     if (error >= 0 && l->uid != OWN_ID)
-        error = raw(SYS_setresuid, l->uid, l->uid, l->uid); /* clears the capabilities when not root */
-    if (error >= 0 && !(l->flags & EXEC_KEEP_CAPABILITIES))
+        error = raw(SYS_setresuid, l->uid, l->uid, l->uid);
+    if (error >= 0 && !keep)
+        error = raw(SYS_capset, &capabilities, none);
+    if (error >= 0 && !keep)
         error = raw(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     return error;
 }
