@@ -43,7 +43,7 @@ $(AGENT)-asan: $(AGENT_SOURCES) | setup
 
 lock: setup  ## refresh requirements.lock; ARGS=--upgrade for newer versions
 	.venv/bin/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header \
-		--python-version 3.11 --group dev $(ARGS) -o requirements.lock
+		--python-version 3.11 pyproject.toml --group dev $(ARGS) -o requirements.lock
 
 pin: setup  ## after a change of the agent: build the release agents and pin their hashes
 	$(PYTHON) scripts/build_agent.py pin
