@@ -1,0 +1,137 @@
+"""OCI bundles: one description of a sandbox for every runtime. Pure, but for the machine's name.
+
+gVisor gets the same shape without what its own kernel already is: the user namespace, the seccomp filter, the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from k8e.engine import Limits
+from k8e.engine.local.host_image import Overlay
+
+AGENT_PATH = "/k8e-agent"
+LINK_PATH = "/run/k8e"
+ID_COUNT = 65536
+_PERIOD = 100_000
+
+# What the agent, root of the sandbox, needs to be everybody's servant there. Commands get none of it.
+_CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+)
+_MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/firmware",
+)
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSpec:
+    root: str
+    agent: str  # the verified binary on the host
+    link: str  # the socket's directory on the host
+    instance: bytes
+    hostname: str
+    cgroup: str
+    limits: Limits
+    overlays: Sequence[Overlay]
+    first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
+    seccomp: Mapping[str, Any] | None
+    hard_files: int  # what the host lets us set; raising it further may not be allowed
+
+
+def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
+    return {"destination": target, "type": "bind", "source": source, "options": ["bind", "nosuid", "nodev", *options]}
+
+
+def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "noexec", "mode=755", "size=64k"]},
+        {
+            "destination": "/dev/pts",
+            "type": "devpts",
+            "source": "devpts",
+            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
+        },
+        {
+            "destination": "/dev/shm",
+            "type": "tmpfs",
+            "source": "shm",
+            "options": ["nosuid", "nodev", "mode=1777", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
+        },
+    ]
+    mounts += [_bind(str(overlay.source), overlay.target, "ro") for overlay in spec.overlays]
+    # Without this gVisor would put a tmpfs there, outside the disk's limits.
+    mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "rw"))
+    mounts.append(_bind(spec.agent, AGENT_PATH, "ro"))
+    mounts.append(_bind(spec.link, LINK_PATH, "rw", "noexec"))
+    return mounts
+
+
+def _resources(limits: Limits) -> dict[str, Any]:
+    return {
+        "devices": [{"allow": False, "access": "rwm"}],
+        "memory": {"limit": limits.memory, "swap": limits.memory},
+        "cpu": {"quota": max(1000, int(limits.cpus * _PERIOD)), "period": _PERIOD},
+        "pids": {"limit": limits.pids},
+    }
+
+
+def build_config(spec: BundleSpec) -> dict[str, Any]:
+    namespaces = ["pid", "mount", "ipc", "uts", "network"]
+    linux: dict[str, Any] = {
+        "cgroupsPath": spec.cgroup,
+        "resources": _resources(spec.limits),
+        "maskedPaths": list(_MASKED),
+        "readonlyPaths": list(_READ_ONLY),
+    }
+    if spec.first_id is not None:
+        namespaces += ["user", "cgroup"]
+        mapping = [{"containerID": 0, "hostID": spec.first_id, "size": ID_COUNT}]
+        linux |= {"uidMappings": mapping, "gidMappings": mapping}
+    if spec.seccomp is not None:
+        linux["seccomp"] = spec.seccomp
+    files = min(spec.limits.open_files, spec.hard_files)
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": spec.hostname,
+        "root": {"path": spec.root, "readonly": False},
+        "mounts": _mounts(spec),
+        "linux": linux | {"namespaces": [{"type": name} for name in namespaces]},
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "cwd": "/",
+            "env": ["PATH=/usr/bin:/bin"],
+            "args": [AGENT_PATH, "--listen", f"{LINK_PATH}/agent.sock", "--instance", spec.instance.hex()],
+            "noNewPrivileges": True,
+            "oomScoreAdj": 0,
+            "capabilities": {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")},
+            "rlimits": [
+                {"type": "RLIMIT_NOFILE", "soft": files, "hard": files},
+                {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+            ],
+        },
+    }

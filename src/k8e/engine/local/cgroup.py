@@ -1,0 +1,95 @@
+"""Control groups of sandboxes, v2 and v1 (also mixed): who is in them, what was killed for memory, and their removal.
+
+The runtimes create them and set the limits from the bundle; this reads, empties and removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def hierarchies() -> list[Path]:
+    """Every mounted hierarchy; one in a pure v2 system."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, kind = line.partition(" - ")
+        if kind.startswith(("cgroup2 ", "cgroup ")):
+            found.append(Path(fields.split()[4].encode().decode("unicode_escape")))
+    return found
+
+
+class Cgroups:
+    """The groups below one name, one per sandbox."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._hierarchies = hierarchies()
+
+    def path_of(self, sandbox: str) -> str:
+        """As a bundle's `cgroupsPath` wants it."""
+        return f"/{self.name}/{sandbox}"
+
+    def _directories(self, sandbox: str) -> Iterator[Path]:
+        for hierarchy in self._hierarchies:
+            directory = hierarchy / self.name / sandbox
+            if directory.is_dir():
+                yield directory
+
+    def sandboxes(self) -> set[str]:
+        names: set[str] = set()
+        for hierarchy in self._hierarchies:
+            with contextlib.suppress(FileNotFoundError):
+                names.update(entry.name for entry in os.scandir(hierarchy / self.name) if entry.is_dir())
+        return names
+
+    def processes(self, sandbox: str) -> set[int]:
+        pids: set[int] = set()
+        for directory in self._directories(sandbox):
+            for group, _, _ in os.walk(directory):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    pids.update(int(line) for line in Path(group, "cgroup.procs").read_text().split())
+        return pids - {0}
+
+    def oom_kills(self, sandbox: str) -> int:
+        for directory in self._directories(sandbox):
+            for file in ("memory.events", "memory.oom_control"):
+                with contextlib.suppress(FileNotFoundError):
+                    for line in (directory / file).read_text().splitlines():
+                        key, _, value = line.partition(" ")
+                        if key == "oom_kill":
+                            return int(value)
+        return 0
+
+    def kill(self, sandbox: str) -> None:
+        """Kills until nobody is left. Blocks while they die: call it in a thread."""
+        while pids := self.processes(sandbox):
+            for pid in pids:
+                try:
+                    handle = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    continue
+                try:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    select.select([handle], [], [], 5)
+                finally:
+                    os.close(handle)
+
+    def remove(self, sandbox: str) -> None:
+        for directory in list(self._directories(sandbox)):
+            for group, _, _ in os.walk(directory, topdown=False):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(group)
+
+    def remove_all(self) -> None:
+        """The common parent, once it is empty."""
+        for hierarchy in self._hierarchies:
+            with contextlib.suppress(OSError):
+                os.rmdir(hierarchy / self.name)

@@ -1,0 +1,321 @@
+"""The local engine: sandboxes on this machine, each a bundle under an OCI runtime on a disk of its own.
+
+Making one leaves traces in a fixed order: directory, disk, mount, bundle, container (with its cgroups). Everything is named
+after the sandbox, and `destroy` looks for each kind of trace instead of remembering which were made, so that it is
+right after any crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import resource
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from k8e.engine import EngineError, Health, Limits, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine.local import disk, host_image
+from k8e.engine.local.bundle import ID_COUNT, BundleSpec, build_config
+from k8e.engine.local.cgroup import Cgroups
+from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.runtime import OciRuntime, find_gvisor, find_native
+from k8e.engine.local.seccomp import build_profile
+from k8e.link import AgentLink
+from k8e.link.binary import agent_binary, place
+from k8e.link.dial import UnixDialer
+from k8e.link.errors import LinkError
+from k8e.link.model import ExecSpec, Sandbox
+
+# Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
+_FIRST_ID = 0x30000000
+_SLOTS = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
+_START_DEADLINE = 60.0
+_PROBE_DEADLINE = 30.0
+_PROBE_LIMITS = Limits(cpus=1.0, memory=256 << 20, pids=64, disk=disk.MIN_DISK * 2, inodes=8192)
+
+_INSTALL = {
+    Runtime.GVISOR: "install runsc (Debian and Ubuntu: apt-get install runsc; Debian 12: from bookworm-backports)",
+    Runtime.NATIVE: "install runc (Debian and Ubuntu: apt-get install runc)",
+    Runtime.KATA: "kata does not exist here yet: use gvisor or native",
+    Runtime.FIRECRACKER: "firecracker does not exist here yet: use gvisor or native",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """What must outlive the daemon to find the way back in."""
+
+    runtime: str
+    image: str
+    instance: str
+    slot: int | None
+
+    def save(self, path: Path) -> None:
+        partial = path.with_suffix(".new")
+        partial.write_text(json.dumps(dataclasses.asdict(self)))
+        partial.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        return cls(**json.loads(path.read_text()))
+
+
+class LocalEngine:
+    """Implements `engine.Engine`. Needs root."""
+
+    def __init__(self, state_dir: Path, run_dir: Path, tools_dir: Path | None = None) -> None:
+        self.layout = Layout(state_dir, run_dir)
+        self._tools = tools_dir or Path("/var/lib/k8e/tools")
+        self._cgroups = Cgroups(self.layout.cgroup)
+        self._links: dict[str, AgentLink] = {}
+        self._link_locks: dict[str, asyncio.Lock] = {}
+        self._slots: set[int] = set()
+        self._prepared: asyncio.Task[Path] | None = None
+        self._templates: dict[tuple[int, int], asyncio.Task[Path]] = {}
+        self._probes: dict[Runtime, asyncio.Task[RuntimeReport]] = {}
+        self._runtimes: dict[Runtime, OciRuntime] = {}
+
+    # Preparation -----------------------------------------------------------------------------------------------------
+
+    async def _root_content(self) -> Path:
+        """The directory whose content every sandbox starts with; made once for each daemon."""
+        if self._prepared is None:
+            self._prepared = asyncio.create_task(asyncio.to_thread(self._prepare))
+        return await asyncio.shield(self._prepared)
+
+    def _prepare(self) -> Path:
+        for directory, mode in ((self.layout.state, 0o711), (self.layout.run, 0o711)):
+            directory.mkdir(mode=mode, parents=True, exist_ok=True)
+        for directory, mode in ((self.layout.sandboxes, 0o711), (self.layout.images, 0o700), (self.layout.agents, 0o711)):
+            directory.mkdir(mode=mode, exist_ok=True)
+        binary = agent_binary()
+        target = self.layout.agents / binary.sha256
+        if not target.exists():
+            place(binary, target)
+        for paths in self._all_paths():
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+                slot = Record.load(paths.record).slot
+                if slot is not None:
+                    self._slots.add(slot)
+        with tempfile.TemporaryDirectory(dir=self.layout.images, prefix=".root-") as scratch:
+            content = Path(scratch, "content")
+            content.mkdir(mode=0o755)
+            host_image.build_root(content / "root")
+            final = self.layout.images / f"host-{host_image.digest_tree(content)}"
+            if not final.exists():
+                content.rename(final)
+        for old in self.layout.images.iterdir():
+            if not old.name.startswith(final.name):
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        return final
+
+    async def _template(self, limits: Limits) -> Path:
+        content = await self._root_content()
+        key = (limits.disk, limits.inodes)
+        if key not in self._templates:
+            self._templates[key] = asyncio.create_task(self._make_template(content, *key))
+        try:
+            return await asyncio.shield(self._templates[key])
+        except EngineError:
+            self._templates.pop(key, None)
+            raise
+
+    async def _make_template(self, content: Path, size: int, inodes: int) -> Path:
+        target = content.with_name(f"{content.name}-{size}-{inodes}.img")
+        if not target.exists():
+            await disk.make_template(content, size, inodes, target)
+        return target
+
+    def _all_paths(self) -> list[SandboxPaths]:
+        with contextlib.suppress(FileNotFoundError):
+            return [SandboxPaths(Path(entry)) for entry in os.scandir(self.layout.sandboxes)]
+        return []
+
+    # Runtimes --------------------------------------------------------------------------------------------------------
+
+    async def probe(self) -> Sequence[RuntimeReport]:
+        return [await self._report(runtime) for runtime in (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)]
+
+    async def _report(self, runtime: Runtime) -> RuntimeReport:
+        if runtime not in self._probes:
+            self._probes[runtime] = asyncio.create_task(self._examine(runtime))
+        return await asyncio.shield(self._probes[runtime])
+
+    async def _examine(self, runtime: Runtime) -> RuntimeReport:
+        """A runtime is available when a sandbox that was started with it answered."""
+        candidates = [found] if runtime is Runtime.GVISOR and (found := find_gvisor()) else []
+        if runtime is Runtime.NATIVE:
+            candidates = find_native()
+        reason = "not installed" if runtime in (Runtime.GVISOR, Runtime.NATIVE) else "not supported yet"
+        for candidate in candidates:
+            name = f"probe-{runtime.value}-{secrets.token_hex(4)}"
+            try:
+                async with asyncio.timeout(_PROBE_DEADLINE):
+                    await self._create(name, SandboxSpec(runtime, limits=_PROBE_LIMITS), candidate)
+                    sandbox, _ = await self.attach(name)
+                    process = await sandbox.start(ExecSpec.of("/bin/true", stdin=False))
+                    outcome = await process.wait()
+                if outcome.exit_code != 0:
+                    raise EngineError(runtime.value, f"a probe ended with {outcome}")
+            except (EngineError, LinkError, TimeoutError) as error:
+                reason = f"{os.path.basename(candidate.binary)}: {error or 'no answer in time'}"
+                continue
+            finally:
+                await self.destroy(name)
+            self._runtimes[runtime] = candidate
+            return RuntimeReport(runtime, True, version=await candidate.version())
+        return RuntimeReport(runtime, False, reason=reason, hint=_INSTALL[runtime])
+
+    # Creating --------------------------------------------------------------------------------------------------------
+
+    async def create(self, sandbox: str, spec: SandboxSpec) -> None:
+        report = await self._report(spec.runtime)
+        if not report.available:
+            raise EngineError(f"runtime {spec.runtime.value}", report.reason, report.hint)
+        await self._create(sandbox, spec, self._runtimes[spec.runtime])
+
+    async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
+        if spec.image != "host":
+            raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
+        template = await self._template(spec.limits)
+        paths = self.layout.sandbox(sandbox)
+        try:
+            paths.top.mkdir(mode=0o711 if runtime.native else 0o700)
+        except FileExistsError as error:
+            raise EngineError("sandbox", f"{sandbox} exists already") from error
+        try:
+            await self._build(sandbox, spec, runtime, template, paths)
+        except BaseException:
+            await asyncio.shield(self.destroy(sandbox))
+            raise
+
+    async def _build(
+        self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: Path, paths: SandboxPaths
+    ) -> None:
+        instance = secrets.token_bytes(16)
+        slot = self._take_slot() if runtime.native else None
+        first_id = None if slot is None else _FIRST_ID + slot * ID_COUNT
+        Record(spec.runtime.value, spec.image, instance.hex(), slot).save(paths.record)
+        await disk.mount_copy(template, paths.disk_image, paths.disk)
+        await asyncio.to_thread(self._lay_out, spec, runtime, paths, instance, first_id, sandbox)
+        await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
+        try:
+            await self._open_link(sandbox)
+        except LinkError as error:
+            raise EngineError("agent", f"no answer from the sandbox: {error}") from error
+
+    def _take_slot(self) -> int:
+        slot = next((slot for slot in range(_SLOTS) if slot not in self._slots), None)
+        if slot is None:
+            raise EngineError("user ids", f"all {_SLOTS} ranges are in use")
+        self._slots.add(slot)
+        return slot
+
+    def _lay_out(
+        self,
+        spec: SandboxSpec,
+        runtime: OciRuntime,
+        paths: SandboxPaths,
+        instance: bytes,
+        first_id: int | None,
+        sandbox: str,
+    ) -> None:
+        paths.link.mkdir(mode=0o700)
+        if first_id is not None:
+            os.chown(paths.link, first_id, first_id)
+            shift_owners(paths.root, first_id)
+        _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        config = build_config(
+            BundleSpec(
+                root=os.fspath(paths.root),
+                agent=os.fspath(self.layout.agents / agent_binary().sha256),
+                link=os.fspath(paths.link),
+                instance=instance,
+                hostname=spec.hostname,
+                cgroup=self._cgroups.path_of(sandbox),
+                limits=spec.limits,
+                overlays=host_image.host_overlays(self._tools),
+                first_id=first_id,
+                seccomp=build_profile(platform.machine()) if runtime.native else None,
+                hard_files=hard_files,
+            )
+        )
+        paths.bundle.mkdir(mode=0o700)
+        (paths.bundle / "config.json").write_text(json.dumps(config))
+
+    # Using -----------------------------------------------------------------------------------------------------------
+
+    async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
+        try:
+            return await self._open_link(sandbox), host_image.host_place()
+        except (LinkError, FileNotFoundError) as error:
+            raise EngineError("sandbox", f"{sandbox} does not answer: {error}") from error
+
+    async def _open_link(self, sandbox: str) -> AgentLink:
+        async with self._link_locks.setdefault(sandbox, asyncio.Lock()):
+            if sandbox not in self._links:
+                paths = self.layout.sandbox(sandbox)
+                record = await asyncio.to_thread(Record.load, paths.record)
+                instance = bytes.fromhex(record.instance)
+                self._links[sandbox] = await AgentLink.open(UnixDialer(paths.socket), instance=instance)
+            return self._links[sandbox]
+
+    async def health(self, sandbox: str) -> Health:
+        pids = await asyncio.to_thread(self._cgroups.processes, sandbox)
+        return Health(bool(pids), await asyncio.to_thread(self._cgroups.oom_kills, sandbox))
+
+    # Ending ----------------------------------------------------------------------------------------------------------
+
+    async def destroy(self, sandbox: str) -> None:
+        link = self._links.pop(sandbox, None)
+        if link is not None:
+            await link.close()
+        self._link_locks.pop(sandbox, None)
+        paths = self.layout.sandbox(sandbox)
+        slot = None
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            slot = Record.load(paths.record).slot
+        # Dead before deleted: a runtime asked to delete something that lives waits for it politely.
+        await asyncio.to_thread(self._cgroups.kill, sandbox)
+        for runtime in self._known_runtimes():
+            await runtime.delete(self.layout, sandbox)
+        await asyncio.to_thread(self._cgroups.kill, sandbox)
+        await disk.unmount_below(paths.top)
+        await asyncio.to_thread(self._cgroups.remove, sandbox)
+        await asyncio.to_thread(disk.remove_tree, paths.top)
+        if slot is not None:
+            self._slots.discard(slot)
+
+    def _known_runtimes(self) -> list[OciRuntime]:
+        gvisor = find_gvisor()
+        return [*([gvisor] if gvisor else []), *find_native()[-1:]]
+
+    async def list(self) -> Sequence[str]:
+        return sorted(await asyncio.to_thread(self._traces))
+
+    def _traces(self) -> set[str]:
+        names = {paths.top.name for paths in self._all_paths()} | self._cgroups.sandboxes()
+        for runtime in self._known_runtimes():
+            names |= runtime.sandboxes(self.layout)
+        return names
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.close()
+        self._links.clear()
+
+
+def shift_owners(top: Path, first_id: int) -> None:
+    """Moves everything below into a sandbox's own range of ids. Nothing runs there yet."""
+    for _, directories, files, handle in os.fwalk(top, follow_symlinks=False):
+        for name in (*directories, *files):
+            status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+            os.chown(name, first_id + status.st_uid, first_id + status.st_gid, dir_fd=handle, follow_symlinks=False)
+    os.chown(top, first_id, first_id)

@@ -1,0 +1,220 @@
+"""The `host` image: the machine's own toolchain (/usr, read-only) under a small root of our own, and nothing else of the
+machine. No home directories, no /root, no /var, no sockets; /etc is made here from a short list.
+
+An image is two things to the engine: files that become the sandbox's private, writable root, and directories of the host
+that are laid over it read-only. OCI images will be another source of the same two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from k8e.engine import Place
+from k8e.link.model import Identity
+
+USER_ID = 1000
+HOME = "/home/user"
+VENV = f"{HOME}/.venv"
+TOOLS = "/opt/k8e"
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+# Directories of the root that lead into /usr on a merged system.
+_MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_DIRECTORIES = ("dev", "etc", "home", "opt", "proc", "run", "srv", "sys", "tmp", "usr", "var", "var/tmp", "workspace", "root")
+# What the toolchain reads below /etc. Configuration of the machine itself (users, network, services, keys) is not here.
+_ETC = (
+    "alternatives",
+    "debian_version",
+    "fonts",
+    "gai.conf",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "localtime",
+    "mime.types",
+    "os-release",
+    "perl",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+)
+_ETC_PATTERNS = ("java-*-openjdk", "python3*")
+_PASSWD = f"""root:x:0:0:root:/root:/bin/bash
+user:x:{USER_ID}:{USER_ID}:user:{HOME}:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"""
+_GROUP = f"""root:x:0:
+tty:x:5:
+user:x:{USER_ID}:
+nogroup:x:65534:
+"""
+_HOSTS = """127.0.0.1 localhost sandbox
+::1 localhost ip6-localhost ip6-loopback
+"""
+_NSSWITCH = """passwd: files
+group: files
+hosts: files dns
+networks: files
+protocols: files
+services: files
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """A directory or file of the host, shown read-only."""
+
+    source: Path
+    target: str
+
+
+def host_place() -> Place:
+    places = [f"{VENV}/bin", f"{HOME}/.local/bin", f"{TOOLS}/bin", "/usr/local/sbin", "/usr/local/bin"]
+    places += [path for path in ("/usr/local/go/bin",) if os.path.isdir(path)]
+    places += ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    env = {
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+        "LOGNAME": "user",
+        "PATH": ":".join(places),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "SHELL": "/bin/bash",
+        "USER": "user",
+        "VIRTUAL_ENV": VENV,
+        "npm_config_prefix": f"{HOME}/.local",
+        "npm_config_update_notifier": "false",
+    }
+    pairs = tuple((key.encode(), value.encode()) for key, value in sorted(env.items()))
+    return Place(Identity(USER_ID, USER_ID), HOME.encode(), b"/workspace", pairs)
+
+
+def host_overlays(tools: Path) -> list[Overlay]:
+    found = [Overlay(Path("/usr"), "/usr")]
+    # On a machine whose /bin is not merged into /usr, its directories are toolchain as well.
+    for name in _MERGED:
+        path = Path("/", name)
+        if path.is_dir() and not path.is_symlink():
+            found.append(Overlay(path, f"/{name}"))
+    if tools.is_dir():
+        found.append(Overlay(tools, TOOLS))
+    return found
+
+
+def _copy_etc(target: Path) -> None:
+    names = [Path(name) for name in _ETC]
+    for pattern in _ETC_PATTERNS:
+        names += [path.relative_to("/etc") for path in sorted(Path("/etc").glob(pattern))]
+    for name in names:
+        source, copy = Path("/etc") / name, target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            # The certificates and time zones that links lead to are below /usr, where they can be seen.
+            copy.symlink_to(os.readlink(source))
+        elif source.is_dir():
+            # Readable by everybody only: a private key that somebody keeps beside the certificates stays outside.
+            shutil.copytree(source, copy, symlinks=True, ignore=_ignore_private, copy_function=shutil.copyfile)
+        elif source.is_file() and os.stat(source).st_mode & 0o004:
+            shutil.copyfile(source, copy)
+
+
+def _ignore_private(directory: str, names: list[str]) -> list[str]:
+    ignored = []
+    for name in names:
+        status = os.lstat(os.path.join(directory, name))
+        kind = status.st_mode & 0o170000
+        if kind not in (0o100000, 0o040000, 0o120000) or (kind != 0o120000 and not status.st_mode & 0o004):
+            ignored.append(name)
+    return ignored
+
+
+def _write_etc(target: Path) -> None:
+    written = {
+        "passwd": _PASSWD,
+        "group": _GROUP,
+        "hosts": _HOSTS,
+        "hostname": "sandbox\n",
+        "nsswitch.conf": _NSSWITCH,
+        "resolv.conf": "",
+        "host.conf": "multi on\n",
+        "shells": "/bin/sh\n/bin/bash\n",
+    }
+    for name, text in written.items():
+        (target / name).write_text(text)
+
+
+def _write_venv(home: Path) -> None:
+    """A virtual environment of the session's own, without the start-up cost of making one: pip itself comes from the tools
+    layer through a .pth file, so that `pip install` works for the user whatever the machine's Python thinks of it."""
+    if not SYSTEM_PYTHON.exists():
+        return
+    version = os.path.basename(os.path.realpath(SYSTEM_PYTHON))  # python3.11
+    venv = home / ".venv"
+    packages = venv / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / "include").mkdir()
+    (venv / "lib64").symlink_to("lib")
+    (venv / "bin" / "python3").symlink_to(SYSTEM_PYTHON)
+    for name in ("python", version):
+        (venv / "bin" / name).symlink_to("python3")
+    (venv / "pyvenv.cfg").write_text(
+        f"home = {SYSTEM_PYTHON.parent}\ninclude-system-site-packages = true\nversion = {version.removeprefix('python')}\n"
+    )
+    (packages / "k8e_tools.pth").write_text(f"{TOOLS}/python\n")
+    script = f"#!{VENV}/bin/python3\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
+    for name in ("pip", "pip3"):
+        (venv / "bin" / name).write_text(script)
+        (venv / "bin" / name).chmod(0o755)
+
+
+def build_root(target: Path) -> None:
+    """Writes the private root as it is at a sandbox's start, owned by root but for what is the user's."""
+    for name in _DIRECTORIES:
+        (target / name).mkdir(parents=True)
+    for name in _MERGED:
+        path = Path("/", name)
+        if path.is_symlink():
+            (target / name).symlink_to(os.readlink(path).lstrip("/"))
+        elif path.is_dir():
+            (target / name).mkdir()
+    for name in ("opt/k8e", "run/k8e", "home/user", "home/user/.local", "home/user/.local/bin", "home/user/.cache"):
+        (target / name).mkdir(exist_ok=True)
+    (target / "k8e-agent").touch()
+    _copy_etc(target / "etc")
+    _write_etc(target / "etc")
+    _write_venv(target / "home/user")
+    for name, mode in {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "run/k8e": 0o700}.items():
+        (target / name).chmod(mode)
+    for name in ("workspace", "home/user"):
+        give_tree(target / name, USER_ID, USER_ID)
+
+
+def give_tree(top: Path, uid: int, gid: int) -> None:
+    os.lchown(top, uid, gid)
+    for _, directories, files, handle in os.fwalk(top, follow_symlinks=False):
+        for name in (*directories, *files):
+            os.chown(name, uid, gid, dir_fd=handle, follow_symlinks=False)
+
+
+def digest_tree(top: Path) -> str:
+    """Names, kinds, modes and contents: a template with the same digest can be used again."""
+    total = hashlib.sha256()
+    for parent, directories, files in os.walk(top):
+        directories.sort()
+        for name in sorted((*directories, *files)):
+            path = Path(parent, name)
+            status = path.lstat()
+            total.update(f"{path.relative_to(top)}\0{status.st_mode:o}\0{status.st_uid}\0".encode(errors="surrogateescape"))
+            if path.is_symlink():
+                total.update(os.fsencode(os.readlink(path)))
+            elif path.is_file():
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:16]

@@ -1,0 +1,75 @@
+"""Where everything of a sandbox lies. All of it is derived from the sandbox's id."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPaths:
+    top: Path
+
+    @property
+    def record(self) -> Path:
+        return self.top / "sandbox.json"
+
+    @property
+    def disk_image(self) -> Path:
+        return self.top / "disk.img"
+
+    @property
+    def disk(self) -> Path:
+        """Mount point of the image; its `root` is the sandbox's root."""
+        return self.top / "disk"
+
+    @property
+    def root(self) -> Path:
+        return self.disk / "root"
+
+    @property
+    def bundle(self) -> Path:
+        return self.top / "bundle"
+
+    @property
+    def runtime_log(self) -> Path:
+        return self.top / "runtime.log"
+
+    @property
+    def link(self) -> Path:
+        """The directory in which the agent makes its socket."""
+        return self.top / "link"
+
+    @property
+    def socket(self) -> Path:
+        return self.link / "agent.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    state: Path
+    run: Path
+
+    @property
+    def sandboxes(self) -> Path:
+        return self.state / "sandboxes"
+
+    @property
+    def images(self) -> Path:
+        return self.state / "images"
+
+    @property
+    def agents(self) -> Path:
+        return self.state / "agents"
+
+    def sandbox(self, name: str) -> SandboxPaths:
+        return SandboxPaths(self.sandboxes / name)
+
+    def runtime_root(self, runtime: str) -> Path:
+        return self.run / runtime
+
+    @property
+    def cgroup(self) -> str:
+        """One group for each state directory, so that two daemons (a test beside a product) never meet."""
+        return "k8e-" + hashlib.sha256(bytes(self.state)).hexdigest()[:8]

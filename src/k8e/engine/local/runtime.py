@@ -1,0 +1,91 @@
+"""OCI runtimes: the two tools that turn a bundle into a running sandbox."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from k8e.engine import EngineError, Runtime
+from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.tool import find_tool, run_tool, try_tool
+
+_LOG_TAIL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OciRuntime:
+    """One runtime's spelling of start and delete. `native` says whether the host's kernel is what commands talk to."""
+
+    name: Runtime
+    binary: str
+    native: bool
+    flags: tuple[str, ...] = ()
+
+    def _command(self, layout: Layout, *words: str | Path) -> list[str | Path]:
+        return [self.binary, "--root", layout.runtime_root(self.name.value), *self.flags, *words]
+
+    async def start(self, layout: Layout, sandbox: str, paths: SandboxPaths, deadline: float) -> None:
+        """Returns when the first process runs. It has no pipe of ours: it would hold it as long as it lives."""
+        layout.runtime_root(self.name.value).mkdir(mode=0o700, parents=True, exist_ok=True)
+        words = ("--log", paths.runtime_log, "--log-format", "json")
+        finished = await try_tool(
+            *self._command(layout, *words, "run", "--detach", "--bundle", paths.bundle, f"k8e-{sandbox}"),
+            deadline=deadline,
+            quiet=True,
+        )
+        if finished.status != 0:
+            raise EngineError(self.name.value, _last_words(paths.runtime_log) or finished.complaint)
+
+    async def delete(self, layout: Layout, sandbox: str) -> None:
+        """The processes are dead already; this lets the runtime forget them."""
+        if self.knows(layout, sandbox):
+            await run_tool(*self._command(layout, "delete", "--force", f"k8e-{sandbox}"), deadline=60)
+
+    def knows(self, layout: Layout, sandbox: str) -> bool:
+        return sandbox in self.sandboxes(layout)
+
+    def sandboxes(self, layout: Layout) -> set[str]:
+        """From the runtime's own directory: asking it would cost a process each."""
+        root = layout.runtime_root(self.name.value)
+        try:
+            names = os.listdir(root)
+        except FileNotFoundError:
+            return set()
+        found = set()
+        for name in names:
+            # runsc: k8e-NAME_sandbox:k8e-NAME.state and .lock; runc: a directory k8e-NAME.
+            stem = name.split("_sandbox:")[0].removesuffix(".lock")
+            if stem.startswith("k8e-"):
+                found.add(stem.removeprefix("k8e-"))
+        return found
+
+    async def version(self) -> str:
+        text = await run_tool(self.binary, "--version", capture=True)
+        return text.splitlines()[0].strip() if text else ""
+
+
+def _last_words(log: Path) -> str:
+    """The runtime's own last complaint. Its log is written by the runtime, not by the sandbox."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def find_gvisor() -> OciRuntime | None:
+    binary = find_tool("runsc")
+    if binary is None:
+        return None
+    # host-uds: the agent's socket is the way in. overlay2: writes go to the sandbox's disk, where they are limited.
+    flags = ("--network=none", "--host-uds=create", "--overlay2=none", "--platform=systrap")
+    return OciRuntime(Runtime.GVISOR, binary, native=False, flags=flags)
+
+
+def find_native() -> list[OciRuntime]:
+    """crun is quicker but refuses mixed cgroup hierarchies, which only trying tells."""
+    found = [OciRuntime(Runtime.NATIVE, binary, native=True) for name in ("crun", "runc") if (binary := find_tool(name))]
+    return found

@@ -1,0 +1,77 @@
+"""Running the system's tools (mount, runc, mkfs): exact argv, a deadline, errors that say what was tried.
+
+They are started under `setpriv --pdeathsig`: a tool must not go on building a sandbox after the daemon that asked for it
+was killed, because its successor is taking the same sandbox down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from k8e.engine import EngineError
+
+_SHOWN = 2000  # bytes of a tool's complaint
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    argv: tuple[str, ...]
+    status: int
+    output: str  # standard error, or standard output when captured
+
+    @property
+    def complaint(self) -> str:
+        return self.output.strip() or f"exit status {self.status}"
+
+
+def find_tool(name: str) -> str | None:
+    return shutil.which(name, path=_PATH)
+
+
+async def try_tool(
+    *argv: str | Path, deadline: float = 30.0, capture: bool = False, env: Mapping[str, str] | None = None, quiet: bool = False
+) -> Finished:
+    """Runs it to its end. `quiet` gives it no pipe at all: what a runtime starts would keep one open for good."""
+    words = tuple(str(word) for word in argv)
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "--",
+        *words,
+        stdin=null,
+        stdout=pipe if capture else null,
+        stderr=null if capture or quiet else pipe,
+        env={"PATH": _PATH, "LC_ALL": "C", "HOME": "/root", **(env or {})},
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(deadline):
+            out, err = await process.communicate()
+    except BaseException as error:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if isinstance(error, TimeoutError):
+            raise EngineError(os.path.basename(words[0]), f"no end after {deadline:g} s: {' '.join(words)}") from error
+        raise
+    text = (out if capture else err) or b""
+    status = process.returncode if process.returncode is not None else -1
+    return Finished(words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace"))
+
+
+async def run_tool(
+    *argv: str | Path, deadline: float = 30.0, capture: bool = False, env: Mapping[str, str] | None = None
+) -> str:
+    finished = await try_tool(*argv, deadline=deadline, capture=capture, env=env)
+    if finished.status != 0:
+        raise EngineError(os.path.basename(finished.argv[0]), finished.complaint)
+    return finished.output
