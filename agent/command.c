@@ -289,6 +289,12 @@ void command_attach(uint64_t id, uint64_t stdout_from, uint64_t stderr_from)
         announce(k); /* else OPENED comes by itself */
 }
 
+static void send_signal(struct command *k, uint32_t number, uint32_t scope)
+{
+    atomic_fetch_or(&k->launch->signals[scope], 1ull << (number - 1));
+    kill(k->supervisor, SIGUSR1);
+}
+
 void command_frame(struct channel *c, uint8_t type, const uint8_t *payload)
 {
     struct command *k = as_command(c);
@@ -297,11 +303,10 @@ void command_frame(struct channel *c, uint8_t type, const uint8_t *payload)
     switch (type) {
     case SIGNAL: {
         uint32_t number = get32(payload), scope = get32(payload + 4);
-        if (number < 1 || number > 63 || scope >= SCOPES)
+        if (number < 1 || number > 64 || scope >= SCOPES)
             return link_fail();
         if (reachable) {
-            atomic_fetch_or(&l->signals[scope], 1ull << number);
-            kill(k->supervisor, SIGUSR1);
+            send_signal(k, number, scope);
         }
         return;
     }
@@ -315,7 +320,11 @@ void command_frame(struct channel *c, uint8_t type, const uint8_t *payload)
     case RESIZE:
         if (c->out[0].source.fd >= 0) {
             struct winsize size = {.ws_row = get16(payload), .ws_col = get16(payload + 2)};
-            ioctl(c->out[0].source.fd, TIOCSWINSZ, &size); /* no terminal: nothing to resize */
+            pid_t group;
+            /* gVisor tells nobody that the size changed, and has no TIOCGPGRP here by which it can be told apart. */
+            if (ioctl(c->out[0].source.fd, TIOCSWINSZ, &size) == 0 && reachable &&
+                ioctl(c->out[0].source.fd, TIOCGPGRP, &group) < 0)
+                send_signal(k, SIGWINCH, SCOPE_TREE);
         }
         return;
     case DETACH:

@@ -3,11 +3,13 @@
  * is what makes ending a tree reliable without cgroups, in any runtime.
  *
  * It is cloned with the agent's memory (a fork costs 6 ms in gVisor, this 0.25), and so must be careful: no libc, nothing
- * that writes to memory the agent uses but its own struct launch. The command is cloned from it the same way, with the
- * supervisor waiting until execve. */
+ * that writes to memory the agent uses but its own struct launch. The command is cloned from it the same way, and the
+ * supervisor does not wait for its execve (vfork would): somebody with the command's uid could stop it just before, and
+ * a supervisor that waits hears no timeout. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,7 +22,7 @@
 #include "agent.h"
 #include "raw.h"
 
-enum { REPORT_FD = 3, RESCAN_MS = 100 };
+enum { REPORT_FD = 3, EXEC_FD = 4, SIGNAL_FD = 6, RESCAN_MS = 100 };
 
 RAW static uint64_t now_us(void)
 {
@@ -170,8 +172,8 @@ RAW static void deliver(struct launch *l, bool main_gone)
 {
     for (int scope = 0; scope < SCOPES; scope++) {
         uint64_t wanted = atomic_exchange(&l->signals[scope], 0);
-        for (int number = 1; number < 64 && wanted; number++) {
-            if (!(wanted & (1ull << number)))
+        for (int number = 1; number <= 64 && wanted; number++) {
+            if (!(wanted & (1ull << (number - 1))))
                 continue;
             if (scope == SCOPE_TREE)
                 signal_tree(number, 0);
@@ -202,31 +204,74 @@ RAW static bool reap(struct launch *l, bool *main_gone)
     }
 }
 
+/* Waits for a signal or the end of the exec pipe. */
+RAW static void wait_for_news(uint64_t now, uint64_t deadline, int starting)
+{
+    struct { int fd; int16_t events, revents; } news[2] = {{SIGNAL_FD, POLLIN, 0}, {starting ? EXEC_FD : -1, POLLIN, 0}};
+    struct timespec wait = {0, 0};
+    if (deadline > now) {
+        wait.tv_sec = (time_t)((deadline - now) / 1000000);
+        wait.tv_nsec = (long)((deadline - now) % 1000000 * 1000);
+    }
+    raw(SYS_ppoll, news, 2, deadline ? &wait : 0, 0, 8);
+    char heard[256]; /* that there was a signal is all we need to know of it */
+    if (news[0].revents)
+        raw(SYS_read, SIGNAL_FD, heard, sizeof heard);
+}
+
+RAW static bool start_command(struct launch *l)
+{
+    uint64_t heard = 1ull << (SIGCHLD - 1) | 1ull << (SIGUSR1 - 1);
+    int ends[2];
+    long error = raw(SYS_pipe2, ends, O_CLOEXEC); /* the first free ones: EXEC_FD and the next */
+    if (error >= 0)
+        error = raw(SYS_signalfd4, -1, &heard, sizeof heard, O_CLOEXEC | O_NONBLOCK);
+    if (error >= 0)
+        error = raw_clone(CLONE_VM | SIGCHLD, l->command_stack, command_main, l);
+    if (error < 0) {
+        failed(l, STAGE_RESOURCES, error);
+        return false;
+    }
+    l->pid = (int)error;
+    raw(SYS_close, ends[1]);
+    for (int fd = 0; fd < 3; fd++)
+        raw(SYS_close, fd);
+    return true;
+}
+
+/* Has execve happened, or failed? The pipe's other end closes with either. */
+RAW static bool exec_over(void)
+{
+    struct { int fd; int16_t events, revents; } end = {EXEC_FD, POLLIN, 0};
+    struct timespec now = {0, 0};
+    return raw(SYS_ppoll, &end, 1, &now, 0, 8) > 0;
+}
+
 RAW static int supervisor_main(void *argument)
 {
     struct launch *l = argument;
     raw(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     arrange_descriptors(l);
     uint64_t started = now_us();
-    long pid = raw_clone(CLONE_VM | CLONE_VFORK | SIGCHLD, l->command_stack, command_main, l);
-    if (pid < 0)
-        failed(l, STAGE_RESOURCES, pid);
-    if (l->failed_stage) {
+    if (!start_command(l)) {
         report('f');
         return 0;
     }
-    l->pid = (int)pid;
-    for (int fd = 0; fd < 3; fd++)
-        raw(SYS_close, fd);
-    report('s');
-
     enum { RUNNING, TERMINATING, KILLING } phase = RUNNING;
     uint64_t deadline = l->timeout_ms ? started + (uint64_t)l->timeout_ms * 1000 : 0;
     uint64_t grace = (uint64_t)l->grace_ms * 1000;
-    bool main_gone = false;
+    bool starting = true, main_gone = false;
     for (;;) {
+        if (starting && exec_over()) {
+            if (l->failed_stage) {
+                report('f');
+                return 0;
+            }
+            starting = false;
+            report('s');
+        }
         bool empty = reap(l, &main_gone);
-        if (main_gone && (phase == RUNNING || empty))
+        if (main_gone && !starting && (phase == RUNNING || empty))
             break;
         deliver(l, main_gone);
         uint64_t now = now_us();
@@ -248,13 +293,7 @@ RAW static int supervisor_main(void *argument)
             kill_children();
             deadline = now + RESCAN_MS * 1000;
         }
-        struct timespec wait = {0, 0};
-        if (deadline > now) {
-            wait.tv_sec = (time_t)((deadline - now) / 1000000);
-            wait.tv_nsec = (long)((deadline - now) % 1000000 * 1000);
-        }
-        uint64_t heard = 1ull << (SIGCHLD - 1) | 1ull << (SIGUSR1 - 1);
-        raw(SYS_rt_sigtimedwait, &heard, 0, deadline ? &wait : 0, sizeof heard);
+        wait_for_news(now, deadline, starting);
     }
     l->wall_us = now_us() - started;
     report('e');

@@ -25,7 +25,7 @@ from k8e.engine.local import disk, host_image
 from k8e.engine.local.bundle import ID_COUNT, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.runtime import OciRuntime, find_gvisor, find_native
+from k8e.engine.local.runtime import OciRuntime, find_gvisor, find_native, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, place
@@ -282,29 +282,19 @@ class LocalEngine:
         slot = None
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
             slot = Record.load(paths.record).slot
-        # Dead before deleted: a runtime asked to delete something that lives waits for it politely.
         await asyncio.to_thread(self._cgroups.kill, sandbox)
-        for runtime in self._known_runtimes():
-            await runtime.delete(self.layout, sandbox)
-        await asyncio.to_thread(self._cgroups.kill, sandbox)
+        await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
         await disk.unmount_below(paths.top)
         await asyncio.to_thread(self._cgroups.remove, sandbox)
         await asyncio.to_thread(disk.remove_tree, paths.top)
         if slot is not None:
             self._slots.discard(slot)
 
-    def _known_runtimes(self) -> list[OciRuntime]:
-        gvisor = find_gvisor()
-        return [*([gvisor] if gvisor else []), *find_native()[-1:]]
-
     async def list(self) -> Sequence[str]:
         return sorted(await asyncio.to_thread(self._traces))
 
     def _traces(self) -> set[str]:
-        names = {paths.top.name for paths in self._all_paths()} | self._cgroups.sandboxes()
-        for runtime in self._known_runtimes():
-            names |= runtime.sandboxes(self.layout)
-        return names
+        return {paths.top.name for paths in self._all_paths()} | self._cgroups.sandboxes() | known_sandboxes(self.layout)
 
     async def close(self) -> None:
         for link in self._links.values():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,35 @@ from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.tool import find_tool, run_tool, try_tool
 
 _LOG_TAIL = 4096
+_ROOTS = (Runtime.GVISOR, Runtime.NATIVE)
+
+
+def _states(layout: Layout) -> Iterator[tuple[str, Path]]:
+    """What runtimes remember of sandboxes: runc a directory k8e-NAME, runsc files k8e-NAME_sandbox:k8e-NAME.state and .lock.
+
+    Read and removed here rather than by `runc delete` and `runsc delete`: those cost a process each, and runsc's waits for
+    the machine's init to reap its dead, which some inits do only now and then. It is called when all of them are dead.
+    """
+    for runtime in _ROOTS:
+        root = layout.runtime_root(runtime.value)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(root):
+                stem = name.split("_sandbox:")[0]
+                if stem.startswith("k8e-"):
+                    yield stem.removeprefix("k8e-"), root / name
+
+
+def known_sandboxes(layout: Layout) -> set[str]:
+    return {sandbox for sandbox, _ in _states(layout)}
+
+
+def forget_sandbox(layout: Layout, wanted: str) -> None:
+    for sandbox, path in list(_states(layout)):
+        if sandbox == wanted:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +68,6 @@ class OciRuntime:
         )
         if finished.status != 0:
             raise EngineError(self.name.value, _last_words(paths.runtime_log) or finished.complaint)
-
-    async def delete(self, layout: Layout, sandbox: str) -> None:
-        """The processes are dead already; this lets the runtime forget them."""
-        if self.knows(layout, sandbox):
-            await run_tool(*self._command(layout, "delete", "--force", f"k8e-{sandbox}"), deadline=60)
-
-    def knows(self, layout: Layout, sandbox: str) -> bool:
-        return sandbox in self.sandboxes(layout)
-
-    def sandboxes(self, layout: Layout) -> set[str]:
-        """From the runtime's own directory: asking it would cost a process each."""
-        root = layout.runtime_root(self.name.value)
-        try:
-            names = os.listdir(root)
-        except FileNotFoundError:
-            return set()
-        found = set()
-        for name in names:
-            # runsc: k8e-NAME_sandbox:k8e-NAME.state and .lock; runc: a directory k8e-NAME.
-            stem = name.split("_sandbox:")[0].removesuffix(".lock")
-            if stem.startswith("k8e-"):
-                found.add(stem.removeprefix("k8e-"))
-        return found
 
     async def version(self) -> str:
         text = await run_tool(self.binary, "--version", capture=True)
