@@ -185,7 +185,7 @@ class ByteReader(Protocol):
 
     @property
     def position(self) -> int:
-        """The offset of the next byte; counts dropped ones too."""
+        """Where in the whole stream the last read ended; what was dropped before it counts."""
 
     @property
     def dropped(self) -> int:

@@ -50,6 +50,7 @@ class Inbound:
 
     def __init__(self, window: int, acknowledge: Callable[[int], None], start: int = 0) -> None:
         self.window = window
+        self._start = start
         self.position = start  # of the next byte for the consumer
         self.dropped = 0
         self.received = start  # offset of the next byte from the agent
@@ -84,6 +85,7 @@ class Inbound:
         if self.total is not None and self.received > self.total:
             raise ProtocolViolation("DATA beyond the stream's end")
         if self._sink is not None:
+            self._cross_gap()
             self._consume(length)
             self._sink(content)
             return
@@ -101,6 +103,8 @@ class Inbound:
             self._jump(total)
         self.ended = True
         self.total = total
+        if self._sink is not None:
+            self._cross_gap()
         self._bell.ring()
 
     def resume_offset(self) -> int:
@@ -125,6 +129,8 @@ class Inbound:
         self._outstanding = 0
         if start > self.received:
             self._skip(start)
+            if self.position == self._start:
+                self._cross_gap()
 
     def _jump(self, offset: int) -> None:
         if self.ended:
@@ -139,13 +145,13 @@ class Inbound:
         self._forget_last_gap()
         self._gaps.append((self.received, offset - self.received))
         self.received = offset
-        self._cross_gap()
 
     def _forget_last_gap(self) -> None:
         if self._gaps and sum(self._gaps[-1]) == self.received:
             self.received = self._gaps.pop()[0]
 
     def _cross_gap(self) -> None:
+        """Only for who goes on: after a read, position is the end of what was read, and not of a gap behind it."""
         while self._gaps and self._gaps[0][0] == self.position:
             _, length = self._gaps.popleft()
             self.position += length
@@ -160,12 +166,14 @@ class Inbound:
 
     async def read(self) -> bytes:
         """The next bytes, b"" at the end. What came before the link failed is still given."""
+        self._cross_gap()
         while not self._queue:
             if self.complete:
                 return b""
             if self.error is not None:
                 raise self.error.with_traceback(None)
             await self._bell.wait()
+            self._cross_gap()
         content = self._queue.popleft()
         self.queued -= len(content)
         self._consume(len(content))
@@ -174,11 +182,13 @@ class Inbound:
     def divert(self, sink: Callable[[bytes], object]) -> None:
         """Gives what is here and all that comes to `sink`, at once and from inside the connection's reader."""
         self._sink = sink
+        self._cross_gap()
         while self._queue:
             content = self._queue.popleft()
             self.queued -= len(content)
             self._consume(len(content))
             sink(content)
+            self._cross_gap()
         self._bell.ring()
 
     def fail(self, error: LinkError) -> None:
@@ -187,8 +197,6 @@ class Inbound:
 
     def _consume(self, length: int) -> None:
         self.position += length
-        if self._gaps:
-            self._cross_gap()
         if (self.position - self._acked) * 4 >= self.window and not self.ended and self.error is None:
             self._acked = self.position
             self._outstanding = self.queued
