@@ -1,0 +1,57 @@
+"""What every sandbox of ours must do, as checks that any driver can run against itself.
+
+    for check in CHECKS:
+        if check.needs <= subject.provides:
+            await run_check(check, subject)
+
+A check is a plain async function that takes a `Subject` and raises AssertionError, with what it expected and
+what it got. It knows nothing but the `Sandbox` contract. Inside the sandbox it counts on a shell, coreutils and
+python3, all found in `subject.path`; it leaves behind no process, and no file outside `subject.directory`.
+"""
+
+from k8e.conformance import (
+    background,
+    commands,
+    environment,
+    folders,
+    moving,
+    output,
+    permissions,
+    reading,
+    reconnect,
+    scale,
+    sockets,
+    started,
+    status,
+    stdin,
+    terminal,
+    trees,
+    watching,
+    writing,
+)
+from k8e.conformance.registry import CHECKS, Check, run_check
+from k8e.conformance.subject import LinkControl, Subject
+
+__all__ = ["CHECKS", "Check", "LinkControl", "Subject", "run_check"]
+
+# Importing the modules is what fills the registry.
+_ = (
+    background,
+    commands,
+    environment,
+    folders,
+    moving,
+    output,
+    permissions,
+    reading,
+    reconnect,
+    scale,
+    sockets,
+    started,
+    status,
+    stdin,
+    terminal,
+    trees,
+    watching,
+    writing,
+)
