@@ -1,7 +1,7 @@
 """Where sandboxes live: the seam between what decides (core) and what runs.
 
-An engine knows sandboxes by an id that core chose and nothing else of sessions, tenants or doors. Everything it makes for
-one is derived from that id, so that `destroy` can clean up after any crash without a record of how far `create` got.
+An engine knows sandboxes by an id that core chose and nothing else of sessions, tenants or doors. Everything it makes
+for one is derived from that id, so that `destroy` can clean up after any crash without knowing how far `create` got.
 """
 
 from __future__ import annotations

@@ -68,7 +68,12 @@ def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
 def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
-        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "noexec", "mode=755", "size=64k"]},
+        {
+            "destination": "/dev",
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "noexec", "mode=755", "size=64k"],
+        },
         {
             "destination": "/dev/pts",
             "type": "devpts",

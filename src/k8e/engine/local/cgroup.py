@@ -9,10 +9,11 @@ import contextlib
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
+from k8e.engine import EngineError
 
 
 def hierarchies() -> list[Path]:
@@ -67,9 +68,12 @@ class Cgroups:
                             return int(value)
         return 0
 
-    def kill(self, sandbox: str) -> None:
+    def kill(self, sandbox: str, deadline: float = 30.0) -> None:
         """Kills until nobody is left. Blocks while they die: call it in a thread."""
+        end = time.monotonic() + deadline
         while pids := self.processes(sandbox):
+            if time.monotonic() > end:
+                raise EngineError("processes", f"{len(pids)} of {sandbox} outlive SIGKILL, among them {min(pids)}")
             for pid in pids:
                 try:
                     handle = os.pidfd_open(pid)
@@ -78,7 +82,7 @@ class Cgroups:
                 try:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    select.select([handle], [], [], 5)
+                    select.select([handle], [], [], 1)
                 finally:
                     os.close(handle)
 

@@ -38,7 +38,7 @@ async def make_template(content: Path, size: int, inodes: int, target: Path) -> 
 
 async def mount_copy(template: Path, image: Path, where: Path) -> None:
     await run_tool("cp", "--sparse=always", "--reflink=auto", template, image)
-    where.mkdir(mode=0o711)
+    await asyncio.to_thread(where.mkdir, 0o711)
     # noatime: reading must not write. nosuid, nodev: whatever a sandbox puts there stays data to the host.
     await run_tool("mount", "-o", "loop,nosuid,nodev,noatime", image, where)
 

@@ -1,8 +1,8 @@
 """The local engine: sandboxes on this machine, each a bundle under an OCI runtime on a disk of its own.
 
-Making one leaves traces in a fixed order: directory, disk, mount, bundle, container (with its cgroups). Everything is named
-after the sandbox, and `destroy` looks for each kind of trace instead of remembering which were made, so that it is
-right after any crash.
+Making one leaves traces in a fixed order: directory, disk, mount, bundle, container (with its cgroups). Everything is
+named after the sandbox, and `destroy` looks for each kind of trace instead of remembering which were made, so that it
+is right after any crash.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _FIRST_ID = 0x30000000
 _SLOTS = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
 _START_DEADLINE = 60.0
 _PROBE_DEADLINE = 30.0
+_LONGEST_RUN_DIR = 107 - len("/gvisor/runsc-k8e-.sock") - 63
 _PROBE_LIMITS = Limits(cpus=1.0, memory=256 << 20, pids=64, disk=disk.MIN_DISK * 2, inodes=8192)
 
+_STRENGTH = (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)  # of those that exist
 _INSTALL = {
     Runtime.GVISOR: "install runsc (Debian and Ubuntu: apt-get install runsc; Debian 12: from bookworm-backports)",
     Runtime.NATIVE: "install runc (Debian and Ubuntu: apt-get install runc)",
@@ -71,6 +73,8 @@ class LocalEngine:
     """Implements `engine.Engine`. Needs root."""
 
     def __init__(self, state_dir: Path, run_dir: Path, tools_dir: Path | None = None) -> None:
+        if len(os.fspath(run_dir)) > _LONGEST_RUN_DIR:
+            raise EngineError("run directory", f"{run_dir} is too long: sockets below it have at most 107 characters")
         self.layout = Layout(state_dir, run_dir)
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
@@ -93,7 +97,11 @@ class LocalEngine:
     def _prepare(self) -> Path:
         for directory, mode in ((self.layout.state, 0o711), (self.layout.run, 0o711)):
             directory.mkdir(mode=mode, parents=True, exist_ok=True)
-        for directory, mode in ((self.layout.sandboxes, 0o711), (self.layout.images, 0o700), (self.layout.agents, 0o711)):
+        for directory, mode in (
+            (self.layout.sandboxes, 0o711),
+            (self.layout.images, 0o700),
+            (self.layout.agents, 0o711),
+        ):
             directory.mkdir(mode=mode, exist_ok=True)
         binary = agent_binary()
         target = self.layout.agents / binary.sha256
@@ -141,7 +149,7 @@ class LocalEngine:
     # Runtimes --------------------------------------------------------------------------------------------------------
 
     async def probe(self) -> Sequence[RuntimeReport]:
-        return [await self._report(runtime) for runtime in (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)]
+        return await asyncio.gather(*(self._report(runtime) for runtime in _STRENGTH))
 
     async def _report(self, runtime: Runtime) -> RuntimeReport:
         if runtime not in self._probes:
@@ -165,7 +173,8 @@ class LocalEngine:
                 if outcome.exit_code != 0:
                     raise EngineError(runtime.value, f"a probe ended with {outcome}")
             except (EngineError, LinkError, TimeoutError) as error:
-                reason = f"{os.path.basename(candidate.binary)}: {error or 'no answer in time'}"
+                cause = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+                reason = f"{os.path.basename(candidate.binary)}: {cause}"
                 continue
             finally:
                 await self.destroy(name)
@@ -230,7 +239,9 @@ class LocalEngine:
         paths.link.mkdir(mode=0o700)
         if first_id is not None:
             os.chown(paths.link, first_id, first_id)
-            shift_owners(paths.root, first_id)
+            shift_owners(paths.disk, first_id)
+            # The runtime enters as root of the sandbox; other users of the machine have no business here.
+            paths.disk.chmod(0o700)
         _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         config = build_config(
             BundleSpec(
@@ -294,7 +305,9 @@ class LocalEngine:
         return sorted(await asyncio.to_thread(self._traces))
 
     def _traces(self) -> set[str]:
-        return {paths.top.name for paths in self._all_paths()} | self._cgroups.sandboxes() | known_sandboxes(self.layout)
+        return (
+            {paths.top.name for paths in self._all_paths()} | self._cgroups.sandboxes() | known_sandboxes(self.layout)
+        )
 
     async def close(self) -> None:
         for link in self._links.values():

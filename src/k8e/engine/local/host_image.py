@@ -1,8 +1,8 @@
-"""The `host` image: the machine's own toolchain (/usr, read-only) under a small root of our own, and nothing else of the
-machine. No home directories, no /root, no /var, no sockets; /etc is made here from a short list.
+"""The `host` image: the machine's own toolchain (/usr, read-only) under a small root of our own, and nothing else of
+the machine. No home directories, no /root, no /var, no sockets; /etc is made here from a short list.
 
-An image is two things to the engine: files that become the sandbox's private, writable root, and directories of the host
-that are laid over it read-only. OCI images will be another source of the same two.
+An image is two things to the engine: files that become the sandbox's private, writable root, and directories of the
+host that are laid over it read-only. OCI images will be another source of the same two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,22 @@ SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 # Directories of the root that lead into /usr on a merged system.
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_DIRECTORIES = ("dev", "etc", "home", "opt", "proc", "run", "srv", "sys", "tmp", "usr", "var", "var/tmp", "workspace", "root")
+_DIRECTORIES = (
+    "dev",
+    "etc",
+    "home",
+    "opt",
+    "proc",
+    "run",
+    "srv",
+    "sys",
+    "tmp",
+    "usr",
+    "var",
+    "var/tmp",
+    "workspace",
+    "root",
+)
 # What the toolchain reads below /etc. Configuration of the machine itself (users, network, services, keys) is not here.
 _ETC = (
     "alternatives",
@@ -212,7 +227,9 @@ def digest_tree(top: Path) -> str:
         for name in sorted((*directories, *files)):
             path = Path(parent, name)
             status = path.lstat()
-            total.update(f"{path.relative_to(top)}\0{status.st_mode:o}\0{status.st_uid}\0".encode(errors="surrogateescape"))
+            total.update(
+                f"{path.relative_to(top)}\0{status.st_mode:o}\0{status.st_uid}\0".encode(errors="surrogateescape")
+            )
             if path.is_symlink():
                 total.update(os.fsencode(os.readlink(path)))
             elif path.is_file():

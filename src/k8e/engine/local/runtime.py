@@ -18,16 +18,17 @@ _ROOTS = (Runtime.GVISOR, Runtime.NATIVE)
 
 
 def _states(layout: Layout) -> Iterator[tuple[str, Path]]:
-    """What runtimes remember of sandboxes: runc a directory k8e-NAME, runsc files k8e-NAME_sandbox:k8e-NAME.state and .lock.
+    """What runtimes remember of sandboxes: runc a directory k8e-NAME, runsc k8e-NAME_sandbox:k8e-NAME.state and .lock and
+    a socket runsc-k8e-NAME.sock (a stale one makes it put the next one elsewhere on the machine).
 
-    Read and removed here rather than by `runc delete` and `runsc delete`: those cost a process each, and runsc's waits for
-    the machine's init to reap its dead, which some inits do only now and then. It is called when all of them are dead.
+    Read and removed here rather than by `runc delete` and `runsc delete`: those cost a process each, and runsc's waits
+    for the machine's init to reap its dead, which some inits do only now and then. Nothing of the sandbox lives by then.
     """
     for runtime in _ROOTS:
         root = layout.runtime_root(runtime.value)
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(root):
-                stem = name.split("_sandbox:")[0]
+                stem = name.removeprefix("runsc-").removesuffix(".sock").split("_sandbox:")[0]
                 if stem.startswith("k8e-"):
                     yield stem.removeprefix("k8e-"), root / name
 
@@ -96,5 +97,7 @@ def find_gvisor() -> OciRuntime | None:
 
 def find_native() -> list[OciRuntime]:
     """crun is quicker but refuses mixed cgroup hierarchies, which only trying tells."""
-    found = [OciRuntime(Runtime.NATIVE, binary, native=True) for name in ("crun", "runc") if (binary := find_tool(name))]
+    found = [
+        OciRuntime(Runtime.NATIVE, binary, native=True) for name in ("crun", "runc") if (binary := find_tool(name))
+    ]
     return found

@@ -65,9 +65,7 @@ def build_profile(machine: str) -> Mapping[str, Any]:
     rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]
     # PER_LINUX, and the query; 32-bit personalities and ADDR_NO_RANDOMIZE's neighbours are not needed.
     rules += [allow(["personality"], [match(0, value)]) for value in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)]
-    rules.append(
-        {"names": sorted(lists["absent"]), "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS}
-    )
+    rules.append({"names": sorted(lists["absent"]), "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS})
     architectures = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64"]}
     return {
         "defaultAction": "SCMP_ACT_ERRNO",

@@ -1,7 +1,7 @@
 """Running the system's tools (mount, runc, mkfs): exact argv, a deadline, errors that say what was tried.
 
-They are started under `setpriv --pdeathsig`: a tool must not go on building a sandbox after the daemon that asked for it
-was killed, because its successor is taking the same sandbox down.
+They are started under `setpriv --pdeathsig`: a tool must not go on building a sandbox after the daemon that asked for
+it was killed, because its successor is taking the same sandbox down.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def find_tool(name: str) -> str | None:
 
 
 async def try_tool(
-    *argv: str | Path, deadline: float = 30.0, capture: bool = False, env: Mapping[str, str] | None = None, quiet: bool = False
+    *argv: str | Path,
+    deadline: float = 30.0,
+    capture: bool = False,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> Finished:
     """Runs it to its end. `quiet` gives it no pipe at all: what a runtime starts would keep one open for good."""
     words = tuple(str(word) for word in argv)
@@ -65,7 +69,9 @@ async def try_tool(
         raise
     text = (out if capture else err) or b""
     status = process.returncode if process.returncode is not None else -1
-    return Finished(words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace"))
+    return Finished(
+        words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace")
+    )
 
 
 async def run_tool(
