@@ -116,7 +116,8 @@ class AgentLink(Files):
         input: bytes = b"",  # noqa: A002 - as in subprocess.run
         limit: int = 64 << 20,
     ) -> Completed:
-        """Runs a command to its end. Of each stream the first `limit` bytes are kept; the outcome has the totals."""
+        """Runs a command to its end. Of each stream the first `limit` bytes are kept. The outcome has the totals: when
+        they are larger there was more, or some was dropped while the connection was down."""
         if input and not spec.stdin:
             raise ValueError("input for a command without stdin")
         if spec.detached:
