@@ -1,0 +1,155 @@
+"""An engine of a test module's own, in directories of its own, and the few ways in which tests use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Unpack
+
+from k8e.engine import Limits, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine.local import LocalEngine
+from k8e.engine.local.layout import SandboxPaths
+from k8e.link import AgentLink
+from k8e.link.model import AGENT, Completed, ExecOptions, ExecSpec, Identity
+from tests.engine.traces import CGROUPS, mount_points, wait_for_no_traces
+
+ROOT = Identity(0, 0)  # of the sandbox, as any command may be
+LIMITS = Limits(cpus=2.0, memory=512 << 20, pids=256, disk=128 << 20, inodes=16_384, open_files=1024)
+
+
+@contextlib.contextmanager
+def place_for_engine() -> Iterator[tuple[Path, Path]]:
+    """A state and a run directory: short, because sockets' paths are, and open to walk through, because the root of a user
+    namespace is nobody out here."""
+    top = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
+    top.chmod(0o711)
+    try:
+        yield top / "s", top / "r"
+    finally:
+        left = [point for point in mount_points() if point.startswith(f"{top}/")]
+        assert not left, f"not removing {top}: {left} are mounted there"
+        shutil.rmtree(top)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One sandbox and the way into it."""
+
+    name: str
+    link: AgentLink
+    place: Place
+    paths: SandboxPaths
+
+    def spec(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> ExecSpec:
+        """A command of the default user in the workspace, unless told otherwise."""
+        usual: ExecOptions = {"identity": self.place.user, "stdin": False}
+        spec = ExecSpec.of(*argv, cwd=self.place.workspace, **{**usual, **options})
+        return replace(spec, env=self.place.env)
+
+    async def run(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> Completed:
+        return await self.link.run(self.spec(*argv, **options))
+
+    async def python(self, code: str, *argv: str, **options: Unpack[ExecOptions]) -> Completed:
+        return await self.run("/usr/bin/python3", "-S", "-E", "-c", code, *argv, **options)
+
+    async def output(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> str:
+        """Of a command that must work."""
+        done = await self.run(*argv, **options)
+        assert done.outcome.exit_code == 0, done
+        return done.stdout.decode()
+
+    async def as_agent(self, *argv: str | bytes) -> Completed:
+        """With all that the agent itself has: the strongest that anybody inside could ever become."""
+        return await self.run(*argv, identity=AGENT, keep_capabilities=True)
+
+
+@dataclass(slots=True)
+class Rig:
+    """A runtime, and an engine that makes sandboxes with it."""
+
+    runtime: Runtime
+    engine: LocalEngine
+    report: RuntimeReport
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def native(self) -> bool:
+        return self.runtime is Runtime.NATIVE
+
+    def new_name(self) -> str:
+        name = f"t{secrets.token_hex(4)}"
+        self.names.add(name)
+        return name
+
+    def spec(self, limits: Limits = LIMITS) -> SandboxSpec:
+        return SandboxSpec(self.runtime, limits=limits)
+
+    async def enter(self, name: str) -> Room:
+        link, place = await self.engine.attach(name)
+        assert isinstance(link, AgentLink)
+        return Room(name, link, place, self.engine.layout.sandbox(name))
+
+    @contextlib.asynccontextmanager
+    async def room(self, limits: Limits = LIMITS) -> AsyncIterator[Room]:
+        name = self.new_name()
+        await self.engine.create(name, self.spec(limits))
+        try:
+            yield await self.enter(name)
+        finally:
+            await self.engine.destroy(name)
+
+    def cgroups(self, name: str) -> list[Path]:
+        return list(CGROUPS.glob(f"**/{self.engine.layout.cgroup}/{name}"))
+
+    def host_processes(self, name: str) -> set[int]:
+        pids: set[int] = set()
+        for group in self.cgroups(name):
+            with contextlib.suppress(FileNotFoundError):
+                pids |= {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+        return pids
+
+
+@contextlib.asynccontextmanager
+async def open_engine(state: Path, run: Path) -> AsyncIterator[LocalEngine]:
+    """Whatever happens inside, all of its sandboxes are gone afterwards."""
+    engine = LocalEngine(state, run)
+    try:
+        yield engine
+    finally:
+        for name in await engine.list():
+            await engine.destroy(name)
+        await engine.close()
+        for group in CGROUPS.glob(f"**/{engine.layout.cgroup}"):
+            with contextlib.suppress(OSError):  # not empty: the check for traces says so better
+                os.rmdir(group)
+
+
+async def find_report(engine: LocalEngine, runtime: Runtime) -> RuntimeReport:
+    return next(report for report in await engine.probe() if report.runtime is runtime)
+
+
+@contextlib.asynccontextmanager
+async def open_rig(runtime: Runtime) -> AsyncIterator[Rig]:
+    with place_for_engine() as (state, run):
+        rig: Rig | None = None
+        async with open_engine(state, run) as engine:
+            rig = Rig(runtime, engine, await find_report(engine, runtime))
+            yield rig
+        await wait_for_no_traces(engine.layout, rig.names)
+
+
+async def eventually(question: Callable[[], Awaitable[bool]], what: str, deadline: float = 30.0) -> None:
+    """Asks until it is so. For what the kernel or another process does in its own time."""
+    try:
+        async with asyncio.timeout(deadline):
+            while not await question():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"never came true: {what}") from None

@@ -1,0 +1,113 @@
+"""What an engine may leave on a machine, found without the engine's own code: a test that asked the engine what it
+forgot would believe it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from k8e.engine.local.layout import Layout
+
+CGROUPS = Path("/sys/fs/cgroup")
+# Where runsc puts its control socket when it finds the place that we gave it taken.
+STRAY_SOCKETS = (Path("/run"), Path("/tmp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    kind: str
+    what: str
+
+
+def mount_points() -> Iterator[str]:
+    for line in Path("/proc/self/mountinfo").read_text().split("\n"):
+        if line:
+            yield line.split(" ")[4].encode("latin-1").decode("unicode_escape")
+
+
+def living_processes() -> Iterator[tuple[int, Path]]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            folder = Path("/proc", name)
+            try:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state not in "ZX":  # the dead are the machine's init's business
+                yield int(name), folder
+
+
+def _processes(layout: Layout) -> Iterator[Trace]:
+    places = (os.fsencode(layout.state), os.fsencode(layout.run))
+    for pid, folder in living_processes():
+        try:
+            groups = (folder / "cgroup").read_text()
+            words = (folder / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        belongs = f"/{layout.cgroup}/" in groups
+        # A runtime or a tool on its way to make something of ours. (The tests' own drivers carry the paths as well.)
+        works = any(place in words for place in places) and b"tests.engine" not in words and pid != os.getpid()
+        if belongs or works:
+            yield Trace("process", f"{pid} {words[:200]!r}")
+
+
+def _cgroups(layout: Layout) -> Iterator[Trace]:
+    for parent in CGROUPS.glob(f"**/{layout.cgroup}"):
+        for group, _, _ in os.walk(parent):
+            if Path(group) != parent:
+                yield Trace("cgroup", group)
+
+
+def _loop_devices(layout: Layout) -> Iterator[Trace]:
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = path.read_text().strip()
+        except FileNotFoundError:
+            continue
+        if backing.startswith(os.fspath(layout.state)):
+            yield Trace("loop device", f"{path.parts[3]} {backing}")
+
+
+def _files(layout: Layout) -> Iterator[Trace]:
+    if layout.sandboxes.is_dir():
+        for name in os.listdir(layout.sandboxes):
+            yield Trace("directory", f"sandboxes/{name}")
+    for parent, _, names in os.walk(layout.run):
+        for name in names:
+            yield Trace("runtime state", os.path.join(parent, name))
+    # runc keeps a directory for each sandbox.
+    for root in (layout.run / "native", layout.run / "gvisor"):
+        if root.is_dir():
+            yield from (Trace("runtime state", str(path)) for path in root.iterdir() if path.is_dir())
+
+
+def _stray_sockets(names: Iterable[str]) -> Iterator[Trace]:
+    for folder in STRAY_SOCKETS:
+        for name in names:
+            path = folder / f"runsc-k8e-{name}.sock"
+            if path.exists():
+                yield Trace("stray socket", str(path))
+
+
+def find_traces(layout: Layout, names: Iterable[str] = ()) -> list[Trace]:
+    """Everything of an engine's sandboxes on this machine; the names only help to find what lies elsewhere."""
+    found = [*_processes(layout), *_cgroups(layout), *_loop_devices(layout), *_files(layout), *_stray_sockets(names)]
+    top = os.fspath(layout.state)
+    found += [Trace("mount", point) for point in mount_points() if point.startswith(top + "/")]
+    return found
+
+
+async def wait_for_no_traces(layout: Layout, names: Iterable[str] = (), deadline: float = 20.0) -> None:
+    """The kernel lets go of loop devices and dying processes a moment after it was told to."""
+    known = list(names)
+    left: list[Trace] = []
+    try:
+        async with asyncio.timeout(deadline):
+            while left := await asyncio.to_thread(find_traces, layout, known):
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"left behind: {left}") from None
