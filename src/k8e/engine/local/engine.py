@@ -25,7 +25,7 @@ from k8e.engine.local import disk, host_image
 from k8e.engine.local.bundle import ID_COUNT, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.runtime import OciRuntime, find_gvisor, find_native, forget_sandbox, known_sandboxes
+from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, place
@@ -158,29 +158,46 @@ class LocalEngine:
 
     async def _examine(self, runtime: Runtime) -> RuntimeReport:
         """A runtime is available when a sandbox that was started with it answered."""
-        candidates = [found] if runtime is Runtime.GVISOR and (found := find_gvisor()) else []
-        if runtime is Runtime.NATIVE:
-            candidates = find_native()
         reason = "not installed" if runtime in (Runtime.GVISOR, Runtime.NATIVE) else "not supported yet"
-        for candidate in candidates:
-            name = f"probe-{runtime.value}-{secrets.token_hex(4)}"
+        for candidate in await find_runtimes(runtime):
             try:
-                async with asyncio.timeout(_PROBE_DEADLINE):
-                    await self._create(name, SandboxSpec(runtime, limits=_PROBE_LIMITS), candidate)
-                    sandbox, _ = await self.attach(name)
-                    process = await sandbox.start(ExecSpec.of("/bin/true", stdin=False))
-                    outcome = await process.wait()
-                if outcome.exit_code != 0:
-                    raise EngineError(runtime.value, f"a probe ended with {outcome}")
-            except (EngineError, LinkError, TimeoutError) as error:
-                cause = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-                reason = f"{os.path.basename(candidate.binary)}: {cause}"
+                await self._try_out(candidate)
+            except EngineError as error:
+                reason = f"{candidate.binary}: {error}"
                 continue
-            finally:
-                await self.destroy(name)
             self._runtimes[runtime] = candidate
-            return RuntimeReport(runtime, True, version=await candidate.version())
+            notes = await self._find_network_stack(candidate) if runtime is Runtime.GVISOR else ()
+            return RuntimeReport(runtime, True, version=await candidate.version(), notes=notes)
         return RuntimeReport(runtime, False, reason=reason, hint=_INSTALL[runtime])
+
+    async def _try_out(self, runtime: OciRuntime) -> None:
+        name = f"probe-{runtime.name.value}-{secrets.token_hex(4)}"
+        try:
+            async with asyncio.timeout(_PROBE_DEADLINE):
+                await self._create(name, SandboxSpec(runtime.name, limits=_PROBE_LIMITS), runtime)
+                sandbox, _ = await self.attach(name)
+                process = await sandbox.start(ExecSpec.of("/bin/true", stdin=False))
+                outcome = await process.wait()
+        except TimeoutError as error:
+            raise EngineError("probe", f"no answer in {_PROBE_DEADLINE:g} s") from error
+        except LinkError as error:
+            raise EngineError("probe", str(error)) from error
+        finally:
+            await self.destroy(name)
+        if outcome.exit_code != 0:
+            raise EngineError("probe", f"a command ended with {outcome}")
+
+    async def _find_network_stack(self, gvisor: OciRuntime) -> tuple[str, ...]:
+        """Which stack sandboxes with a network would have: gVisor's own wherever it starts in a namespace."""
+        reasons = []
+        for mode, stack in (("sandbox", "gVisor's own stack"), ("host", "the stack of the sandbox's namespace")):
+            try:
+                await self._try_out(gvisor.with_network(mode))
+            except EngineError as error:
+                reasons.append(f"--network={mode} does not work: {error.cause}")
+            else:
+                return (f"network: {stack} (--network={mode})", *reasons)
+        return ("network: none", *reasons)
 
     # Creating --------------------------------------------------------------------------------------------------------
 

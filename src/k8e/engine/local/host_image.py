@@ -119,7 +119,8 @@ def host_overlays(tools: Path) -> list[Overlay]:
         if path.is_dir() and not path.is_symlink():
             found.append(Overlay(path, f"/{name}"))
     if tools.is_dir():
-        found.append(Overlay(tools, TOOLS))
+        # A link to the layer of the day: a sandbox keeps the one it started with.
+        found.append(Overlay(tools.resolve(), TOOLS))
     return found
 
 
@@ -166,8 +167,9 @@ def _write_etc(target: Path) -> None:
 
 
 def _write_venv(home: Path) -> None:
-    """A virtual environment of the session's own, without the start-up cost of making one: pip itself comes from the tools
-    layer through a .pth file, so that `pip install` works for the user whatever the machine's Python thinks of it."""
+    """A virtual environment of the session's own, without the start-up cost of making one: pip itself comes from the
+    tools layer through a .pth file, so that `pip install` works for the user whatever the machine's Python thinks of
+    it. That puts it before the machine's own pip: the same one everywhere."""
     if not SYSTEM_PYTHON.exists():
         return
     version = os.path.basename(os.path.realpath(SYSTEM_PYTHON))  # python3.11
@@ -180,8 +182,9 @@ def _write_venv(home: Path) -> None:
     (venv / "bin" / "python3").symlink_to(SYSTEM_PYTHON)
     for name in ("python", version):
         (venv / "bin" / name).symlink_to("python3")
+    number = version.removeprefix("python")
     (venv / "pyvenv.cfg").write_text(
-        f"home = {SYSTEM_PYTHON.parent}\ninclude-system-site-packages = true\nversion = {version.removeprefix('python')}\n"
+        f"home = {SYSTEM_PYTHON.parent}\ninclude-system-site-packages = true\nversion = {number}\n"
     )
     (packages / "k8e_tools.pth").write_text(f"{TOOLS}/python\n")
     script = f"#!{VENV}/bin/python3\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"

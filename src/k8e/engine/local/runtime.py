@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from k8e.engine import EngineError, Runtime
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.tool import find_tool, run_tool, try_tool
 
+# Where `make runsc` puts the one it built. On nobody's PATH: only the engine is meant to find it.
+OWN_BINARIES = Path("/var/lib/k8e/bin")
 _LOG_TAIL = 4096
 _ROOTS = (Runtime.GVISOR, Runtime.NATIVE)
 
 
 def _states(layout: Layout) -> Iterator[tuple[str, Path]]:
-    """What runtimes remember of sandboxes: runc a directory k8e-NAME, runsc k8e-NAME_sandbox:k8e-NAME.state and .lock and
-    a socket runsc-k8e-NAME.sock (a stale one makes it put the next one elsewhere on the machine).
+    """What runtimes remember of sandboxes: runc a directory k8e-NAME, runsc k8e-NAME_sandbox:k8e-NAME.state and .lock
+    and a socket runsc-k8e-NAME.sock (a stale one makes it put the next one elsewhere on the machine).
 
     Read and removed here rather than by `runc delete` and `runsc delete`: those cost a process each, and runsc's waits
-    for the machine's init to reap its dead, which some inits do only now and then. Nothing of the sandbox lives by then.
+    for the machine's init to reap its dead, which some inits do only now and then. By then nothing of it lives.
     """
     for runtime in _ROOTS:
         root = layout.runtime_root(runtime.value)
@@ -70,6 +75,11 @@ class OciRuntime:
         if finished.status != 0:
             raise EngineError(self.name.value, _last_words(paths.runtime_log) or finished.complaint)
 
+    def with_network(self, mode: str) -> OciRuntime:
+        """gVisor only: `none`, `sandbox` (its own stack) or `host` (that of the sandbox's namespace)."""
+        kept = (flag for flag in self.flags if not flag.startswith("--network="))
+        return replace(self, flags=(*kept, f"--network={mode}"))
+
     async def version(self) -> str:
         text = await run_tool(self.binary, "--version", capture=True)
         return text.splitlines()[0].strip() if text else ""
@@ -83,21 +93,42 @@ def _last_words(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return lines[-1] if lines else ""
+    if not lines:
+        return ""
+    try:
+        return str(json.loads(lines[-1])["msg"])
+    except (ValueError, LookupError, TypeError):
+        return lines[-1]
 
 
-def find_gvisor() -> OciRuntime | None:
-    binary = find_tool("runsc")
-    if binary is None:
-        return None
+async def find_runtimes(runtime: Runtime) -> Sequence[OciRuntime]:
+    """What is installed and could be it, the best first. Only trying tells."""
+    if runtime is Runtime.GVISOR:
+        return await _find_gvisor()
+    if runtime is Runtime.NATIVE:
+        # crun is quicker but refuses mixed cgroup hierarchies.
+        paths = [path for name in ("crun", "runc") if (path := find_tool(name))]
+        return [OciRuntime(Runtime.NATIVE, path, native=True) for path in paths]
+    return []
+
+
+async def _find_gvisor() -> list[OciRuntime]:
+    own = OWN_BINARIES / "runsc"
+    paths = [os.fspath(own)] if os.access(own, os.X_OK) else []
+    if installed := find_tool("runsc"):
+        paths.append(installed)
     # host-uds: the agent's socket is the way in. overlay2: writes go to the sandbox's disk, where they are limited.
     flags = ("--network=none", "--host-uds=create", "--overlay2=none", "--platform=systrap")
-    return OciRuntime(Runtime.GVISOR, binary, native=False, flags=flags)
+    found = [OciRuntime(Runtime.GVISOR, path, native=False, flags=flags) for path in paths]
+    dates = await asyncio.gather(*(_release_date(runtime) for runtime in found))
+    return [runtime for _, runtime in sorted(zip(dates, found, strict=True), key=lambda pair: pair[0], reverse=True)]
 
 
-def find_native() -> list[OciRuntime]:
-    """crun is quicker but refuses mixed cgroup hierarchies, which only trying tells."""
-    found = [
-        OciRuntime(Runtime.NATIVE, binary, native=True) for name in ("crun", "runc") if (binary := find_tool(name))
-    ]
-    return found
+async def _release_date(runtime: OciRuntime) -> str:
+    """Debian's 0.0~20240729.0, the project's release-20240729.0 and a Go module's v0.0.0-20260701204157-69c2d17aea96
+    all have the day in them. What does not tell its version goes last; whether it works is for the probe to say."""
+    try:
+        match = re.search(r"20\d{6}", await runtime.version())
+    except (EngineError, OSError):
+        return ""
+    return match[0] if match else ""
