@@ -55,6 +55,11 @@ class AgentLink(Files):
         await self.close()
 
     @property
+    def failure(self) -> LinkError | None:
+        """Why the link is of no use any more; None while it is."""
+        return self._board.failure
+
+    @property
     def agent_version(self) -> str | None:
         """None while there is no connection."""
         return self._board.agent_version

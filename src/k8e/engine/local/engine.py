@@ -19,6 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from k8e.engine import EngineError, Health, Limits, Place, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local import disk, host_image
@@ -79,7 +80,7 @@ class LocalEngine:
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
         self._links: dict[str, AgentLink] = {}
-        self._link_locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
         self._slots: set[int] = set()
         self._prepared: asyncio.Task[Path] | None = None
         self._templates: dict[tuple[int, int], asyncio.Task[Path]] = {}
@@ -92,7 +93,11 @@ class LocalEngine:
         """The directory whose content every sandbox starts with; made once for each daemon."""
         if self._prepared is None:
             self._prepared = asyncio.create_task(asyncio.to_thread(self._prepare))
-        return await asyncio.shield(self._prepared)
+        try:
+            return await asyncio.shield(self._prepared)
+        except OSError as error:
+            self._prepared = None  # the disk may have room again next time
+            raise EngineError("image", f"cannot be prepared: {error}") from error
 
     def _prepare(self) -> Path:
         for directory, mode in ((self.layout.state, 0o711), (self.layout.run, 0o711)):
@@ -120,7 +125,7 @@ class LocalEngine:
             if not final.exists():
                 content.rename(final)
         for old in self.layout.images.iterdir():
-            if not old.name.startswith(final.name):
+            if old != final and not (old.name.startswith(f"{final.name}-") and old.suffix == ".img"):
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
         return final
 
@@ -158,17 +163,18 @@ class LocalEngine:
 
     async def _examine(self, runtime: Runtime) -> RuntimeReport:
         """A runtime is available when a sandbox that was started with it answered."""
-        reason = "not installed" if runtime in (Runtime.GVISOR, Runtime.NATIVE) else "not supported yet"
+        failures = []
         for candidate in await find_runtimes(runtime):
             try:
                 await self._try_out(candidate)
             except EngineError as error:
-                reason = f"{candidate.binary}: {error}"
+                failures.append(f"{candidate.binary} does not work: {error.cause}")
                 continue
             self._runtimes[runtime] = candidate
             notes = await self._find_network_stack(candidate) if runtime is Runtime.GVISOR else ()
-            return RuntimeReport(runtime, True, version=await candidate.version(), notes=notes)
-        return RuntimeReport(runtime, False, reason=reason, hint=_INSTALL[runtime])
+            return RuntimeReport(runtime, True, version=await candidate.version(), notes=(*notes, *failures))
+        missing = "not installed" if runtime in (Runtime.GVISOR, Runtime.NATIVE) else "not supported yet"
+        return RuntimeReport(runtime, False, reason="; ".join(failures) or missing, hint=_INSTALL[runtime])
 
     async def _try_out(self, runtime: OciRuntime) -> None:
         name = f"probe-{runtime.name.value}-{secrets.token_hex(4)}"
@@ -213,13 +219,17 @@ class LocalEngine:
         template = await self._template(spec.limits)
         paths = self.layout.sandbox(sandbox)
         try:
-            paths.top.mkdir(mode=0o711 if runtime.native else 0o700)
+            await asyncio.to_thread(paths.top.mkdir, 0o711 if runtime.native else 0o700)
         except FileExistsError as error:
             raise EngineError("sandbox", f"{sandbox} exists already") from error
+        except OSError as error:
+            raise EngineError("disk", str(error)) from error
         try:
             await self._build(sandbox, spec, runtime, template, paths)
-        except BaseException:
+        except BaseException as error:
             await asyncio.shield(self.destroy(sandbox))
+            if isinstance(error, OSError):
+                raise EngineError("disk", str(error)) from error
             raise
 
     async def _build(
@@ -255,7 +265,6 @@ class LocalEngine:
     ) -> None:
         paths.link.mkdir(mode=0o700)
         if first_id is not None:
-            os.chown(paths.link, first_id, first_id)
             shift_owners(paths.disk, first_id)
             # The runtime enters as root of the sandbox; other users of the machine have no business here.
             paths.disk.chmod(0o700)
@@ -287,7 +296,9 @@ class LocalEngine:
             raise EngineError("sandbox", f"{sandbox} does not answer: {error}") from error
 
     async def _open_link(self, sandbox: str) -> AgentLink:
-        async with self._link_locks.setdefault(sandbox, asyncio.Lock()):
+        async with self._lock(sandbox):
+            if sandbox in self._links and self._links[sandbox].failure:
+                await self._links.pop(sandbox).close()
             if sandbox not in self._links:
                 paths = self.layout.sandbox(sandbox)
                 record = await asyncio.to_thread(Record.load, paths.record)
@@ -299,13 +310,23 @@ class LocalEngine:
         pids = await asyncio.to_thread(self._cgroups.processes, sandbox)
         return Health(bool(pids), await asyncio.to_thread(self._cgroups.oom_kills, sandbox))
 
+    def _lock(self, sandbox: str) -> asyncio.Lock:
+        """Held while a sandbox's link is opened, or everything of it is destroyed."""
+        lock = self._locks.get(sandbox)
+        if lock is None:
+            lock = self._locks[sandbox] = asyncio.Lock()
+        return lock
+
     # Ending ----------------------------------------------------------------------------------------------------------
 
     async def destroy(self, sandbox: str) -> None:
+        async with self._lock(sandbox):
+            await self._destroy(sandbox)
+
+    async def _destroy(self, sandbox: str) -> None:
         link = self._links.pop(sandbox, None)
         if link is not None:
             await link.close()
-        self._link_locks.pop(sandbox, None)
         paths = self.layout.sandbox(sandbox)
         slot = None
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):

@@ -38,8 +38,8 @@ class SandboxPaths:
 
     @property
     def link(self) -> Path:
-        """The directory in which the agent makes its socket."""
-        return self.top / "link"
+        """Where the agent makes its socket: on the sandbox's own disk, because its root can write there."""
+        return self.disk / "link"
 
     @property
     def socket(self) -> Path:
