@@ -5,7 +5,7 @@ AGENT := build/agent/k8e-agent
 # The folder too: a file that was removed counts as a change.
 AGENT_SOURCES := agent/. $(wildcard agent/*.c agent/*.h) scripts/build_agent.py
 
-.PHONY: help setup demo test lint format bench agent lock pin release clean
+.PHONY: help setup demo test lint format bench agent runsc current-runsc lock pin release clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -16,7 +16,7 @@ setup:
 demo: setup agent  ## run a command through the agent
 	@$(PYTHON) scripts/demo.py
 
-test: setup agent  ## the whole suite; one file: make test ARGS=tests/test_binary.py
+test: setup agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
 	$(PYTHON) -m pytest $(ARGS)
 
 lint: setup  ## style, types, layers, scripts
@@ -40,6 +40,13 @@ $(AGENT): $(AGENT_SOURCES) | setup
 
 $(AGENT)-asan: $(AGENT_SOURCES) | setup
 	$(PYTHON) scripts/build_agent.py asan
+
+runsc: setup  ## build the pinned gVisor (needs Go) and, as root, install it for the engine
+	@$(PYTHON) scripts/build_runsc.py
+
+# Where there is no Go, tests make do with the distribution's runsc.
+current-runsc: setup
+	@$(PYTHON) scripts/build_runsc.py --if-possible
 
 lock: setup  ## refresh requirements.lock; ARGS=--upgrade for newer versions
 	.venv/bin/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header \
