@@ -46,10 +46,14 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Doors establish it, the service trusts it."""
+    """Who asks. Doors establish it, the service trusts it.
+
+    Somebody whom a door knows as one tenant has that tenant's sessions; a local user has all of their own, whatever
+    tenant they named; root has everybody's.
+    """
 
     uid: int
-    tenant: str = "default"
+    tenant: str = ""  # empty: not bound to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,11 @@ ManifestEntry = ManifestFile | ManifestDir | ManifestRepo
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
     session_id: str = ""  # empty: chosen here
-    tenant: str = ""
+    tenant: str = ""  # empty: the caller's, or "default"
     runtime: Runtime | None = None  # None: the strongest that works
     image: str = "host"
     env: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     ttl: float = DEFAULT_TTL
     manifest: Sequence[ManifestEntry] = ()
 
@@ -137,7 +141,10 @@ class Chunk:
 
 
 class LiveRun(Protocol):
-    """A foreground run whose output is read as it comes. Leaving it unfinished ends the command."""
+    """A foreground run whose output is read as it comes. Leaving it unfinished ends the command.
+
+    stdin is open until `close_stdin`, unless the spec brought it. Input that nobody reads any more is dropped.
+    """
 
     @property
     def run_id(self) -> str: ...
@@ -147,7 +154,8 @@ class LiveRun(Protocol):
     async def result(self) -> RunResult:
         """After the output ended; stdout and stderr are empty here, the counts are exact."""
 
-    async def kill(self) -> None: ...
+    async def kill(self) -> None:
+        """Ends the whole tree, if it still runs. Whoever leaves before the result calls this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +176,20 @@ class SandboxService(Protocol):
     async def destroy(self, caller: Caller, session_id: str) -> None: ...
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult: ...
     async def start(self, caller: Caller, spec: RunSpec) -> LiveRun: ...
-    async def poll(self, caller: Caller, run_id: str) -> RunResult: ...
+    async def poll(self, caller: Caller, run_id: str) -> RunResult:
+        """How a run stands. While it runs there are exact counts and no output; a background run that has ended has its
+        output, as long as its session lives and keeps it."""
+
     async def kill(self, caller: Caller, run_id: str) -> None: ...
     async def ps(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]: ...
     async def log(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
         """The runs of a session, oldest first, without output."""
 
-    async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int: ...
+    async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
+        """How many bytes were written. Missing directories are made."""
+
     async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes: ...
-    async def list_files(
-        self, caller: Caller, session_id: str, path: str = "", *, since: float = 0
-    ) -> Sequence[Entry]: ...
+    async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
+        """Everything below the path (empty: the workspace) that was modified since; names are absolute paths."""
+
     async def status(self, caller: Caller) -> ServiceStatus: ...

@@ -1,0 +1,1 @@
+"""What decides: sessions, runs, ownership, quotas. Doors call `Service` and nothing below it."""

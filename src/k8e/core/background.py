@@ -1,0 +1,269 @@
+"""Commands in the background: started detached, kept by the agent, collected when they have ended.
+
+While one runs its output stays where the agent keeps it (the first and the last half MiB of each stream), so that a
+daemon that dies loses nothing. When it has ended the output is put into a file inside the sandbox that only the agent
+can read, the row says how it ended, and only then the agent may forget it. Output is kept until the session ends;
+beyond KEPT_OUTPUT bytes the oldest goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from k8e.core import checks
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import warn
+from k8e.core.live import Live
+from k8e.core.model import OUTPUT_LIMIT, Caller, Phase, RunResult, RunSpec, Status
+from k8e.core.output import HeadTail
+from k8e.core.provisioning import STATE, read_into
+from k8e.core.records import RunRecord, may_see
+from k8e.core.runs import GRACE, Runs, check_run, place_run
+from k8e.core.sessions import Opened
+from k8e.core.translation import translated
+from k8e.core.verdict import judge, suspect_oom
+from k8e.link.errors import AgentError, Code, LinkError
+from k8e.link.model import CommandInfo, ExecSpec, Outcome, Process, Sandbox
+
+MAX_BACKGROUND: Final = 256  # running ones, of one session
+KEPT_OUTPUT: Final = 32 << 20  # bytes, of one session
+
+
+class Background:
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._sessions = runs.sessions
+        self._store = runs.sessions.store
+
+    # Starting
+
+    async def start(self, caller: Caller, spec: RunSpec) -> RunResult:
+        plan = check_run(spec)
+        if spec.stdin:
+            checks.refuse("stdin", "cannot be given to a background run", "Write it to a file that the command reads.")
+        opened = await self._sessions.open(caller, spec.session_id)
+        if len(opened.live.background) >= MAX_BACKGROUND:
+            hint = "Poll or kill some of them."
+            raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
+        launching = self._sessions.tasks.spawn(self._launch(opened, plan))
+        try:
+            await asyncio.wait({launching})
+        except asyncio.CancelledError:
+            self._sessions.tasks.spawn(self._take_back(caller, launching))
+            raise
+        return launching.result()
+
+    async def _launch(self, opened: Opened, plan: ExecSpec) -> RunResult:
+        live = opened.live
+        with live.in_use():
+            record = await self._runs.record(live, background=True)
+            spec = replace(place_run(opened, plan), stdin=False, detached=True, window=OUTPUT_LIMIT)
+            live.background.add(record.run_id)
+            try:
+                process = await self._runs.launch(opened, record, spec)
+                try:
+                    await self._store.set_command(record.run_id, process.id)
+                except Fault:
+                    # Nobody could ever find it again.
+                    await put_away(opened.sandbox, process.id)
+                    raise
+            except BaseException:
+                live.background.discard(record.run_id)
+                raise
+        return record.show(live.session_id)
+
+    async def _take_back(self, caller: Caller, launching: asyncio.Task[RunResult]) -> None:
+        """Who asked for it left before they heard its id: nobody will ever ask for it."""
+        await asyncio.wait({launching})
+        if not launching.cancelled() and launching.exception() is None:
+            await self.kill(caller, launching.result().run_id)
+
+    # Asking
+
+    async def find(self, caller: Caller, run_id: str) -> tuple[RunRecord, Live | None, str]:
+        """The run, its session if that lives, and the session's id."""
+        checks.check_caller(caller)
+        record = await self._store.find_run(checks.check_run_id(run_id))
+        if record is not None:
+            live = self._sessions.registry.find_sandbox(caller, record.sandbox)
+            if live is not None:
+                return record, live, live.session_id
+            session = await self._store.find_session(record.sandbox)
+            if session and session.phase is Phase.DESTROYED and may_see(caller, session.owner, session.tenant):
+                return record, None, session.session_id
+        raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="Runs end with their session.")
+
+    async def poll(self, caller: Caller, run_id: str) -> RunResult:
+        record, live, session_id = await self.find(caller, run_id)
+        if live is None or not record.background:
+            return record.show(session_id)
+        with live.in_use(), translated("collecting the run"):
+            async with live.collecting:
+                record = await self._store.find_run(run_id) or record
+                opened = await self._sessions.enter(live)
+                if record.finished is not None:
+                    return await self._recall(opened, record)
+                info = await self._look(opened, record)
+                if info is not None and info.running:
+                    seen = replace(record, stdout_bytes=info.stdout_bytes, stderr_bytes=info.stderr_bytes)
+                    return seen.show(session_id)
+                return await self._collect(opened, record, info)
+
+    async def _look(self, opened: Opened, record: RunRecord) -> CommandInfo | None:
+        commands = await opened.sandbox.commands()
+        return next((info for info in commands if info.id == record.command), None)
+
+    async def _recall(self, opened: Opened, record: RunRecord) -> RunResult:
+        session_id = opened.live.session_id
+        if not record.kept_stdout and not record.kept_stderr:
+            return record.show(session_id)
+        try:
+            content = await opened.sandbox.read_file(_output_path(record.run_id), limit=2 * OUTPUT_LIMIT)
+        except AgentError as error:
+            warn("output_gone", run=record.run_id, cause=error.code.name)
+            return replace(record, truncated=True).show(session_id)
+        border = record.kept_stdout or 0
+        return record.show(session_id, content[:border], content[border:])
+
+    async def kill(self, caller: Caller, run_id: str) -> None:
+        """Returns when it is gone. Fine for one that has ended already."""
+        record, live, _ = await self.find(caller, run_id)
+        foreground = self._runs.running.get(run_id)
+        if foreground is not None:
+            await foreground.end()
+        if live is None or not record.background:
+            return
+        with live.in_use(), translated("killing the run"):
+            async with live.collecting:
+                record = await self._store.find_run(run_id) or record
+                if record.finished is not None:
+                    return
+                opened = await self._sessions.enter(live)
+                info = await self._look(opened, record)
+                if info is None or not info.running:
+                    await self._collect(opened, record, info)
+                    return
+                process = await opened.sandbox.attach(info.id)
+                await process.end(GRACE)
+                stdout, stderr = await _read_output(process)
+                await self._finish(opened, record, await process.wait(), stdout, stderr)
+
+    # Collecting
+
+    async def collect(self, live: Live) -> None:
+        """Brings home what has ended, and thereby finds out what still runs."""
+        if not live.background:
+            return
+        async with live.collecting:
+            # In this order: what is on record here was started before the agent is asked.
+            records = await self._store.runs(live.sandbox, unfinished=True)
+            opened = await self._sessions.enter(live)
+            with translated("collecting runs"):
+                commands = {info.id: info for info in await opened.sandbox.commands()}
+                for record in records:
+                    if not record.background or record.command is None:
+                        continue
+                    info = commands.get(record.command)
+                    if info is None or not info.running:
+                        await self._collect(opened, record, info)
+
+    async def _collect(self, opened: Opened, record: RunRecord, info: CommandInfo | None) -> RunResult:
+        if info is None or record.command is None:
+            return await self._lose(opened.live, record)
+        try:
+            process = await opened.sandbox.attach(record.command)
+            stdout, stderr = await _read_output(process)
+        except AgentError as error:
+            if error.code not in (Code.LOST, Code.UNKNOWN_COMMAND):
+                raise
+            await opened.sandbox.release(record.command)
+            return await self._lose(opened.live, record)
+        result = await self._finish(opened, record, info, stdout, stderr)
+        # It is on record; now the agent may forget it. Only the outcome knows how long it took.
+        outcome = await process.wait()
+        duration = round(outcome.wall_seconds * 1000)
+        await self._store.set_duration(record.run_id, duration)
+        return replace(result, duration_ms=duration)
+
+    async def _lose(self, live: Live, record: RunRecord) -> RunResult:
+        live.background.discard(record.run_id)
+        return await self._runs.keep(replace(record, status=Status.LOST), live)
+
+    async def _finish(
+        self, opened: Opened, record: RunRecord, end: CommandInfo | Outcome, stdout: bytes, stderr: bytes
+    ) -> RunResult:
+        live = opened.live
+        oom = False
+        if end.exit_code != 0:
+            health = await self._sessions.examine(live)
+            # When it ended, and beside whom, nobody knows any more.
+            kills = health.oom_kills - record.oom_before
+            oom = suspect_oom(end.exit_code, end.signal, kills=kills, alone=False)
+        status, code = judge(end.exit_code, end.signal, end.cause, oom=oom)
+        kept = await self._keep_output(opened, record, stdout, stderr)
+        ended = replace(
+            record,
+            status=status,
+            exit_code=code,
+            stdout_bytes=end.stdout_bytes,
+            stderr_bytes=end.stderr_bytes,
+            truncated=len(stdout) < end.stdout_bytes or len(stderr) < end.stderr_bytes,
+            duration_ms=round(end.wall_seconds * 1000) if isinstance(end, Outcome) else 0,
+            kept_stdout=len(stdout) if kept else None,
+            kept_stderr=len(stderr) if kept else None,
+        )
+        result = await self._runs.keep(ended if kept else replace(ended, truncated=True), live)
+        live.background.discard(record.run_id)
+        live.touch()
+        return replace(result, stdout=stdout, stderr=stderr, truncated=ended.truncated)
+
+    async def _keep_output(self, opened: Opened, record: RunRecord, stdout: bytes, stderr: bytes) -> bool:
+        if not stdout and not stderr:
+            return True
+        await self._make_room(opened, len(stdout) + len(stderr))
+        try:
+            await opened.sandbox.write_file(_output_path(record.run_id), stdout + stderr, mode=0o600)
+        except AgentError as error:
+            # Most likely its disk is full: whoever collected it has it, nobody else will.
+            warn("output_not_kept", run=record.run_id, cause=error.code.name)
+            return False
+        return True
+
+    async def _make_room(self, opened: Opened, size: int) -> None:
+        records = await self._store.runs(opened.live.sandbox)
+        kept = [(run.run_id, (run.kept_stdout or 0) + (run.kept_stderr or 0)) for run in records]
+        excess = sum(length for _, length in kept) + size - KEPT_OUTPUT
+        dropped = []
+        for run_id, length in kept:
+            if excess <= 0:
+                break
+            if length:
+                dropped.append(run_id)
+                excess -= length
+        await self._store.forget_output(dropped)
+        for run_id in dropped:
+            await opened.sandbox.remove(_output_path(run_id))
+
+
+def _output_path(run_id: str) -> bytes:
+    return STATE + b"/" + run_id.encode()
+
+
+async def _read_output(process: Process) -> tuple[bytes, bytes]:
+    stdout, stderr = HeadTail(), HeadTail()
+    await asyncio.gather(read_into(process.stdout, stdout), read_into(process.stderr, stderr))
+    return stdout.take(), stderr.take()
+
+
+async def put_away(sandbox: Sandbox, command: int) -> Outcome | None:
+    """Ends a command that nobody will ask for; the agent forgets it."""
+    try:
+        process = await sandbox.attach(command)
+        process.discard()
+        await process.end(GRACE)
+        return await process.wait()
+    except LinkError as error:
+        warn("not_put_away", command=f"{command:016x}", cause=error)
+        return None

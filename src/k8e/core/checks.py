@@ -1,0 +1,191 @@
+"""The choke point: every name, path, size and time that comes through a door is checked here, and nowhere else. Pure.
+
+What passes is returned in the form that the rest of core works with (bytes for what goes into a sandbox). What does not
+is a Fault that names the field.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import (
+    MAX_ENV_BYTES,
+    MAX_ENV_KEYS,
+    MAX_MESSAGE,
+    WORKSPACE,
+    Caller,
+    Language,
+    RunSpec,
+    SessionSpec,
+)
+from k8e.engine import Limits
+
+MAX_TIMEOUT: Final = 86_400.0
+MAX_TTL: Final = 30 * 86_400.0
+MAX_PATH: Final = 4095  # PATH_MAX without the NUL
+MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
+MAX_ARGV: Final = 1 << 20
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+
+# Below these nothing starts; above them somebody mistook the unit.
+_LIMITS: Final[Mapping[str, tuple[float, float]]] = {
+    "cpus": (0.01, 1024),
+    "memory": (16 << 20, 1 << 44),
+    "pids": (8, 1 << 22),
+    "disk": (1 << 20, 1 << 50),
+    "inodes": (64, 1 << 32),
+    "open_files": (16, 1 << 20),
+}
+
+COMMANDS: Final[Mapping[Language, tuple[bytes, bytes]]] = {
+    Language.BASH: (b"bash", b"-c"),
+    Language.PYTHON: (b"python3", b"-c"),
+    Language.NODE: (b"node", b"-e"),
+    Language.TS: (b"tsx", b"-e"),
+}
+
+
+def refuse(field: str, cause: str, hint: str = "") -> NoReturn:
+    raise Fault(Kind.INVALID, "invalid_argument", f"{field}: {cause}", field=field, hint=hint)
+
+
+def check_name(field: str, value: object) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        refuse(field, "must be 1 to 63 of A-Z a-z 0-9 _ - and not begin with -")
+    return value
+
+
+def check_caller(caller: Caller) -> None:
+    if caller.tenant:
+        check_name("tenant", caller.tenant)
+
+
+def check_run_id(value: object) -> str:
+    if not isinstance(value, str) or not _RUN_ID.fullmatch(value):
+        refuse("run_id", "is not the id of a run")
+    return value
+
+
+def encode(field: str, value: object) -> bytes:
+    """What a command line or JSON brought, as the bytes that were meant: undecodable ones come back as they were."""
+    if not isinstance(value, str):
+        refuse(field, "must be a string")
+    try:
+        content = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        refuse(field, "is not text")
+    if b"\0" in content:
+        refuse(field, "contains a NUL byte")
+    return content
+
+
+def check_path(field: str, value: object) -> bytes:
+    """The absolute path; relative ones begin at the workspace. `..` and links are the sandbox's own business."""
+    path = encode(field, value)
+    if not path:
+        refuse(field, "is empty")
+    if not path.startswith(b"/"):
+        path = WORKSPACE + b"/" + path
+    if len(path) > MAX_PATH:
+        refuse(field, f"is longer than {MAX_PATH} bytes")
+    return path
+
+
+def check_content(field: str, value: object) -> bytes:
+    if not isinstance(value, bytes):
+        refuse(field, "must be bytes")
+    if len(value) > MAX_MESSAGE:
+        refuse(field, f"has {len(value)} bytes, the limit is {MAX_MESSAGE}", "Send it in parts, appending.")
+    return value
+
+
+def check_number(field: str, value: object, lowest: float, highest: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(field, "must be a number")
+    if not math.isfinite(value) or not lowest <= value <= highest:
+        refuse(field, f"is {value:g}, must be {lowest:g} to {highest:g}")
+    return value
+
+
+def check_timeout(value: object) -> float:
+    return _check_seconds("timeout", value, MAX_TIMEOUT)
+
+
+def _check_seconds(field: str, value: object, highest: float) -> float:
+    seconds = check_number(field, value, 0, highest)
+    if seconds <= 0:
+        refuse(field, f"must be more than 0 and at most {highest:g} seconds")
+    return seconds
+
+
+def check_env(field: str, env: Mapping[str, object]) -> tuple[tuple[bytes, bytes], ...]:
+    """Faults name keys, never values."""
+    if len(env) > MAX_ENV_KEYS:
+        refuse(field, f"has {len(env)} variables, the limit is {MAX_ENV_KEYS}")
+    variables = []
+    size = 0
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name):
+            refuse(field, f"{name[:64]!r} is not the name of a variable")
+        content = encode(f"{field}.{name[:64]}", value)
+        size += len(name) + len(content) + 2  # = and NUL
+        variables.append((name.encode(), content))
+    if size > MAX_ENV_BYTES:
+        refuse(field, f"takes {size} bytes, the limit is {MAX_ENV_BYTES}", "Hand larger values over in a file.")
+    return tuple(variables)
+
+
+def check_limits(limits: Limits) -> None:
+    for name, (lowest, highest) in _LIMITS.items():
+        value = getattr(limits, name)
+        check_number(f"limits.{name}", value, lowest, highest)
+        if name != "cpus" and not isinstance(value, int):
+            refuse(f"limits.{name}", "must be a whole number")
+
+
+def check_image(value: object) -> str:
+    if not isinstance(value, str) or not _IMAGE.fullmatch(value):
+        refuse("image", "is not the name of an image")
+    return value
+
+
+def check_session(spec: SessionSpec) -> tuple[tuple[bytes, bytes], ...]:
+    """Everything but the manifest, whose entries are checked by `manifest.check_entries`. Returns the environment."""
+    if spec.session_id:
+        check_name("session_id", spec.session_id)
+    if spec.tenant:
+        check_name("tenant", spec.tenant)
+    check_image(spec.image)
+    check_limits(spec.limits)
+    _check_seconds("ttl", spec.ttl, MAX_TTL)
+    return check_env("env", spec.env)
+
+
+def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
+    """The exact argv of a run: the one given, or the language's."""
+    if spec.argv and spec.code:
+        refuse("argv", "is given together with code")
+    if not spec.argv:
+        code = encode("code", spec.code)
+        if len(code) > MAX_WORD:
+            hint = "Write it to a file in the workspace and run that."
+            refuse("code", f"has {len(code)} bytes, the limit is {MAX_WORD}", hint)
+        return (*COMMANDS[spec.language], code)
+    if not spec.argv[0]:
+        refuse("argv", "begins with an empty word")
+    for index, word in enumerate(spec.argv):
+        if b"\0" in word:
+            refuse(f"argv[{index}]", "contains a NUL byte")
+        if len(word) > MAX_WORD:
+            refuse(f"argv[{index}]", f"has {len(word)} bytes, the limit is {MAX_WORD}")
+    if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
+        refuse("argv", f"takes more than {MAX_ARGV} bytes")
+    return spec.argv

@@ -1,0 +1,50 @@
+"""Files of a session. Every operation happens inside the sandbox, as the default user, by the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from k8e.core import checks
+from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
+from k8e.core.provisioning import file_identity
+from k8e.core.sessions import Sessions
+from k8e.core.translation import translated
+from k8e.link.errors import AgentError, Code
+from k8e.link.model import Entry
+
+
+class Files:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def write(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
+        target = checks.check_path("path", path)
+        checks.check_content("content", content)
+        opened = await self._sessions.open(caller, session_id)
+        identity = file_identity(opened.place)
+        with opened.live.in_use(), translated(f"writing {path}"):
+            try:
+                await opened.sandbox.write_file(target, content, append=append, identity=identity)
+            except AgentError as error:
+                if error.code is not Code.NOT_FOUND:
+                    raise
+                # Nothing was written: its directory is missing.
+                await opened.sandbox.mkdir(target.rstrip(b"/").rpartition(b"/")[0] or b"/", identity=identity)
+                await opened.sandbox.write_file(target, content, append=append, identity=identity)
+        return len(content)
+
+    async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
+        source = checks.check_path("path", path)
+        opened = await self._sessions.open(caller, session_id)
+        with opened.live.in_use(), translated(f"reading {path}"):
+            return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=file_identity(opened.place))
+
+    async def list(self, caller: Caller, session_id: str, path: str, *, since: float) -> Sequence[Entry]:
+        top = checks.check_path("path", path) if path else WORKSPACE
+        checks.check_number("since", since, 0, 1 << 40)
+        opened = await self._sessions.open(caller, session_id)
+        with opened.live.in_use(), translated(f"listing {path or 'the workspace'}"):
+            entries = await opened.sandbox.list_dir(top, recursive=True, identity=file_identity(opened.place))
+        prefix = top.rstrip(b"/") + b"/"
+        return [replace(entry, name=prefix + entry.name) for entry in entries if entry.mtime_ns >= since * 1e9]

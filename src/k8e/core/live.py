@@ -1,0 +1,160 @@
+"""A session as the daemon holds it while it lives, and the list of them with who may see which."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from k8e.core.clock import Clock
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import Caller, Phase
+from k8e.core.records import SessionRecord, may_see
+
+REMEMBERED = 1000  # names of sessions that are gone, for a better answer than "never heard of it"
+
+Name = tuple[int, str, str]  # owner, tenant, session id
+
+
+class Gone(Exception):
+    """The session ended under whoever used it."""
+
+
+class Live:
+    def __init__(self, record: SessionRecord, clock: Clock, env: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        self.record = record
+        self.env = env
+        self.uses = 0  # in flight
+        self.unsaved = False  # the last use is not in the store yet
+        self.background: set[str] = set()  # ids of runs that were not seen to end
+        self.collecting = asyncio.Lock()
+        self.building: asyncio.Task[None] | None = None
+        self.ending: asyncio.Task[None] | None = None
+        self.stored = False
+        # Done when the sandbox is, or is about to be, no more.
+        self.gone: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
+        self._clock = clock
+
+    @property
+    def sandbox(self) -> str:
+        return self.record.sandbox
+
+    @property
+    def session_id(self) -> str:
+        return self.record.session_id
+
+    @property
+    def phase(self) -> Phase:
+        return self.record.phase
+
+    @property
+    def name(self) -> Name:
+        return self.record.owner, self.record.tenant, self.record.session_id
+
+    def enter(self, phase: Phase, reason: str = "") -> None:
+        self.record = replace(self.record, phase=phase, reason=reason or self.record.reason)
+
+    def part(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(Gone(reason))
+
+    # Idleness
+
+    def touch(self) -> None:
+        self.record = replace(self.record, last_used=self._clock.wall(), used_at=self._clock.monotonic())
+        self.unsaved = True
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self.uses += 1
+        self.touch()
+        try:
+            yield
+        finally:
+            self.uses -= 1
+            self.touch()
+
+    @property
+    def expired(self) -> bool:
+        idle = self._clock.monotonic() - self.record.used_at
+        return self.phase is Phase.ACTIVE and not self.uses and not self.background and idle >= self.record.ttl
+
+
+class Registry:
+    """All sessions that are not gone. What somebody may not see is answered as if it were not there."""
+
+    def __init__(self) -> None:
+        self._by_sandbox: dict[str, Live] = {}
+        self._by_id: dict[str, dict[Name, Live]] = {}
+        self._ended: dict[Name, str] = {}
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._by_sandbox.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_sandbox)
+
+    def add(self, live: Live) -> None:
+        namesakes = self._by_id.setdefault(live.session_id, {})
+        if live.name in namesakes:
+            phase = namesakes[live.name].phase
+            raise Fault(
+                Kind.CONFLICT,
+                "session_exists",
+                f"session {live.session_id} exists already",
+                detail=f"it is {phase.value}",
+                hint="Use it, destroy it first, or choose another id.",
+            )
+        namesakes[live.name] = live
+        self._by_sandbox[live.sandbox] = live
+        self._ended.pop(live.name, None)
+
+    def remove(self, live: Live) -> None:
+        del self._by_sandbox[live.sandbox]
+        namesakes = self._by_id[live.session_id]
+        del namesakes[live.name]
+        if not namesakes:
+            del self._by_id[live.session_id]
+
+    def remember_end(self, name: Name, reason: str) -> None:
+        self._ended.pop(name, None)
+        self._ended[name] = reason
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def find(self, caller: Caller, session_id: str) -> Live:
+        namesakes = self._by_id.get(session_id, {})
+        mine = namesakes.get((caller.uid, caller.tenant or "default", session_id))
+        if mine is not None:
+            return mine
+        seen = [live for live in namesakes.values() if may_see(caller, live.record.owner, live.record.tenant)]
+        if not seen:
+            raise self.missing(caller, session_id)
+        if len(seen) > 1:
+            tenants = ", ".join(sorted(live.record.tenant for live in seen))
+            raise Fault(
+                Kind.CONFLICT,
+                "session_ambiguous",
+                f"there are {len(seen)} sessions called {session_id}",
+                detail=f"in tenants {tenants}",
+                hint="Name the tenant.",
+            )
+        return seen[0]
+
+    def find_sandbox(self, caller: Caller, sandbox: str) -> Live | None:
+        live = self._by_sandbox.get(sandbox)
+        return live if live and may_see(caller, live.record.owner, live.record.tenant) else None
+
+    def missing(self, caller: Caller, session_id: str) -> Fault:
+        reason = self._ended.get((caller.uid, caller.tenant or "default", session_id), "")
+        return Fault(
+            Kind.NOT_FOUND,
+            "session_not_found",
+            f"there is no session {session_id}",
+            detail=reason,
+            hint="List your sessions, or create one.",
+        )
+
+    def visible(self, caller: Caller) -> list[Live]:
+        return [live for live in self if may_see(caller, live.record.owner, live.record.tenant)]

@@ -1,0 +1,165 @@
+"""Sessions and runs as the store keeps them, and their way into rows and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from k8e.core.model import Caller, Phase, RunResult, Session, Status
+from k8e.engine import Limits, Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    sandbox: str  # the engine's name for it, never used twice
+    session_id: str
+    tenant: str
+    owner: int
+    phase: Phase
+    runtime: Runtime
+    image: str
+    limits: Limits
+    env_keys: tuple[str, ...]
+    created: float
+    last_used: float
+    ttl: float
+    boot: str  # within which `used_at` means something
+    used_at: float  # monotonic
+    reason: str = ""  # why it ended
+
+    def show(self) -> Session:
+        return Session(
+            session_id=self.session_id,
+            tenant=self.tenant,
+            owner=self.owner,
+            phase=self.phase,
+            runtime=self.runtime,
+            image=self.image,
+            limits=self.limits,
+            env_keys=self.env_keys,
+            created=self.created,
+            last_used=self.last_used,
+            ttl=self.ttl,
+        )
+
+
+def may_see(caller: Caller, owner: int, tenant: str) -> bool:
+    return caller.uid == 0 or (caller.uid == owner and caller.tenant in ("", tenant))
+
+
+def write_session(record: SessionRecord) -> tuple[object, ...]:
+    return (
+        record.sandbox,
+        record.session_id,
+        record.tenant,
+        record.owner,
+        record.phase.value,
+        record.runtime.value,
+        record.image,
+        json.dumps(asdict(record.limits)),
+        json.dumps(record.env_keys),
+        record.created,
+        record.last_used,
+        record.ttl,
+        record.boot,
+        record.used_at,
+        record.reason,
+    )
+
+
+def read_session(row: tuple[Any, ...]) -> SessionRecord:
+    sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *times, boot, used_at, reason = row
+    created, last_used, ttl = times
+    return SessionRecord(
+        sandbox=sandbox,
+        session_id=session_id,
+        tenant=tenant,
+        owner=owner,
+        phase=Phase(phase),
+        runtime=Runtime(runtime),
+        image=image,
+        limits=Limits(**json.loads(limits)),
+        env_keys=tuple(json.loads(env_keys)),
+        created=created,
+        last_used=last_used,
+        ttl=ttl,
+        boot=boot,
+        used_at=used_at,
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    run_id: str
+    sandbox: str
+    background: bool
+    started: float
+    oom_before: int = 0  # kills by the kernel in this sandbox before the run
+    command: int | None = None  # the agent's id, 64 bits
+    finished: float | None = None
+    status: Status = Status.RUNNING
+    exit_code: int | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    truncated: bool = False
+    duration_ms: int = 0
+    kept_stdout: int | None = None  # bytes of output kept in the sandbox
+    kept_stderr: int | None = None
+
+    def show(self, session_id: str, stdout: bytes = b"", stderr: bytes = b"") -> RunResult:
+        return RunResult(
+            run_id=self.run_id,
+            session_id=session_id,
+            status=self.status,
+            exit_code=self.exit_code,
+            stdout=stdout,
+            stderr=stderr,
+            stdout_bytes=self.stdout_bytes,
+            stderr_bytes=self.stderr_bytes,
+            truncated=self.truncated,
+            duration_ms=self.duration_ms,
+        )
+
+
+def write_run(run: RunRecord) -> tuple[object, ...]:
+    return (
+        run.run_id,
+        run.sandbox,
+        None if run.command is None else str(run.command),  # SQLite's integers have a sign
+        run.background,
+        run.started,
+        run.finished,
+        run.status.value,
+        run.exit_code,
+        run.stdout_bytes,
+        run.stderr_bytes,
+        run.truncated,
+        run.duration_ms,
+        run.kept_stdout,
+        run.kept_stderr,
+        run.oom_before,
+    )
+
+
+def read_run(row: tuple[Any, ...]) -> RunRecord:
+    run_id, sandbox, command, background, started, finished, status, exit_code, *counts = row
+    stdout_bytes, stderr_bytes, truncated, duration_ms, kept_stdout, kept_stderr, oom_before = counts
+    return RunRecord(
+        run_id=run_id,
+        sandbox=sandbox,
+        background=bool(background),
+        started=started,
+        oom_before=oom_before,
+        command=None if command is None else int(command),
+        finished=finished,
+        status=Status(status),
+        exit_code=exit_code,
+        stdout_bytes=stdout_bytes,
+        stderr_bytes=stderr_bytes,
+        truncated=bool(truncated),
+        duration_ms=duration_ms,
+        kept_stdout=kept_stdout,
+        kept_stderr=kept_stderr,
+    )

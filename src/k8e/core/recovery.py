@@ -1,0 +1,130 @@
+"""What a new daemon does before it serves: goes on with what lives, finishes or rolls back what was half done, and
+removes what nobody owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Final
+
+from k8e.core.background import Background, put_away
+from k8e.core.errors import Fault
+from k8e.core.journal import note, warn
+from k8e.core.live import Live
+from k8e.core.model import Phase, Status
+from k8e.core.provisioning import recall_env
+from k8e.core.records import RunRecord, SessionRecord
+from k8e.core.runs import Runs
+from k8e.core.sessions import ABANDONED, DESTROYED, LOST, Opened, describe_end
+from k8e.core.verdict import judge
+from k8e.engine import EngineError
+from k8e.link.errors import LinkError
+from k8e.link.model import CommandInfo
+
+_AT_ONCE: Final = 8
+
+
+class Recovery:
+    def __init__(self, runs: Runs, background: Background) -> None:
+        self._runs = runs
+        self._background = background
+        self._sessions = runs.sessions
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def recover(self) -> None:
+        sessions = self._sessions
+        lives = []
+        for record in await sessions.store.sessions():
+            if record.phase is Phase.DESTROYED:
+                name = record.owner, record.tenant, record.session_id
+                sessions.registry.remember_end(name, describe_end(record.reason))
+                continue
+            lives.append(await self._restore(record))
+        found = set(await sessions.engine.list())
+        orphans = found - {live.sandbox for live in lives}
+        work: list[Awaitable[None]] = [self._within_slot(self._settle(live, live.sandbox in found)) for live in lives]
+        work += [self._within_slot(self._remove_orphan(sandbox)) for sandbox in orphans]
+        await asyncio.gather(*work)
+        sessions.metrics.sessions.value = len(sessions.registry)
+        note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
+
+    async def _within_slot(self, work: Awaitable[None]) -> None:
+        async with self._slots:
+            await work
+
+    async def _restore(self, record: SessionRecord) -> Live:
+        clock = self._sessions.clock
+        if record.boot != clock.boot:
+            # Times of another boot say nothing. Restarting counts as a use, so that nothing expires by mistake.
+            record = replace(record, boot=clock.boot, used_at=clock.monotonic())
+            await self._sessions.store.rebase(record.sandbox, record.boot, record.used_at)
+        live = Live(record, clock)
+        live.stored = True
+        self._sessions.registry.add(live)
+        return live
+
+    async def _remove_orphan(self, sandbox: str) -> None:
+        warn("orphan", sandbox=sandbox)
+        try:
+            await self._sessions.engine.destroy(sandbox)
+        except EngineError as error:
+            warn("orphan_stays", sandbox=sandbox, cause=error)
+
+    async def _settle(self, live: Live, exists: bool) -> None:
+        if live.phase is Phase.CREATING:
+            await self._end(live, ABANDONED)
+        elif live.phase is Phase.DESTROYING:
+            await self._end(live, live.record.reason or DESTROYED)
+        elif not exists:
+            await self._end(live, LOST)
+        else:
+            await self._adopt(live)
+
+    async def _end(self, live: Live, reason: str) -> None:
+        # A failure is in the log, and tried again as part of the upkeep.
+        await asyncio.wait({self._sessions.end(live, reason)})
+
+    async def _adopt(self, live: Live) -> None:
+        try:
+            opened = await self._sessions.enter(live)
+            if live.record.env_keys:
+                live.env = await recall_env(opened.sandbox)
+            await self._match_runs(opened)
+        except (Fault, LinkError) as error:
+            # Nobody could use it as it was meant to be.
+            warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
+            await self._end(live, LOST)
+
+    async def _match_runs(self, opened: Opened) -> None:
+        live = opened.live
+        commands = {info.id: info for info in await opened.sandbox.commands()}
+        for record in await self._sessions.store.runs(live.sandbox, unfinished=True):
+            info = None if record.command is None else commands.pop(record.command, None)
+            if info is None:
+                await self._runs.keep(replace(record, status=Status.LOST), live)
+            elif record.background:
+                live.background.add(record.run_id)
+            else:
+                await self._end_foreground(opened, record, info)
+        for info in commands.values():
+            await self._put_away(opened, info)
+        await self._background.collect(live)
+
+    async def _put_away(self, opened: Opened, info: CommandInfo) -> None:
+        if info.running:
+            await put_away(opened.sandbox, info.id)
+        else:
+            await opened.sandbox.release(info.id)
+
+    async def _end_foreground(self, opened: Opened, record: RunRecord, info: CommandInfo) -> None:
+        """Who waited for it is gone with the daemon that ran it."""
+        end = await put_away(opened.sandbox, info.id) if info.running else info
+        if end is None:
+            await self._runs.keep(replace(record, status=Status.LOST), opened.live)
+            return
+        if not info.running:
+            await opened.sandbox.release(info.id)
+        status, code = judge(end.exit_code, end.signal, end.cause, oom=False)
+        counts = replace(record, stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
+        await self._runs.keep(replace(counts, status=status, exit_code=code), opened.live)

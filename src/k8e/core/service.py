@@ -1,0 +1,184 @@
+"""`Service`: what every door calls. It puts the parts together and decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.metadata
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from k8e.core.background import Background
+from k8e.core.checks import check_caller
+from k8e.core.clock import Clock, SystemClock
+from k8e.core.errors import Fault
+from k8e.core.files import Files
+from k8e.core.journal import LOGGER, warn
+from k8e.core.live import Live
+from k8e.core.metrics import Metrics
+from k8e.core.model import Caller, LiveRun, Phase, RunResult, RunSpec, ServiceStatus, Session, SessionSpec
+from k8e.core.recovery import Recovery
+from k8e.core.runs import Runs
+from k8e.core.sessions import Sessions
+from k8e.core.store import Store
+from k8e.core.tasks import Tasks
+from k8e.core.translation import translated
+from k8e.engine import Engine
+from k8e.link.model import CommandInfo, Entry
+
+UPKEEP_SECONDS: Final = 2.0
+_PATIENCE: Final = 15.0  # at the end, for what is under way
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate["Service", P], Coroutine[Any, Any, T]]
+
+
+def counted(method: Method[P, T]) -> Method[P, T]:
+    """Counts what is refused or fails, by its code."""
+
+    @functools.wraps(method)
+    async def count(self: Service, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(self, *args, **kwargs)
+        except Fault as fault:
+            self.metrics.failures.add(fault.code)
+            raise
+
+    return count
+
+
+class Service:
+    """Implements `model.SandboxService`. Call `recover` before anything else, then `keep_up`, in the end `close`."""
+
+    def __init__(self, engine: Engine, store: Store, *, clock: Clock | None = None) -> None:
+        self.metrics = Metrics()
+        self._engine = engine
+        self._tasks = Tasks()
+        self._sessions = Sessions(engine, store, clock or SystemClock(), self.metrics, self._tasks)
+        self._runs = Runs(self._sessions)
+        self._background = Background(self._runs)
+        self._files = Files(self._sessions)
+        self._upkeep: asyncio.Task[None] | None = None
+
+    # The service's own life
+
+    async def recover(self) -> None:
+        await Recovery(self._runs, self._background).recover()
+
+    def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
+        """Begins to look after things in the background."""
+        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(seconds))
+
+    async def close(self) -> None:
+        """Ends what somebody waits for; sandboxes and background runs live on. The store is its owner's to close."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait({self._upkeep})
+        for run in list(self._runs.running.values()):
+            run.leave()
+        await self._tasks.close(_PATIENCE)
+        try:
+            await self._sessions.save_uses()
+        except Fault as fault:
+            warn("uses_not_saved", detail=fault.detail)
+
+    async def _keep_up(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.look_after()
+            except Fault as fault:
+                warn("upkeep_failed", code=fault.code, detail=fault.detail)
+            except Exception:  # noqa: BLE001 - whatever it was, it must not be the last round
+                LOGGER.exception("upkeep_failed")
+
+    async def look_after(self) -> None:
+        """One round of upkeep."""
+        active = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE]
+        await asyncio.gather(*(self._sessions.examine(live) for live in active if live.uses or live.background))
+        await self.expire()
+        self._sessions.resume_ends()
+        await self._sessions.save_uses()
+
+    async def expire(self) -> Sequence[str]:
+        """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
+        holders = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE and live.background]
+        await asyncio.gather(*(self._collect(live) for live in holders))
+        return await self._sessions.expire()
+
+    async def _collect(self, live: Live) -> None:
+        try:
+            await self._background.collect(live)
+        except Fault as fault:
+            warn("not_collected", session=live.session_id, code=fault.code, detail=fault.detail)
+
+    # What doors ask for
+
+    @counted
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        return await self._sessions.create(caller, spec)
+
+    @counted
+    async def get(self, caller: Caller, session_id: str) -> Session:
+        return await self._sessions.get(caller, session_id)
+
+    @counted
+    async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
+        return await self._sessions.list(caller, all_phases=all_phases)
+
+    @counted
+    async def destroy(self, caller: Caller, session_id: str) -> None:
+        await self._sessions.destroy(caller, session_id)
+
+    @counted
+    async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
+        return await (self._background.start(caller, spec) if spec.background else self._runs.run(caller, spec))
+
+    @counted
+    async def start(self, caller: Caller, spec: RunSpec) -> LiveRun:
+        return await self._runs.start(caller, spec)
+
+    @counted
+    async def poll(self, caller: Caller, run_id: str) -> RunResult:
+        return await self._background.poll(caller, run_id)
+
+    @counted
+    async def kill(self, caller: Caller, run_id: str) -> None:
+        await self._background.kill(caller, run_id)
+
+    @counted
+    async def ps(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]:
+        opened = await self._sessions.open(caller, session_id)
+        with opened.live.in_use(), translated("listing commands"):
+            return [command for command in await opened.sandbox.commands() if command.running]
+
+    @counted
+    async def log(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
+        live = self._sessions.find(caller, session_id)
+        return [record.show(live.session_id) for record in await self._sessions.store.runs(live.sandbox)]
+
+    @counted
+    async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
+        return await self._files.write(caller, session_id, path, content, append=append)
+
+    @counted
+    async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes:
+        return await self._files.read(caller, session_id, path)
+
+    @counted
+    async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
+        return await self._files.list(caller, session_id, path, since=since)
+
+    @counted
+    async def status(self, caller: Caller) -> ServiceStatus:
+        check_caller(caller)
+        reports = await self._engine.probe()
+        default = next((report.runtime for report in reports if report.available), None)
+        return ServiceStatus(
+            available=default is not None,
+            version=importlib.metadata.version("k8e"),
+            runtime=default,
+            runtimes=reports,
+            sessions=len(self._sessions.registry.visible(caller)),
+        )

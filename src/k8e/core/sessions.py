@@ -1,0 +1,280 @@
+"""The life of a session: created, used, destroyed. Each phase is written down before the step it announces.
+
+Building and ending are the service's own tasks. A caller that disappears in the middle changes nothing about how they
+finish, and whoever comes second waits for the first instead of doing it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from k8e.core import checks
+from k8e.core.clock import Clock
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import note, warn
+from k8e.core.live import Live, Registry
+from k8e.core.manifest import check_entries
+from k8e.core.metrics import Metrics
+from k8e.core.model import Caller, Phase, Session, SessionSpec
+from k8e.core.provisioning import Variables, apply_manifest, prepare_state
+from k8e.core.records import SessionRecord
+from k8e.core.store import Store
+from k8e.core.tasks import Tasks
+from k8e.core.translation import translate, translated
+from k8e.engine import Engine, EngineError, Health, Place, Runtime, SandboxSpec
+from k8e.link.errors import LinkError
+from k8e.link.model import Sandbox
+
+MAX_SESSIONS: Final = 256  # of one owner
+
+DESTROYED: Final = "destroyed"
+EXPIRED: Final = "expired"
+LOST: Final = "lost"
+ABANDONED: Final = "abandoned"  # before it was ready; such a session leaves no record
+
+# What somebody hears who comes too late.
+_ENDS: Final = {
+    DESTROYED: "it was destroyed",
+    EXPIRED: "it expired: nobody used it for longer than its ttl",
+    LOST: "its sandbox ended by itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session that can be used, and the way into it."""
+
+    live: Live
+    sandbox: Sandbox
+    place: Place
+
+
+def describe_end(reason: str) -> str:
+    return _ENDS.get(reason, reason)
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+class Sessions:
+    def __init__(self, engine: Engine, store: Store, clock: Clock, metrics: Metrics, tasks: Tasks) -> None:
+        self.registry = Registry()
+        self.engine = engine
+        self.store = store
+        self.clock = clock
+        self.metrics = metrics
+        self.tasks = tasks
+
+    # Asking
+
+    async def get(self, caller: Caller, session_id: str) -> Session:
+        return self.find(caller, session_id).record.show()
+
+    async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
+        checks.check_caller(caller)
+        living = [live.record for live in self.registry.visible(caller)]
+        if not all_phases:
+            return [record.show() for record in living if record.phase is Phase.ACTIVE]
+        ended = await self.store.ended_sessions(caller)
+        return [record.show() for record in [*ended, *living]]
+
+    def find(self, caller: Caller, session_id: str) -> Live:
+        checks.check_caller(caller)
+        return self.registry.find(caller, checks.check_name("session_id", session_id))
+
+    async def open(self, caller: Caller, session_id: str) -> Opened:
+        return await self.enter(self.find(caller, session_id))
+
+    async def enter(self, live: Live) -> Opened:
+        if live.phase is not Phase.ACTIVE:
+            what = "is still being created" if live.phase is Phase.CREATING else "is being destroyed"
+            raise Fault(Kind.CONFLICT, f"session_{live.phase.value}", f"session {live.session_id} {what}")
+        try:
+            sandbox, place = await self.engine.attach(live.sandbox)
+        except (EngineError, LinkError) as error:
+            await self.examine(live)
+            if live.phase is not Phase.ACTIVE:
+                raise self.describe_loss(live) from error
+            raise translate(error, "reaching the sandbox") from error
+        return Opened(live, sandbox, place)
+
+    async def examine(self, live: Live) -> Health:
+        """Asks the engine how a sandbox is; the session of a dead one is ended."""
+        try:
+            health = await self.engine.health(live.sandbox)
+        except EngineError as error:
+            warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
+            return Health(alive=True, oom_kills=0)
+        if not health.alive and live.phase is Phase.ACTIVE:
+            warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
+            self.end(live, LOST)
+        return health
+
+    def describe_loss(self, live: Live) -> Fault:
+        return Fault(
+            Kind.NOT_FOUND,
+            "session_not_found",
+            f"there is no session {live.session_id} any more",
+            detail=describe_end(live.record.reason),
+            hint="Create a new session; what was in the old one is gone.",
+        )
+
+    # Creating
+
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        began = self.clock.monotonic()
+        checks.check_caller(caller)
+        env = checks.check_session(spec)
+        check_entries(spec.manifest)
+        if caller.tenant and spec.tenant not in ("", caller.tenant) and caller.uid != 0:
+            raise Fault(Kind.DENIED, "wrong_tenant", "the session would belong to another tenant", field="tenant")
+        runtime = await self._choose_runtime(spec.runtime)
+        live = Live(self._make_record(caller, spec, runtime), self.clock, env)
+        self._check_quota(caller)
+        self.registry.add(live)
+        live.building = self.tasks.spawn(self._build(live, spec, env))
+        try:
+            await asyncio.wait({live.building})
+        except asyncio.CancelledError:
+            self.end(live, ABANDONED)
+            raise
+        await self._check_built(live, live.building)
+        self.metrics.creates.add()
+        self.metrics.create_seconds.observe(self.clock.monotonic() - began)
+        note("session_created", session=live.session_id, owner=caller.uid, runtime=runtime.value, sandbox=live.sandbox)
+        return live.record.show()
+
+    def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime) -> SessionRecord:
+        return SessionRecord(
+            sandbox=secrets.token_hex(8),
+            session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
+            tenant=spec.tenant or caller.tenant or "default",
+            owner=caller.uid,
+            phase=Phase.CREATING,
+            runtime=runtime,
+            image=spec.image,
+            limits=spec.limits,
+            env_keys=tuple(sorted(spec.env)),
+            created=self.clock.wall(),
+            last_used=self.clock.wall(),
+            ttl=spec.ttl,
+            boot=self.clock.boot,
+            used_at=self.clock.monotonic(),
+        )
+
+    def _check_quota(self, caller: Caller) -> None:
+        if sum(live.record.owner == caller.uid for live in self.registry) >= MAX_SESSIONS:
+            hint = "Destroy some, or try again when one has expired."
+            raise Fault(Kind.EXHAUSTED, "too_many_sessions", f"you have {MAX_SESSIONS} sessions already", hint=hint)
+
+    async def _choose_runtime(self, wanted: Runtime | None) -> Runtime:
+        reports = await self.engine.probe()
+        for report in reports:
+            if report.available and wanted in (None, report.runtime):
+                return report.runtime
+            if report.runtime is wanted:
+                error = f"runtime {wanted.value} does not work here"
+                raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint)
+        if wanted is not None:
+            raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here")
+        reasons = "; ".join(f"{report.runtime.value}: {report.reason}" for report in reports)
+        hint = next((report.hint for report in reports if report.hint), "")
+        raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
+
+    async def _build(self, live: Live, spec: SessionSpec, env: Variables) -> None:
+        await self.store.insert_session(live.record)
+        live.stored = True
+        with translated("creating the sandbox"):
+            await self.engine.create(live.sandbox, SandboxSpec(live.record.runtime, spec.image, spec.limits))
+            sandbox, place = await self.engine.attach(live.sandbox)
+        await prepare_state(sandbox, env)
+        await apply_manifest(sandbox, place, env, spec.manifest)
+        await self.store.set_phase(live.sandbox, Phase.ACTIVE)
+        if live.ending is None:
+            live.enter(Phase.ACTIVE)
+            live.touch()
+            self.metrics.sessions.value = len(self.registry)
+
+    async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
+        if building.cancelled() or live.ending is not None:
+            raise Fault(Kind.CONFLICT, "session_destroyed", f"session {live.session_id} was destroyed meanwhile")
+        error = building.exception()
+        if error is None:
+            return
+        if not live.stored:
+            self.registry.remove(live)
+        else:
+            await asyncio.wait({self.end(live, ABANDONED)})
+        raise error
+
+    # Ending
+
+    async def destroy(self, caller: Caller, session_id: str) -> None:
+        live = self.find(caller, session_id)
+        if live.ending is not None:
+            # Somebody else destroys it. When this answer is given it is gone, and they were the one who did it.
+            await asyncio.wait({live.ending})
+            if not _failed(live.ending):
+                raise self.describe_loss(live)
+        await asyncio.shield(self.end(live, DESTROYED))
+
+    def end(self, live: Live, reason: str) -> asyncio.Task[None]:
+        """Begins to end a session, once; the first reason counts."""
+        if live.ending is None or _failed(live.ending):
+            if not live.record.reason:
+                live.enter(Phase.DESTROYING, ABANDONED if live.phase is Phase.CREATING else reason)
+            live.part(describe_end(live.record.reason))
+            live.ending = self.tasks.spawn(self._end(live))
+        return live.ending
+
+    async def _end(self, live: Live) -> None:
+        if live.building is not None and not live.building.done():
+            live.building.cancel()
+            await asyncio.wait({live.building})
+        try:
+            await self.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
+        except Fault as fault:
+            # Goes on: a full disk must not keep anybody from destroying. An active session whose sandbox is
+            # gone is what the next daemon would find, and knows to clear up.
+            warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
+        with translated("destroying the sandbox"):
+            await self.engine.destroy(live.sandbox)
+        reason = live.record.reason
+        if reason == ABANDONED:
+            await self.store.forget_session(live.sandbox)
+        else:
+            await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason == LOST)
+            self.registry.remember_end(live.name, describe_end(reason))
+        live.enter(Phase.DESTROYED)
+        self.registry.remove(live)
+        self.metrics.destroys.add(reason)
+        self.metrics.sessions.value = len(self.registry)
+        note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
+
+    # Upkeep
+
+    async def expire(self) -> Sequence[str]:
+        """Ends the sessions that nobody has used for longer than their ttl; returns their ids."""
+        expired = [live for live in self.registry if live.expired]
+        for live in expired:
+            self.end(live, EXPIRED)
+        await asyncio.gather(*(live.ending for live in expired if live.ending), return_exceptions=True)
+        return [live.session_id for live in expired]
+
+    def resume_ends(self) -> None:
+        """Tries again to end what could not be ended."""
+        for live in self.registry:
+            if live.ending is not None and _failed(live.ending):
+                self.end(live, live.record.reason)
+
+    async def save_uses(self) -> None:
+        unsaved = [live for live in self.registry if live.unsaved and live.stored]
+        for live in unsaved:
+            live.unsaved = False
+        if unsaved:
+            await self.store.set_used((live.sandbox, live.record.last_used, live.record.used_at) for live in unsaved)

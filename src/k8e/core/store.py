@@ -1,0 +1,136 @@
+"""What survives the daemon: sessions with the phase they are in, and runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from k8e.core.database import Database
+from k8e.core.model import Caller, Phase, Status
+from k8e.core.records import RunRecord, SessionRecord, may_see, read_run, read_session, write_run, write_session
+
+KEPT_SESSIONS: Final = 1000  # records of sessions that are gone
+
+_NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
+
+
+class Store(Database):
+    # Sessions
+
+    async def sessions(self) -> list[SessionRecord]:
+        """All of them, oldest first."""
+        rows = await self._query("SELECT * FROM sessions ORDER BY created, rowid")
+        return [read_session(row) for row in rows]
+
+    async def ended_sessions(self, caller: Caller) -> list[SessionRecord]:
+        """Those that are gone and were the caller's, oldest first."""
+        return [
+            record
+            for record in await self.sessions()
+            if record.phase is Phase.DESTROYED and may_see(caller, record.owner, record.tenant)
+        ]
+
+    async def find_session(self, sandbox: str) -> SessionRecord | None:
+        rows = await self._query("SELECT * FROM sessions WHERE sandbox = ?", sandbox)
+        return read_session(rows[0]) if rows else None
+
+    async def insert_session(self, record: SessionRecord) -> None:
+        values = write_session(record)
+        await self._execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", *values)
+
+    async def set_phase(self, sandbox: str, phase: Phase, reason: str = "") -> None:
+        await self._execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", phase.value, reason, sandbox)
+
+    async def end_session(self, sandbox: str, reason: str, now: float, *, keep_runs: bool) -> None:
+        """Its runs are forgotten with it, or remembered as lost. Of gone sessions the latest stay on record."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            if keep_runs:
+                connection.execute(
+                    "UPDATE runs SET status = ?, finished = ? WHERE sandbox = ? AND finished IS NULL",
+                    (Status.LOST.value, now, sandbox),
+                )
+                connection.execute(
+                    f"UPDATE runs SET {_NO_OUTPUT} WHERE sandbox = ? AND kept_stdout NOTNULL", (sandbox,)
+                )
+            else:
+                connection.execute("DELETE FROM runs WHERE sandbox = ?", (sandbox,))
+            gone = Phase.DESTROYED.value
+            connection.execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (gone, reason, sandbox))
+            connection.execute(
+                "DELETE FROM sessions WHERE phase = ? AND rowid <= "
+                "(SELECT rowid FROM sessions WHERE phase = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
+                (gone, gone, KEPT_SESSIONS),
+            )
+
+        await self._transact(work)
+
+    async def forget_session(self, sandbox: str) -> None:
+        await self._execute("DELETE FROM sessions WHERE sandbox = ?", sandbox)
+
+    async def set_used(self, uses: Iterable[tuple[str, float, float]]) -> None:
+        """Each: sandbox, wall clock, monotonic clock."""
+        values = [(wall, monotonic, sandbox) for sandbox, wall, monotonic in uses]
+        statement = "UPDATE sessions SET last_used = ?, used_at = ? WHERE sandbox = ?"
+        await self._transact(lambda connection: connection.executemany(statement, values))
+
+    async def rebase(self, sandbox: str, boot: str, used_at: float) -> None:
+        """The machine was started anew, and with it the clock that uses are counted on."""
+        await self._execute("UPDATE sessions SET boot = ?, used_at = ? WHERE sandbox = ?", boot, used_at, sandbox)
+
+    # Runs
+
+    async def insert_run(self, run: RunRecord, keep: int) -> None:
+        """Of the ended runs of its session the latest `keep` stay on record."""
+        values = write_run(run)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(f"INSERT INTO runs VALUES ({','.join('?' * len(values))})", values)
+            connection.execute(
+                "DELETE FROM runs WHERE sandbox = ? AND finished NOTNULL AND kept_stdout IS NULL AND rowid <= "
+                "(SELECT rowid FROM runs WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
+                (run.sandbox, run.sandbox, keep),
+            )
+
+        await self._transact(work)
+
+    async def set_command(self, run_id: str, command: int) -> None:
+        await self._execute("UPDATE runs SET command = ? WHERE run_id = ?", str(command), run_id)
+
+    async def finish_run(self, run: RunRecord) -> None:
+        await self._execute(
+            "UPDATE runs SET finished = ?, status = ?, exit_code = ?, stdout_bytes = ?, stderr_bytes = ?, "
+            "truncated = ?, duration_ms = ?, kept_stdout = ?, kept_stderr = ? WHERE run_id = ?",
+            run.finished,
+            run.status.value,
+            run.exit_code,
+            run.stdout_bytes,
+            run.stderr_bytes,
+            run.truncated,
+            run.duration_ms,
+            run.kept_stdout,
+            run.kept_stderr,
+            run.run_id,
+        )
+
+    async def set_duration(self, run_id: str, duration_ms: int) -> None:
+        await self._execute("UPDATE runs SET duration_ms = ? WHERE run_id = ?", duration_ms, run_id)
+
+    async def forget_run(self, run_id: str) -> None:
+        await self._execute("DELETE FROM runs WHERE run_id = ?", run_id)
+
+    async def find_run(self, run_id: str) -> RunRecord | None:
+        rows = await self._query("SELECT * FROM runs WHERE run_id = ?", run_id)
+        return read_run(rows[0]) if rows else None
+
+    async def runs(self, sandbox: str, *, unfinished: bool = False) -> list[RunRecord]:
+        """Oldest first."""
+        condition = " AND finished IS NULL" if unfinished else ""
+        rows = await self._query(f"SELECT * FROM runs WHERE sandbox = ?{condition} ORDER BY rowid", sandbox)
+        return [read_run(row) for row in rows]
+
+    async def forget_output(self, run_ids: Sequence[str]) -> None:
+        values = [(run_id,) for run_id in run_ids]
+        statement = f"UPDATE runs SET {_NO_OUTPUT} WHERE run_id = ?"
+        await self._transact(lambda connection: connection.executemany(statement, values))

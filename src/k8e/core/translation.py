@@ -1,0 +1,81 @@
+"""What engines and links raise, turned into Faults once, by a table. Nothing else in core looks at their codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from k8e.core.errors import Fault, Kind
+from k8e.engine import EngineError
+from k8e.link.errors import AgentError, BrokenInput, Code, LinkError, NotStarted, Stage
+
+# What the agent answers about files: kind, our code, the hint.
+_FILES: Final[Mapping[Code, tuple[Kind, str, str]]] = {
+    Code.NOT_FOUND: (Kind.NOT_FOUND, "file_not_found", ""),
+    Code.DENIED: (Kind.DENIED, "permission_denied", "Commands and files are the default user's, not root's."),
+    Code.EXISTS: (Kind.CONFLICT, "file_exists", ""),
+    Code.NOT_DIRECTORY: (Kind.INVALID, "not_a_directory", ""),
+    Code.IS_DIRECTORY: (Kind.INVALID, "is_a_directory", ""),
+    Code.NOT_REGULAR: (Kind.INVALID, "not_a_regular_file", "Devices, pipes and sockets can be used by commands only."),
+    Code.NAME_TOO_LONG: (Kind.INVALID, "name_too_long", ""),
+    Code.LINK_LOOP: (Kind.INVALID, "link_loop", ""),
+    Code.NO_SPACE: (Kind.EXHAUSTED, "disk_full", "Remove files, or create a session with a larger disk."),
+    Code.READ_ONLY: (Kind.DENIED, "read_only", "Write below /workspace or /tmp."),
+    Code.NOT_EMPTY: (Kind.CONFLICT, "not_empty", ""),
+    Code.BUSY: (Kind.CONFLICT, "busy", ""),
+    Code.TOO_MANY: (Kind.EXHAUSTED, "too_many", "End or collect some of what runs, then try again."),
+    Code.NO_MEMORY: (Kind.EXHAUSTED, "out_of_memory", "Create a session with more memory."),
+    Code.INVALID: (Kind.INVALID, "invalid_argument", ""),
+    Code.TOO_DEEP: (Kind.EXHAUSTED, "too_deep", ""),
+    Code.TOO_BIG: (Kind.EXHAUSTED, "too_big", "Read a part of it with a command, such as head or tail."),
+    Code.LOST: (Kind.LOST, "command_lost", ""),
+    Code.UNKNOWN_COMMAND: (Kind.LOST, "command_lost", ""),
+}
+
+# What the agent answers when a command did not start. Nothing ran.
+_STARTS: Final[Mapping[tuple[Stage, Code], tuple[Kind, str, str, str]]] = {
+    (Stage.CWD, Code.NOT_FOUND): (Kind.INVALID, "workdir_not_found", "workdir", "Create the directory first."),
+    (Stage.CWD, Code.NOT_DIRECTORY): (Kind.INVALID, "workdir_not_a_directory", "workdir", ""),
+    (Stage.CWD, Code.DENIED): (Kind.DENIED, "workdir_denied", "workdir", ""),
+    (Stage.EXEC, Code.NOT_FOUND): (Kind.UNAVAILABLE, "program_not_found", "argv", "This image does not have it."),
+    (Stage.EXEC, Code.DENIED): (Kind.DENIED, "program_not_executable", "argv", "chmod +x may be missing."),
+    (Stage.EXEC, Code.NOT_EXECUTABLE): (Kind.INVALID, "program_not_executable", "argv", "Is it a script without #!?"),
+    (Stage.EXEC, Code.TOO_BIG): (Kind.INVALID, "arguments_too_long", "argv", "Hand large input over in a file."),
+}
+
+
+def translate(error: Exception, subject: str) -> Fault:
+    """`subject` says in a few words what was tried."""
+    if isinstance(error, NotStarted):
+        return _translate_start(error, subject)
+    if isinstance(error, AgentError):
+        kind, code, hint = _FILES.get(error.code, (Kind.FAILED, "failed", ""))
+        return Fault(kind, code, f"{subject} failed", detail=str(error), hint=hint)
+    if isinstance(error, BrokenInput):
+        return Fault(Kind.CONFLICT, "stdin_closed", "the command does not read its input any more")
+    if isinstance(error, LinkError):
+        hint = "It may or may not have happened. Look before you do it again."
+        return Fault(Kind.LOST, "sandbox_unreachable", f"{subject}: the answer was lost", detail=str(error), hint=hint)
+    if isinstance(error, EngineError):
+        return Fault(Kind.FAILED, "sandbox_failed", f"{subject} failed", detail=str(error), hint=error.hint)
+    raise error
+
+
+def _translate_start(error: NotStarted, subject: str) -> Fault:
+    found = _STARTS.get((error.stage, error.code))
+    if found is not None:
+        kind, code, field, hint = found
+        return Fault(kind, code, f"{subject} did not start", detail=str(error), hint=hint, field=field)
+    if error.stage is Stage.RESOURCES or error.code in (Code.NO_MEMORY, Code.TOO_MANY):
+        hint = "End some of what runs in the session, or create one with higher limits."
+        return Fault(Kind.EXHAUSTED, "too_many_processes", f"{subject} did not start", detail=str(error), hint=hint)
+    return Fault(Kind.FAILED, "not_started", f"{subject} did not start", detail=str(error))
+
+
+@contextmanager
+def translated(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except (LinkError, EngineError) as error:
+        raise translate(error, subject) from error

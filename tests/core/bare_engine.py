@@ -1,0 +1,162 @@
+"""An engine of test quality: real processes in bare namespaces that outlive whoever started them.
+
+Everything of a sandbox lies in one directory named after it, and its processes are found again by their command lines:
+it can be destroyed by a process that knows nothing but its name. There is no isolation worth the word and no memory
+limit; kills for want of memory are a number in a file, which tests write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from devel.sandboxes import AGENT, filesystem_arguments
+from k8e.engine import EngineError, Health, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.link import AgentLink, Timing
+from k8e.link.dial import UnixDialer
+from k8e.link.errors import LinkError
+from k8e.link.model import ExecSpec, Identity
+
+USER = Identity(uid=20_001, gid=20_001)
+ENV = (
+    (b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+    (b"HOME", b"/workspace"),
+    (b"LANG", b"C.UTF-8"),
+)
+# A sandbox that dies must not hold a test up.
+TIMING = Timing(reconnect=3.0)
+
+
+def make_instance(sandbox: str) -> bytes:
+    return hashlib.sha256(sandbox.encode()).digest()[:16]
+
+
+def has_mark(pid: int, *marks: str) -> bool:
+    """Whether one of the marks is in its command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return any(mark in words for mark in marks)
+
+
+def find_processes(*marks: str) -> list[int]:
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and has_mark(pid, *marks)]
+
+
+class BareEngine:
+    """Implements `k8e.engine.Engine`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._links: dict[str, AgentLink] = {}
+        self._pids: dict[str, int | None] = {}
+        self.reports: Sequence[RuntimeReport] = (
+            RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
+            RuntimeReport(Runtime.NATIVE, available=True, version="bwrap"),
+        )
+
+    def _top(self, sandbox: str) -> Path:
+        return self._folder / sandbox
+
+    def processes(self, sandbox: str) -> list[int]:
+        """bwrap and the agent; whatever else runs inside dies with them."""
+        return find_processes(f"{self._top(sandbox)}/", make_instance(sandbox).hex())
+
+    async def probe(self) -> Sequence[RuntimeReport]:
+        return self.reports
+
+    async def create(self, sandbox: str, spec: SandboxSpec) -> None:
+        top = self._top(sandbox)
+        try:
+            (top / "run").mkdir(parents=True, mode=0o700)
+            (top / "oom_kills").write_text("0")
+            self._spawn(sandbox, top)
+            await self._chown_workspace(sandbox)
+        except BaseException as error:
+            await self.destroy(sandbox)
+            if isinstance(error, OSError | LinkError):
+                raise EngineError("namespaces", str(error)) from error
+            raise
+
+    def _spawn(self, sandbox: str, top: Path) -> None:
+        arguments = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--as-pid-1"]
+        arguments += ["--cap-add", "ALL", *filesystem_arguments(top), "--ro-bind", str(AGENT), "/agent"]
+        arguments += ["--bind", str(top / "run"), "/run/k8e", "/agent", "--listen", "/run/k8e/agent.sock"]
+        arguments += ["--instance", make_instance(sandbox).hex()]
+        with (top / "stderr").open("wb") as output:
+            # Nobody waits for it: it is to outlive us. The shell's child has init as its parent.
+            subprocess.run(
+                ["sh", "-c", '"$@" & exit 0', "sh", *arguments],
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                check=True,
+            )
+
+    async def _chown_workspace(self, sandbox: str) -> None:
+        link, place = await self.attach(sandbox)
+        argv = (b"chown", b"%d:%d" % (USER.uid or 0, USER.gid or 0), place.workspace)
+        process = await link.start(ExecSpec(argv, ENV, stdin=False, keep_capabilities=True))
+        process.discard()
+        assert (await process.wait()).exit_code == 0
+
+    async def attach(self, sandbox: str) -> tuple[AgentLink, Place]:
+        if sandbox not in self._links:
+            dialer = UnixDialer(self._top(sandbox) / "run" / "agent.sock")
+            try:
+                instance = make_instance(sandbox)
+                link = await AgentLink.open(dialer, instance=instance, deadline=10.0, timing=TIMING)
+            except LinkError as error:
+                raise EngineError("agent", str(error)) from error
+            if sandbox in self._links:  # somebody was faster
+                await link.close()
+            else:
+                self._links[sandbox] = link
+        return self._links[sandbox], Place(user=USER, home=b"/workspace", workspace=b"/workspace", env=ENV)
+
+    async def health(self, sandbox: str) -> Health:
+        kills = self._top(sandbox) / "oom_kills"
+        # All of /proc only when the one we saw last is gone: this is asked before every command.
+        seen = self._pids.get(sandbox)
+        if seen is None or not has_mark(seen, make_instance(sandbox).hex()):
+            self._pids[sandbox] = next(iter(self.processes(sandbox)), None)
+        alive = self._pids[sandbox] is not None
+        return Health(alive=alive, oom_kills=int(kills.read_text() or 0) if kills.exists() else 0)
+
+    def count_oom_kill(self, sandbox: str) -> None:
+        kills = self._top(sandbox) / "oom_kills"
+        kills.write_text(str(int(kills.read_text()) + 1))
+
+    def kill_sandbox(self, sandbox: str) -> None:
+        for pid in self.processes(sandbox):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    async def destroy(self, sandbox: str) -> None:
+        link = self._links.pop(sandbox, None)
+        if link is not None:
+            await link.close()
+        while self.processes(sandbox):
+            self.kill_sandbox(sandbox)
+            await asyncio.sleep(0.002)
+        await asyncio.to_thread(shutil.rmtree, self._top(sandbox), ignore_errors=True)
+
+    async def list(self) -> Sequence[str]:
+        return [entry.name for entry in self._folder.iterdir()] if self._folder.exists() else []
+
+    async def close(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.close()
