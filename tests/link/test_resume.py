@@ -555,6 +555,17 @@ async def test_a_watch_is_set_again_and_says_that_events_were_lost(stage: Stage)
     await agent.expect_order(FrameType.CANCEL, request.id)
 
 
+async def test_a_connection_that_keeps_breaking_is_kept_while_it_is_of_use(stage: Stage) -> None:
+    timing = replace(CALM, stable=1000.0, reconnect=0.5, first_backoff=0.05, last_backoff=0.1)
+    link, agent = await stage.open(timing)
+    for _ in range(10):  # the pauses alone are longer than `reconnect`
+        stating = stage.begin(link.stat(b"/x"))
+        request = await agent.expect(Request)
+        await agent.send(Result(request.id, Code.OK, 0, encode_entry(FILE)))
+        assert await stating == FILE
+        agent = await reconnect(stage, agent)
+
+
 async def test_releases_are_repeated(stage: Stage) -> None:
     link, agent = await stage.open()
     await link.release(5)

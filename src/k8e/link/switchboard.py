@@ -36,10 +36,10 @@ class Timing:
     margin: float = 10.0  # for a result, beyond what the command itself may take
     quiet: float = 10.0  # before a silent agent is asked whether it lives
     pong: float = 20.0  # for it to say so
-    reconnect: float = 30.0  # from the first break to giving up
+    reconnect: float = 30.0  # from the break of the last useful connection to giving up
     stable: float = 0.2  # a connection that lasted this long was a good one
     first_backoff: float = 0.002
-    last_backoff: float = 0.25
+    last_backoff: float = 0.1
 
 
 @asynccontextmanager
@@ -67,7 +67,8 @@ class Switchboard:
         self._tasks: set[asyncio.Task[None]] = set()
         self._backoff = timing.first_backoff
         self._connected_at = 0.0
-        self._broken_since: float | None = None  # without a stable connection in between
+        self._useful = False  # something was answered over this connection
+        self._broken_since: float | None = None  # without a useful connection in between
 
     # Connections
 
@@ -105,9 +106,12 @@ class Switchboard:
                 raise
             except LinkError as error:
                 failure = error
-            await asyncio.sleep(min(self._backoff, max(0.0, end - loop.time())))
-            self._backoff = min(self._backoff * 2, self.timing.last_backoff)
+            await self._back_off(max(0.0, end - loop.time()))
         raise failure
+
+    async def _back_off(self, longest: float) -> None:
+        await asyncio.sleep(min(self._backoff, longest))
+        self._backoff = min(self._backoff * 2, self.timing.last_backoff)
 
     async def _dial(self, seconds: float) -> Wire:
         async with deadline(seconds, "dialling"):
@@ -126,6 +130,7 @@ class Switchboard:
     def _adopt(self, wire: Wire) -> None:
         self._wire = wire
         self._connected_at = asyncio.get_running_loop().time()
+        self._useful = False
         for command in self._released:
             wire.post(Order(command, FrameType.RELEASE))
         for channel in self._channels.values():
@@ -149,15 +154,15 @@ class Switchboard:
 
     async def _reconnect(self) -> None:
         now = asyncio.get_running_loop().time()
-        flapping = self._broken_since is not None and now - self._connected_at < self.timing.stable
-        if not flapping:
+        lasted = self._broken_since is None or now - self._connected_at >= self.timing.stable
+        # Over a connection that breaks again and again work can still get done; only one that is of no use is given up.
+        if lasted or self._useful or self._broken_since is None:
             self._broken_since = now
+        if lasted:
             self._backoff = self.timing.first_backoff
-        assert self._broken_since is not None
-        if flapping:
-            # An agent that accepts and hangs up again must not keep us busy.
-            await asyncio.sleep(self._backoff)
-            self._backoff = min(self._backoff * 2, self.timing.last_backoff)
+        else:
+            # An agent that accepts and hangs up again must not keep us busy, whatever it says in between.
+            await self._back_off(self.timing.last_backoff)
         try:
             self._adopt(await self._dial_until(self._broken_since + self.timing.reconnect))
         except _FINAL as error:
@@ -240,6 +245,7 @@ class Switchboard:
         channel = self._channels.get(frame.id)
         if channel is None:
             raise ProtocolViolation(f"{type(frame).__name__} for channel {frame.id:#x}, which does not exist")
+        self._useful = True
         channel.receive(frame)
         if isinstance(frame, Result) and channel.state is State.DONE:
             del self._channels[frame.id]
