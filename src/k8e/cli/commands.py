@@ -1,0 +1,151 @@
+"""Every command but `run`: one request each, and its answer printed as it came."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from k8e.cli.client import BYTES, JSON, Client, Response, quote
+from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
+from k8e.cli.run import MESSAGE, describe_env, no_egress
+from k8e.cli.state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+SPANS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def read_size(text: str) -> int:
+    """512m, 2g, 1.5G, 1GiB; plain numbers are bytes."""
+    number, unit = split_unit(text.lower().removesuffix("ib").removesuffix("b"))
+    return int(number * UNITS[unit])
+
+
+def read_span(text: str) -> float:
+    """90, 90s, 15m, 1h, 2d."""
+    number, unit = split_unit(text.lower())
+    return number * SPANS[unit]
+
+
+def split_unit(text: str) -> tuple[float, str]:
+    unit = text.lstrip("0123456789.")
+    try:
+        return float(text.removesuffix(unit)), unit
+    except OverflowError:
+        raise ValueError(text) from None
+
+
+def describe_session(*, manifest: str = "", git_repo: str = "", git_ref: str = "") -> dict[str, Any]:
+    """What goes into a session from its beginning."""
+    if git_ref and not git_repo:
+        raise Failure("usage", "--git-ref is given without --git-repo")
+    wanted: dict[str, Any] = {}
+    if manifest:
+        try:
+            with open(manifest, encoding="utf-8") as file:
+                wanted["manifest"] = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error)) from error
+    if git_repo:
+        wanted["git_repo"] = git_repo
+    if git_ref:
+        wanted["git_ref"] = git_ref
+    return wanted
+
+
+def finish(response: Response) -> int:
+    write_all(1, response.read())
+    return 0 if response.status < 300 else FAILED
+
+
+def create(options: argparse.Namespace) -> int:
+    if options.allowed_hosts is not None:
+        raise no_egress()
+    if options.secret:
+        raise Failure("secrets_not_supported_yet", "--secret cannot be honoured yet", hint="leave it out")
+    wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
+    limits = {name: getattr(options, name) for name in ("cpus", "memory", "disk")}
+    given = {
+        "session_id": options.session_id,
+        "tenant_id": options.tenant,
+        "runtime": options.runtime,
+        "image": options.image,
+        "ttl": options.ttl,
+        "env": json.loads(f"{{{describe_env(options.env)}}}"),
+        "limits": {name: value for name, value in limits.items() if value is not None},
+    }
+    wanted.update({name: value for name, value in given.items() if value})
+    return finish(Client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
+
+
+def get(options: argparse.Namespace) -> int:
+    return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}"))
+
+
+def sessions(options: argparse.Namespace) -> int:
+    return finish(Client().request("GET", f"/v1/sessions?phase={options.phase}"))
+
+
+def destroy(options: argparse.Namespace) -> int:
+    return finish(Client().request("DELETE", f"/v1/sessions/{quote(options.sid)}"))
+
+
+def write(options: argparse.Namespace) -> int:
+    content = read_all(0, MESSAGE)
+    target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}&mode={options.mode}"
+    return finish(Client().request("PUT", target, content, BYTES))
+
+
+def read(options: argparse.Namespace) -> int:
+    target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}"
+    return finish(Client().request("GET", target, accept=BYTES if options.raw else JSON))
+
+
+def list_files(options: argparse.Namespace) -> int:
+    target = f"/v1/sessions/{quote(options.sid)}/entries?path={quote(options.path)}&since={options.since!r}"
+    return finish(Client().request("GET", target))
+
+
+def status(options: argparse.Namespace) -> int:
+    """What a script asks before anything else: the keys are there whatever is wrong."""
+    state = State(options.tenant)
+    answer: dict[str, Any] = {"available": False, "session_id": state.read() or None, "tenant_id": state.tenant}
+    try:
+        client = Client()
+        service = json.loads(client.request("GET", "/v1/status").read())
+    except Failure as failure:
+        print_json(answer | failure.body)
+        return failure.status
+    if "available" not in service:
+        print_json(answer | service)
+        return FAILED
+    found = client.request("GET", f"/v1/sessions/{quote(answer['session_id'])}") if answer["session_id"] else None
+    session = json.loads(found.read()) if found else {}
+    warm = session.get("phase") == "active"
+    if not warm:
+        answer["session_id"] = None
+    print_json(answer | service | {"warm": warm})
+    return 0 if service["available"] else UNREACHABLE
+
+
+def poll(options: argparse.Namespace) -> int:
+    return finish(Client().request("GET", f"/v1/runs/{quote(options.run_id)}"))
+
+
+def kill(options: argparse.Namespace) -> int:
+    return finish(Client().request("POST", f"/v1/runs/{quote(options.run_id)}/kill", b"{}", JSON))
+
+
+def ps(options: argparse.Namespace) -> int:
+    return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}/processes"))
+
+
+def log(options: argparse.Namespace) -> int:
+    return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}/runs"))
+
+
+def print_json(value: object) -> None:
+    write_all(1, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")

@@ -1,0 +1,103 @@
+"""How the process ends: with the right code, quickly, and as a signal wants it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+UNREACHABLE = 2
+FAILED = 1
+SIGINT, SIGPIPE = 2, 13
+
+
+class Failure(Exception):
+    """The request failed, or never got to the service: what to print, and the exit code."""
+
+    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "", status: int = FAILED) -> None:
+        self.body = {"error": error, "detail": detail, "code": code, "hint": hint}
+        self.status = status
+        super().__init__(f"{code}: {error}")
+
+    @classmethod
+    def of(cls, body: dict[str, str], status: int = FAILED) -> Failure:
+        """Somebody else's words for it."""
+        failure = cls(body["code"], body["error"], status=status)
+        failure.body = body
+        return failure
+
+
+def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    try:
+        try:
+            return command(arguments)
+        except Failure as failure:
+            import json
+
+            write_all(1, json.dumps(failure.body, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+            return failure.status
+    except KeyboardInterrupt:
+        die_of(SIGINT)
+    except BrokenPipeError:
+        die_of(SIGPIPE)
+
+
+def die_of(number: int) -> NoReturn:
+    """As if we had never caught it, so that a shell sees what happened: `$?` is 128 + number, and its loop ends too.
+
+    The kernel closes our connection, and the daemon ends the command.
+    """
+    import signal
+
+    sys.stdout = sys.stderr = None
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # in case it is blocked
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            # Somebody we share the terminal or pipe with made it non-blocking.
+            import select
+
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
+
+
+def read_some(descriptor: int) -> bytes:
+    """Nothing at the end. A descriptor that is not open has nothing to read."""
+    while True:
+        try:
+            return os.read(descriptor, 256 << 10)
+        except BlockingIOError:
+            import select
+
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        except OSError as error:
+            import errno
+
+            if error.errno == errno.EBADF:
+                return b""
+            raise Failure("stdin_unreadable", "standard input cannot be read", detail=str(error)) from error
+
+
+def read_all(descriptor: int, limit: int) -> bytes:
+    pieces = []
+    size = 0
+    while piece := read_some(descriptor):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise Failure("message_too_large", f"standard input has more than {limit} bytes", hint="send it in parts")
+    return b"".join(pieces)

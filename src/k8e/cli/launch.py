@@ -1,0 +1,126 @@
+"""The daemon on demand: started by the first command that misses it, detached, once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from k8e.cli.ending import UNREACHABLE, Failure
+
+PATIENCE = 60.0  # for a daemon that recovers what a crash left behind
+# All that the daemon gets of our environment: it outlives us and works for others, so nothing of ours may leak into it.
+ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "K8E_STATE_DIR", "K8E_RUN_DIR")
+
+
+def explain(path: str, error: OSError) -> Failure:
+    """Why the daemon cannot be reached, for people."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Failure(
+            "daemon_not_allowed",
+            "you may not use the daemon of this machine",
+            detail=f"{path}: {error.strerror}",
+            hint="ask to be added to the group k8e (`sudo usermod -aG k8e USER`, then log in again), or use sudo",
+            status=UNREACHABLE,
+        )
+    return Failure(
+        "daemon_unreachable",
+        "the daemon cannot be reached",
+        detail=f"{path}: {error.strerror or error}",
+        hint="`sudo k8e server` runs it in the foreground and says what is wrong",
+        status=UNREACHABLE,
+    )
+
+
+def start_daemon(path: str) -> socket.socket:
+    """A connection to the daemon, which one of those who miss it at the same moment starts."""
+    if os.geteuid() != 0:
+        raise Failure(
+            "daemon_not_running",
+            "the daemon does not run, and only root can start it",
+            detail=path,
+            hint="`sudo systemctl start k8e`, or `sudo k8e server` in another terminal",
+            status=UNREACHABLE,
+        )
+    from k8e.daemon import Paths, Refused
+
+    try:
+        paths = Paths.from_environment()
+        paths.prepare()
+    except Refused as refused:
+        raise Failure.of(refused.body, UNREACHABLE) from refused
+    with open(paths.run_dir / "start.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)  # somebody else was faster
+            return connection
+        except OSError:
+            pass
+        spawn(paths.log)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            raise explain(path, error) from error
+        return connection
+
+
+def spawn(log: Path) -> None:
+    """Returns when it listens."""
+    ours, theirs = os.pipe()
+    # -P, because the directory a person happens to stand in is no place to import root's modules from.
+    command = [sys.executable, "-P", "-m", "k8e.daemon", "--ready-fd", str(theirs)]
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    with os.fdopen(ours, "rb", buffering=0) as ready, open(log, "ab", opener=open_private) as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                cwd="/",
+                env=environment,
+            )
+        finally:
+            os.close(theirs)
+        message = read_to_end(ready.fileno())
+        if message == b"ready\n":
+            process.returncode = 0  # it is nobody's child from here on, and is not to be warned about
+            return
+    raise failed_start(message, log)
+
+
+def read_to_end(ready: int) -> bytes:
+    """What the daemon says before it closes its end: that it is ready, why it is not, or nothing."""
+    message = b""
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    while poll.poll(PATIENCE * 1000):
+        piece = os.read(ready, 4096)
+        if not piece:
+            break
+        message += piece
+    return message
+
+
+def open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def failed_start(message: bytes, log: Path) -> Failure:
+    try:
+        problem = json.loads(message)
+    except ValueError:
+        cause = "it ended without a word" if not message else repr(message)
+        return Failure(
+            "daemon_not_started", "the daemon did not start", detail=cause, hint=f"see {log}", status=UNREACHABLE
+        )
+    return Failure.of(problem, UNREACHABLE)

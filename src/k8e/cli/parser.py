@@ -1,0 +1,232 @@
+"""The whole command line in argparse: everything but the usual spellings of `sandbox run`, and all of the help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from k8e.cli import commands
+from k8e.cli.client import remote_not_supported
+from k8e.cli.ending import Failure, write_all
+from k8e.cli.options import OPTIONS, RunOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    Handler = Callable[[argparse.Namespace], int]
+
+ABOUT = """\
+Run code in a sandbox of its own: nothing it does can hurt this machine.
+
+  k8e sandbox run "print('hello')" --lang python
+  k8e sandbox run 'make test' --raw --timeout 600
+  echo 'ls -la' | k8e sandbox run
+
+The first run on a machine makes a session and remembers it, so files and installed
+packages are still there at the next one.
+"""
+
+SANDBOX = """\
+Most people need only `run`:
+
+  k8e sandbox run 'pip list'                     in your session, made when there is none
+  k8e sandbox run 'pip list' --tenant web        in the session that is called web
+
+A session with wishes of its own is made, used and destroyed by its id:
+
+  SID=$(k8e sandbox create --memory 2g | jq -r .session_id)
+  k8e sandbox write $SID /workspace/job.py < job.py
+  k8e sandbox run 'python3 job.py' --session-id $SID
+  k8e sandbox read $SID /workspace/result.json --raw
+  k8e sandbox destroy $SID
+
+Every command prints one JSON object; errors are JSON too, with a code and a hint.
+Exit codes: 1 the request failed, 2 the service cannot be reached, and for run the command's own.
+"""
+
+RUN = """\
+Runs code and prints what came of it as JSON: stdout, stderr, exit_code, session_id and more.
+Without CODE it is read from standard input. The exit code is the command's own; 124 is a timeout,
+128+n a signal. Ctrl-C ends the command in the sandbox.
+
+  k8e sandbox run 'echo $((6*7))'
+  k8e sandbox run "print(6*7)" --lang python | jq -r .stdout
+  k8e sandbox run --lang python < script.py
+  k8e sandbox run 'tar xz && make' --stdin --raw < source.tar.gz
+  k8e sandbox run './train.sh' --background --timeout 3600
+"""
+
+SERVER = """\
+Runs the daemon in the foreground until Ctrl-C or SIGTERM. Sandboxes live on without it.
+You rarely need this: as root, the first command starts the daemon by itself. deploy/k8e.service
+is the unit for systemd. Members of the group k8e may use the daemon, when there is that group.
+
+  K8E_STATE_DIR   where sandboxes live (/var/lib/k8e)
+  K8E_RUN_DIR     where the socket is (/run/k8e)
+"""
+
+DOCTOR = """\
+Tries every runtime and control for real, in sandboxes that are thrown away, and says what works here,
+how it was tried, and what to install. Exits with 1 when the default would not be safe.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse exits with 2 for a usage error, which here means that the service cannot be reached."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise Failure("usage", message, detail=" ".join(self.format_usage().split()), hint=f"{self.prog} --help")
+
+
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        write_all(1, f"k8e {version('k8e')}\n".encode())
+        parser.exit()
+
+
+def dispatch(arguments: list[str]) -> int:
+    parsed = build_parser().parse_args(arguments)
+    for flag in ("endpoint", "apikey", "profile"):
+        if getattr(parsed, flag):
+            raise remote_not_supported(f"--{flag}")
+    handler: Handler = parsed.handler
+    return handler(parsed)
+
+
+def read_with(read: Callable[[str], object], noun: str) -> Callable[[str], object]:
+    """argparse would name our function in its message."""
+
+    def read_value(text: str) -> object:
+        try:
+            return read(text)
+        except (ValueError, KeyError):
+            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}") from None
+
+    return read_value
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog=os.path.basename(sys.argv[0]) or "k8e", description=ABOUT)
+    parser.add_argument("--version", action=Version, nargs=0, help="say which version this is")
+    parser.add_argument("--endpoint", metavar="HOST:PORT", help="a service on another machine (not supported yet)")
+    parser.add_argument("--apikey", metavar="KEY", help="the key for it (not supported yet)")
+    parser.add_argument("--profile", metavar="NAME", help="a named endpoint and key (not supported yet)")
+    commands_of = parser.add_subparsers(metavar="COMMAND", required=True)
+    add_sandbox(commands_of)
+    server = commands_of.add_parser("server", help="run the daemon in the foreground", description=SERVER)
+    server.set_defaults(handler=serve)
+    doctor = commands_of.add_parser("doctor", help="say what works on this machine", description=DOCTOR)
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    doctor.set_defaults(handler=examine)
+    return parser
+
+
+def add_sandbox(parent: Any) -> None:
+    sandbox = parent.add_parser("sandbox", help="run code, make sessions, handle their files", description=SANDBOX)
+    subcommands = sandbox.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, handler: Handler, about: str, description: str = "") -> Parser:
+        added: Parser = subcommands.add_parser(name, help=about, description=description or about.capitalize() + ".")
+        added.set_defaults(handler=handler)
+        return added
+
+    add_run_options(add("run", run_parsed, "run code or a shell command", RUN))
+    add_create_options(add("create", commands.create, "make a session and print its id"))
+    add("get", commands.get, "show a session").add_argument("sid", metavar="SID")
+    sessions = add("sessions", commands.sessions, "list your sessions")
+    sessions.add_argument("--phase", choices=("active", "all"), default="active", help="default: active")
+    add("destroy", commands.destroy, "end a session with all that is in it").add_argument("sid", metavar="SID")
+    write = add("write", commands.write, "write standard input to a file of a session")
+    write.add_argument("sid", metavar="SID")
+    write.add_argument("path", metavar="PATH", help="relative ones begin at /workspace")
+    write.add_argument("--mode", choices=("w", "a"), default="w", help="w replaces (default), a appends")
+    read = add("read", commands.read, "read a file of a session")
+    read.add_argument("sid", metavar="SID")
+    read.add_argument("path", metavar="PATH", help="relative ones begin at /workspace")
+    read.add_argument("--raw", action="store_true", help="print the bytes as they are instead of JSON")
+    entries = add("list", commands.list_files, "list the files of a session")
+    entries.add_argument("sid", metavar="SID")
+    entries.add_argument("--path", default="", metavar="DIR", help="default: /workspace")
+    entries.add_argument("--since", type=float, default=0.0, metavar="TIME", help="only what changed after (unix time)")
+    status = add("status", commands.status, "say whether sandboxes work, and which session is yours")
+    status.add_argument("--tenant", default="", metavar="NAME")
+    add("poll", commands.poll, "show how a background run is doing").add_argument("run_id", metavar="RUN-ID")
+    add("kill", commands.kill, "end a background run").add_argument("run_id", metavar="RUN-ID")
+    add("ps", commands.ps, "list the commands of a session").add_argument("sid", metavar="SID")
+    add("log", commands.log, "list the runs of a session").add_argument("sid", metavar="SID")
+
+
+def add_run_options(parser: Parser) -> None:
+    parser.add_argument("code", nargs="?", metavar="CODE", help="default: standard input")
+    defaults = vars(RunOptions())
+    for name, (read, noun, about) in OPTIONS.items():
+        default = defaults[name[2:].replace("-", "_")]
+        if read is None:
+            parser.add_argument(name, action="store_true", help=about)
+        elif read is list:
+            parser.add_argument(name, action="append", default=default, metavar=noun, help=about)
+        else:
+            parser.add_argument(name, type=read_with(read, noun), default=default, metavar=noun, help=about)
+
+
+def add_create_options(parser: Parser) -> None:
+    def add(name: str, noun: str, about: str, **settings: Any) -> None:
+        parser.add_argument(name, metavar=noun, help=about, **settings)
+
+    size, span = read_with(commands.read_size, "size"), read_with(commands.read_span, "span of time")
+    add("--runtime", "NAME", "gvisor or native; default: the strongest that works here", default="")
+    add("--image", "NAME", "default: host, this machine's own tools", default="")
+    add("--session-id", "SID", "the id to give it; default: chosen for you", default="")
+    add("--tenant", "NAME", "whom it belongs to", default="")
+    add(
+        "--env",
+        "NAME=VALUE",
+        "a variable for all its commands; may be given several times",
+        action="append",
+        default=[],
+    )
+    add("--cpus", "N", "default: 0.5", type=float)
+    add("--memory", "SIZE", "such as 512m (default) or 2g", type=size)
+    add("--disk", "SIZE", "such as 2g (default)", type=size)
+    add("--ttl", "TIME", "unused for that long it is destroyed: 90s, 15m, 1h (default), 2d", type=span)
+    add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
+    add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
+    add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
+    add("--allowed-hosts", "HOSTS", "hosts that it may reach, separated by commas (not supported yet)")
+    add("--secret", "NAME", "(not supported yet)", action="append", default=[])
+
+
+def run_parsed(parsed: argparse.Namespace) -> int:
+    from k8e.cli.run import run
+
+    options = RunOptions()
+    for name in vars(options):
+        setattr(options, name, getattr(parsed, name))
+    return run(options)
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    from k8e.daemon import Refused, run_in_foreground
+
+    try:
+        run_in_foreground()
+    except Refused as refused:
+        raise Failure.of(refused.body) from refused
+    return 0
+
+
+def examine(parsed: argparse.Namespace) -> int:
+    from k8e.daemon import Refused, run_doctor
+
+    try:
+        return run_doctor(as_json=parsed.json)
+    except Refused as refused:
+        raise Failure.of(refused.body) from refused

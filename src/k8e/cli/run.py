@@ -1,0 +1,187 @@
+"""`k8e sandbox run`. Imports only what it uses on its way (see k8e.cli)."""
+
+from __future__ import annotations
+
+import os
+
+from k8e.cli.client import JSON, Client, quote, quote_json
+from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
+from k8e.cli.state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from k8e.cli.options import RunOptions
+
+MESSAGE = 64 << 20
+STDIN_IN_JSON = 46 << 20  # base64 takes a third more, and the rest of a message has to fit as well
+STDOUT, STDERR, ERROR_FRAME = 1, 2, 6
+GONE = ("session_not_found", "session_destroying")
+
+
+def run(options: RunOptions) -> int:
+    check_combination(options)
+    fields = describe_run(options)
+    client = Client()
+    if options.session_id:
+        return Attempt(client, options, options.session_id, fields).finish()
+    state = State(options.tenant)
+    named = state.read()
+    if named and not describes_session(options):
+        attempt = Attempt(client, options, named, fields)
+        if not attempt.session_is_gone():
+            return attempt.finish()
+    # Nothing has run so far: there was no session to run it in.
+    return Attempt(client, options, renew(client, options, state, gone=named), fields).finish()
+
+
+def check_combination(options: RunOptions) -> None:
+    if options.allowed_hosts is not None:
+        raise no_egress()
+    if options.session_id and options.tenant:
+        raise Failure("usage", "--session-id and --tenant both name a session: give one of them")
+    if options.session_id and describes_session(options):
+        error = "--manifest and --git-repo describe a new session, --session-id names one that is there"
+        raise Failure("usage", error, hint="give them to `k8e sandbox create`")
+    if options.background and options.raw:
+        raise Failure("usage", "--background does not wait for the output that --raw streams: give one of them")
+    if options.stdin and options.code is None:
+        raise Failure("usage", "--stdin is for the command's input: give the code as an argument")
+
+
+def no_egress() -> Failure:
+    return Failure(
+        "egress_not_supported_yet",
+        "--allowed-hosts cannot be honoured yet: sandboxes have no network but loopback",
+        hint="leave it out; nothing is reachable",
+    )
+
+
+def describes_session(options: RunOptions) -> bool:
+    return bool(options.manifest or options.git_repo or options.git_ref)
+
+
+def describe_run(options: RunOptions) -> str:
+    """The members of the request's JSON object."""
+    code = options.code
+    if code is None:
+        # Decoded like an argument, because it is encoded like one.
+        code = os.fsdecode(read_all(0, MESSAGE))
+    fields = f'"code": {quote_json(code)}, "language": "{options.lang}", "timeout": {options.timeout!r}'
+    if options.env:
+        fields += f', "env": {{{describe_env(options.env)}}}'
+    if options.workdir:
+        fields += f', "workdir": {quote_json(options.workdir)}'
+    if options.background:
+        fields += ', "background": true'
+    if options.stdin and not options.raw:
+        from binascii import b2a_base64
+
+        content = b2a_base64(read_all(0, STDIN_IN_JSON), newline=False).decode("ascii")
+        fields += f', "stdin_base64": "{content}"'
+    return fields
+
+
+def describe_env(assignments: list[str]) -> str:
+    """Of two with one name the last counts, as in JSON itself."""
+    members = []
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise Failure("usage", "--env takes NAME=VALUE")
+        members.append(f"{quote_json(name)}: {quote_json(value)}")
+    return ", ".join(members)
+
+
+def renew(client: Client, options: RunOptions, state: State, *, gone: str) -> str:
+    """A session for the state file to name: a new one, unless somebody else made one while we waited for the lock."""
+    with state:
+        found = state.read()
+        if describes_session(options):
+            refuse_to_reuse(client, found)
+        elif found and found != gone:
+            return found
+        import json
+
+        from k8e.cli.commands import describe_session
+
+        wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
+        if options.tenant:
+            wanted["tenant_id"] = options.tenant
+        response = client.request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON)
+        answer = json.loads(response.read())
+        if response.status != 201:
+            raise Failure.of(answer)
+        state.write(answer["session_id"])
+        return str(answer["session_id"])
+
+
+def refuse_to_reuse(client: Client, session_id: str) -> None:
+    """What a session begins with cannot be brought into one that has begun; dropping it in silence would be worse."""
+    if not session_id:
+        return
+    response = client.request("GET", f"/v1/sessions/{quote(session_id)}")
+    response.read()
+    if response.status == 200:
+        raise Failure(
+            "session_exists",
+            "--manifest and --git-repo describe a new session, and there is one already",
+            detail=session_id,
+            hint=f"`k8e sandbox destroy {session_id}` first, or use `k8e sandbox create` and --session-id",
+        )
+
+
+class Attempt:
+    """The request to run, sent once; what becomes of it is decided when its answer has begun."""
+
+    def __init__(self, client: Client, options: RunOptions, session_id: str, fields: str) -> None:
+        self._options = options
+        self._client = client
+        self._body = b""
+        self._fed = options.raw and options.stdin
+        target = f"/v1/sessions/{quote(session_id)}/runs"
+        if self._fed:
+            self._response = client.upload(target, f"{{{fields}}}".encode("ascii"))
+        else:
+            stream = ', "stream": true' if options.raw else ""
+            self._response = client.request("POST", target, f"{{{fields}{stream}}}".encode("ascii"), JSON)
+
+    def session_is_gone(self) -> bool:
+        """There is no such session, or soon will not be: nothing was run."""
+        if self._response.status not in (404, 409):
+            return False
+        import json
+
+        self._body = self._response.read()
+        return json.loads(self._body)["code"] in GONE
+
+    def finish(self) -> int:
+        response = self._response
+        if response.status != 200:
+            write_all(1, self._body or response.read())
+            return FAILED
+        if self._options.raw:
+            return self._stream()
+        write_all(1, response.read())
+        if self._options.background:
+            return 0
+        return FAILED if response.exit_code is None else response.exit_code
+
+    def _stream(self) -> int:
+        if self._fed:
+            from _thread import start_new_thread
+
+            start_new_thread(self._client.feed, (0,))
+        try:
+            for kind, data in self._response.frames():
+                if kind in (STDOUT, STDERR):
+                    write_all(kind, data)
+                elif kind == ERROR_FRAME:
+                    write_all(STDERR, data)
+                    return FAILED
+        except Failure as failure:
+            # stdout is the command's: what has to be said now goes to stderr.
+            import json
+
+            write_all(STDERR, json.dumps(failure.body).encode() + b"\n")
+            return UNREACHABLE
+        return FAILED if self._response.exit_code is None else self._response.exit_code

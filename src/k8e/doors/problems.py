@@ -1,0 +1,43 @@
+"""Faults as HTTP knows them: one table, one body."""
+
+from __future__ import annotations
+
+from k8e.core.errors import Fault, Kind
+
+STATUS = {
+    Kind.NOT_FOUND: 404,
+    Kind.INVALID: 400,
+    Kind.CONFLICT: 409,
+    Kind.UNAVAILABLE: 503,
+    Kind.EXHAUSTED: 429,
+    Kind.DENIED: 403,
+    Kind.FAILED: 502,
+    Kind.LOST: 500,
+}
+
+
+class Refusal(Exception):
+    """The request never reached the service: it is no request that this door takes."""
+
+    def __init__(self, status: int, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+        self.status = status
+        self.code = code
+        self.error = error
+        self.detail = detail
+        self.hint = hint
+        super().__init__(f"{code}: {error}")
+
+
+def describe(problem: Fault | Refusal) -> tuple[int, dict[str, str]]:
+    """The status and the body."""
+    body = {"error": problem.error, "detail": problem.detail, "code": problem.code, "hint": problem.hint}
+    if isinstance(problem, Refusal):
+        return problem.status, body
+    if problem.field:
+        body["field"] = problem.field
+    return STATUS[problem.kind], body
+
+
+def internal_error() -> Refusal:
+    """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
+    return Refusal(500, "internal", "the daemon met an error of its own", hint="the daemon's log has the details")

@@ -1,0 +1,243 @@
+"""Which request is which call of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import h11
+
+from k8e.core.model import MAX_MESSAGE, LiveRun, RunResult, RunSpec, SandboxService
+from k8e.doors import frames, shapes, specs
+from k8e.doors.exchange import Exchange, Request
+from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
+from k8e.doors.problems import Refusal
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+STDIN_FRAME = 1 << 20
+
+Handler = Callable[[Exchange, Request], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: tuple[str, ...]  # "*" is any one part
+    handler: Handler
+    takes: tuple[str, ...] = ()  # content types; a form's are never among them
+
+    def fits(self, path: tuple[str, ...]) -> bool:
+        return len(path) == len(self.path) and all(
+            part in ("*", given) for part, given in zip(self.path, path, strict=True)
+        )
+
+
+class Routes:
+    def __init__(self, service: SandboxService, render_metrics: Callable[[], str]) -> None:
+        self._service = service
+        self._render_metrics = render_metrics
+        sessions, runs = ("v1", "sessions"), ("v1", "runs")
+        self._table = (
+            Route("GET", ("healthz",), self._tell_health),
+            Route("GET", ("metrics",), self._tell_metrics),
+            Route("GET", ("v1", "status"), self._tell_status),
+            Route("POST", sessions, self._create, (JSON,)),
+            Route("GET", sessions, self._list_sessions),
+            Route("GET", (*sessions, "*"), self._get_session),
+            Route("DELETE", (*sessions, "*"), self._destroy),
+            Route("POST", (*sessions, "*", "runs"), self._run, (JSON, frames.CONTENT_TYPE)),
+            Route("GET", (*sessions, "*", "runs"), self._list_runs),
+            Route("GET", (*sessions, "*", "processes"), self._list_processes),
+            Route("GET", (*sessions, "*", "files"), self._read_file),
+            Route("PUT", (*sessions, "*", "files"), self._write_file, (BYTES,)),
+            Route("GET", (*sessions, "*", "entries"), self._list_files),
+            Route("GET", (*runs, "*"), self._poll),
+            Route("POST", (*runs, "*", "kill"), self._kill, (JSON,)),
+        )
+
+    async def answer(self, exchange: Exchange, request: Request) -> None:
+        candidates = [route for route in self._table if route.fits(request.path)]
+        if not candidates:
+            raise Refusal(
+                404, "no_such_endpoint", "there is nothing at this address", hint="docs/http-api.md lists them"
+            )
+        for route in candidates:
+            if route.method == request.method:
+                break
+        else:
+            raise Refusal(405, "method_not_allowed", f"{request.method} is not possible here")
+        if route.takes and request.content_type not in route.takes:
+            wanted = " or ".join(route.takes)
+            raise Refusal(415, "content_type", "the request's content type is not taken here", hint=f"send {wanted}")
+        await route.handler(exchange, request)
+
+    # --- the service itself ------------------------------------------------------------------------------------------
+
+    async def _tell_health(self, exchange: Exchange, request: Request) -> None:
+        await exchange.send_json(200, {"ok": True})
+
+    async def _tell_metrics(self, exchange: Exchange, request: Request) -> None:
+        await exchange.send_bytes(200, self._render_metrics().encode(), PROMETHEUS)
+
+    async def _tell_status(self, exchange: Exchange, request: Request) -> None:
+        await exchange.send_json(200, shapes.shape_status(await self._service.status(exchange.caller)))
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def _create(self, exchange: Exchange, request: Request) -> None:
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        # In a thread, because a large manifest takes its time.
+        spec = await asyncio.to_thread(specs.read_session_spec, fields)
+        session = await self._service.create(exchange.caller, spec)
+        await exchange.send_json(201, shapes.shape_created(session))
+
+    async def _list_sessions(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        phase = query.take_text("phase", "active")
+        query.finish()
+        if phase not in ("active", "all"):
+            raise specs.invalid("phase", f"{phase!r} is no choice of phases", hint="active or all")
+        sessions = await self._service.sessions(exchange.caller, all_phases=phase == "all")
+        await exchange.send_json(200, {"sessions": [shapes.shape_session(session) for session in sessions]})
+
+    async def _get_session(self, exchange: Exchange, request: Request) -> None:
+        session = await self._service.get(exchange.caller, request.path[2])
+        await exchange.send_json(200, shapes.shape_session(session))
+
+    async def _destroy(self, exchange: Exchange, request: Request) -> None:
+        await self._service.destroy(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"ok": True})
+
+    # --- runs --------------------------------------------------------------------------------------------------------
+
+    async def _run(self, exchange: Exchange, request: Request) -> None:
+        if request.content_type == frames.CONTENT_TYPE:
+            return await self._run_fed(exchange, request)
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        live = fields.take_flag("stream")
+        spec = specs.read_run_spec(request.path[2], fields)
+        if live:
+            return await self._run_live(exchange, spec, None)
+        result = await self._service.run(exchange.caller, spec)
+        await exchange.send_json(200, shapes.shape_run(result), shapes.exit_header(result.exit_code))
+        return None
+
+    async def _run_fed(self, exchange: Exchange, request: Request) -> None:
+        """The request is the spec in a first frame, and then the command's stdin as it comes."""
+        incoming = Incoming(exchange)
+        first = await incoming.read()
+        if first is None or first.kind is not FrameKind.REQUEST:
+            raise BadFrame("the first frame is not the request")
+        spec = specs.read_run_spec(request.path[2], specs.Fields(specs.decode_object(first.data)))
+        await self._run_live(exchange, spec, incoming)
+
+    async def _run_live(self, exchange: Exchange, spec: RunSpec, incoming: Incoming | None) -> None:
+        live = await self._service.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
+        feeder = asyncio.create_task(feed(live, spec.stdin, incoming))
+        result: RunResult | None = None
+        try:
+            await exchange.start_frames()
+            started = {"run_id": live.run_id, "session_id": spec.session_id}
+            await exchange.send_frame(FrameKind.STARTED, shapes.encode(started))
+            async for chunk in live.output():
+                await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
+            result = await live.result()
+        finally:
+            feeder.cancel()
+            if result is None:
+                await live.kill()
+        with contextlib.suppress(asyncio.CancelledError):
+            await feeder
+        await exchange.send_frame(FrameKind.RESULT, shapes.encode(shapes.shape_run_summary(result)))
+        await exchange.end_frames(shapes.exit_header(result.exit_code))
+
+    async def _list_runs(self, exchange: Exchange, request: Request) -> None:
+        runs = await self._service.log(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"runs": [shapes.shape_run_summary(run) for run in runs]})
+
+    async def _list_processes(self, exchange: Exchange, request: Request) -> None:
+        commands = await self._service.ps(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"processes": [shapes.shape_command(command) for command in commands]})
+
+    async def _poll(self, exchange: Exchange, request: Request) -> None:
+        run = await self._service.poll(exchange.caller, request.path[2])
+        await exchange.send_json(200, shapes.shape_run(run), shapes.exit_header(run.exit_code))
+
+    async def _kill(self, exchange: Exchange, request: Request) -> None:
+        specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
+        await self._service.kill(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"ok": True})
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    async def _read_file(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        path = query.take_text("path")
+        query.finish()
+        content = await self._service.read_file(exchange.caller, request.path[2], path)
+        if request.headers.get(b"accept") == BYTES.encode():
+            await exchange.send_bytes(200, content, BYTES)
+        else:
+            await exchange.send_json(200, shapes.shape_file(path, content))
+
+    async def _write_file(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        path, mode = query.take_text("path"), query.take_text("mode", "w")
+        query.finish()
+        if mode not in ("w", "a"):
+            raise specs.invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
+        content = await exchange.read_body(request, MAX_MESSAGE)
+        size = await self._service.write_file(exchange.caller, request.path[2], path, content, append=mode == "a")
+        await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
+
+    async def _list_files(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        path, text = query.take_text("path"), query.take_text("since", "0")
+        query.finish()
+        try:
+            since = float(text)
+        except ValueError:
+            raise specs.invalid("since", f"{text!r} is no point in time", hint="unix seconds") from None
+        entries = await self._service.list_files(exchange.caller, request.path[2], path, since=since)
+        await exchange.send_json(200, {"files": [shapes.shape_entry(entry) for entry in entries]})
+
+
+class Incoming:
+    """The frames of a request's body, read when they are wanted."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._reader = FrameReader(STDIN_FRAME)
+        self._ready: collections.deque[Frame] = collections.deque()
+
+    async def read(self) -> Frame | None:
+        while not self._ready:
+            piece = await self._exchange.read_piece()
+            if piece is None:
+                if not self._reader.between_frames:
+                    raise BadFrame("the request ends inside a frame")
+                return None
+            self._ready.extend(self._reader.feed(piece))
+        return self._ready.popleft()
+
+
+async def feed(live: LiveRun, content: bytes, incoming: Incoming | None) -> None:
+    """Hands the client's stdin to the command. Input that is not whole ends it: running with half was not asked for."""
+    try:
+        if content:
+            await live.write_stdin(content)
+        if incoming is not None:
+            while frame := await incoming.read():
+                if frame.kind is not FrameKind.STDIN:
+                    raise BadFrame(f"{frame.kind.name} is nothing to send to a running command")
+                await live.write_stdin(frame.data)
+    except (BadFrame, h11.RemoteProtocolError):
+        await live.kill()
+        raise
+    await live.close_stdin()

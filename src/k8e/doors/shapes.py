@@ -1,0 +1,149 @@
+"""What the service gives, as JSON (docs/http-api.md). The command line prints these objects as they are."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from k8e.core.model import RunResult, ServiceStatus, Session
+from k8e.engine import Limits
+from k8e.link.model import CommandInfo, Entry, FileType
+
+Json = dict[str, Any]
+
+TYPES = {
+    FileType.FILE: "file",
+    FileType.DIRECTORY: "directory",
+    FileType.SYMLINK: "symlink",
+    FileType.FIFO: "fifo",
+    FileType.SOCKET: "socket",
+    FileType.BLOCK_DEVICE: "block_device",
+    FileType.CHAR_DEVICE: "char_device",
+    FileType.UNKNOWN: "unknown",
+}
+
+
+def encode(value: object) -> bytes:
+    """One line of UTF-8. A lone surrogate, which is how text carries an odd byte, becomes JSON's own escape."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def text_of(name: str, data: bytes) -> Json:
+    """Text where the bytes are text; else readable text, and the exact bytes beside it."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {name: data.decode(errors="replace"), f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def shape_limits(limits: Limits) -> Json:
+    return {
+        "cpus": limits.cpus,
+        "memory": limits.memory,
+        "pids": limits.pids,
+        "disk": limits.disk,
+        "inodes": limits.inodes,
+        "open_files": limits.open_files,
+    }
+
+
+def shape_created(session: Session) -> Json:
+    return {
+        "session_id": session.session_id,
+        "runtime": session.runtime.value,
+        "policy": {"image": session.image, "limits": shape_limits(session.limits), "ttl": session.ttl},
+    }
+
+
+def shape_session(session: Session) -> Json:
+    return {
+        "session_id": session.session_id,
+        "tenant_id": session.tenant,
+        "phase": session.phase.value,
+        "runtime": session.runtime.value,
+        "image": session.image,
+        "limits": shape_limits(session.limits),
+        "env_keys": list(session.env_keys),
+        "owner": session.owner,
+        "created": session.created,
+        "last_used": session.last_used,
+        "ttl": session.ttl,
+    }
+
+
+def shape_run(run: RunResult) -> Json:
+    return {
+        **text_of("stdout", run.stdout),
+        **text_of("stderr", run.stderr),
+        **shape_run_summary(run),
+    }
+
+
+def shape_run_summary(run: RunResult) -> Json:
+    """Without the output."""
+    return {
+        "exit_code": run.exit_code,
+        "session_id": run.session_id,
+        "run_id": run.run_id,
+        "status": run.status.value,
+        "duration_ms": run.duration_ms,
+        "truncated": run.truncated,
+        "stdout_bytes": run.stdout_bytes,
+        "stderr_bytes": run.stderr_bytes,
+    }
+
+
+def shape_command(command: CommandInfo) -> Json:
+    return {
+        "pid": command.pid,
+        **text_of("command", command.name),
+        "running": command.running,
+        "exit_code": command.exit_code,
+        "signal": command.signal,
+        "started": command.started,
+        "stdout_bytes": command.stdout_bytes,
+        "stderr_bytes": command.stderr_bytes,
+    }
+
+
+def shape_entry(entry: Entry) -> Json:
+    return {
+        **text_of("path", entry.name),
+        "modified": entry.mtime_ns / 1e9,
+        "type": TYPES[entry.type],
+        "size": entry.size,
+    }
+
+
+def shape_file(path: str, content: bytes) -> Json:
+    try:
+        return {"content": content.decode(), "path": path, "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"content": base64.b64encode(content).decode("ascii"), "path": path, "encoding": "base64"}
+
+
+def shape_status(status: ServiceStatus) -> Json:
+    return {
+        "available": status.available,
+        "runtime": status.runtime.value if status.runtime else None,
+        "version": status.version,
+        "sessions": status.sessions,
+        "runtimes": [
+            {
+                "runtime": report.runtime.value,
+                "available": report.available,
+                "version": report.version,
+                "reason": report.reason,
+                "hint": report.hint,
+                "notes": list(report.notes),
+            }
+            for report in status.runtimes
+        ],
+    }
+
+
+def exit_header(exit_code: int | None) -> Mapping[str, str]:
+    """The exit code once more where a client finds it without parsing JSON. Unknown is not said to be anything."""
+    return {} if exit_code is None else {"K8E-Exit-Code": str(exit_code)}

@@ -1,0 +1,184 @@
+"""What clients ask for, from JSON to the service's own data.
+
+Only shapes are checked here: that a number is a number and that no key is unknown. Whether a value is allowed is the
+service's to say.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.manifest import parse_manifest
+from k8e.core.model import Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
+from k8e.engine import Limits, Runtime
+
+Value = TypeVar("Value")
+Choice = TypeVar("Choice", bound=enum.Enum)
+
+
+def invalid(field: str, error: str, hint: str = "") -> Fault:
+    return Fault(Kind.INVALID, "invalid_argument", error, hint=hint, field=field)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not JSON", detail=str(error)) from error
+    if not isinstance(value, dict):
+        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not a JSON object")
+    return value
+
+
+class Fields:
+    """An object's values, taken one by one by type; `finish` refuses what nobody took. None is the same as absent."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self._values = {key: value for key, value in values.items() if value is not None}
+        self._prefix = prefix
+
+    def take_text(self, name: str, default: str = "") -> str:
+        return self._take(name, str, "a string", default)
+
+    def take_flag(self, name: str) -> bool:
+        return self._take(name, bool, "true or false", False)
+
+    def take_number(self, name: str, default: float) -> float:
+        value = self._values.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a number anybody can mean") from None
+
+    def take_count(self, name: str, default: int) -> int:
+        value = self._take(name, int, "a whole number", default)
+        if isinstance(value, bool):
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a whole number")
+        return value
+
+    def take_list(self, name: str) -> list[Any]:
+        return self._take(name, list, "a list", [])
+
+    def take_fields(self, name: str) -> Fields:
+        return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
+
+    def take_mapping(self, name: str) -> dict[str, str]:
+        mapping = self._take(name, dict, "an object", {})
+        for key, value in mapping.items():
+            if not isinstance(value, str):
+                raise invalid(f"{self._prefix}{name}", f"the value of {key!r} is not a string")
+        return mapping
+
+    def take_choice(self, name: str, kinds: type[Choice]) -> Choice | None:
+        """A member of an enum, by its value."""
+        if name not in self._values:
+            return None
+        text = self.take_text(name)
+        known = {member.value: member for member in kinds}
+        if text not in known:
+            raise invalid(self._prefix + name, f"{text!r} is no {name}", hint=f"one of: {', '.join(known)}")
+        return known[text]
+
+    def take_bytes(self, name: str) -> bytes:
+        """`name` as text or `name_base64`, not both."""
+        encoded = self.take_text(f"{name}_base64")
+        text = self.take_text(name)
+        if encoded and text:
+            raise invalid(f"{self._prefix}{name}", f"both {name} and {name}_base64 are given")
+        if not encoded:
+            return text.encode("utf-8", "surrogateescape")
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise invalid(f"{self._prefix}{name}_base64", "not base64") from error
+
+    def finish(self) -> None:
+        if self._values:
+            name = next(iter(self._values))
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not known here")
+
+    def _take(self, name: str, kind: type[Value], noun: str, default: Value) -> Value:
+        value = self._values.pop(name, default)
+        if not isinstance(value, kind):
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not {noun}")
+        return value
+
+
+def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
+    argv = fields.take_list("argv")
+    if not all(isinstance(word, str) for word in argv):
+        raise invalid("argv", "argv is not a list of strings")
+    defaults = RunSpec(session_id)
+    spec = RunSpec(
+        session_id=session_id,
+        code=fields.take_text("code"),
+        language=fields.take_choice("language", Language) or defaults.language,
+        argv=tuple(word.encode("utf-8", "surrogateescape") for word in argv),
+        timeout=fields.take_number("timeout", defaults.timeout),
+        env=fields.take_mapping("env"),
+        workdir=fields.take_text("workdir"),
+        stdin=fields.take_bytes("stdin"),
+        background=fields.take_flag("background"),
+    )
+    fields.finish()
+    return spec
+
+
+def read_session_spec(fields: Fields) -> SessionSpec:
+    defaults = SessionSpec()
+    spec = SessionSpec(
+        session_id=fields.take_text("session_id"),
+        tenant=fields.take_text("tenant_id"),
+        runtime=fields.take_choice("runtime", Runtime),
+        image=fields.take_text("image", defaults.image),
+        env=fields.take_mapping("env"),
+        limits=_read_limits(fields.take_fields("limits")),
+        ttl=fields.take_number("ttl", defaults.ttl),
+        manifest=_read_manifest(fields),
+    )
+    fields.finish()
+    return spec
+
+
+def _read_limits(fields: Fields) -> Limits:
+    defaults = Limits()
+    limits = Limits(
+        cpus=fields.take_number("cpus", defaults.cpus),
+        memory=fields.take_count("memory", defaults.memory),
+        pids=fields.take_count("pids", defaults.pids),
+        disk=fields.take_count("disk", defaults.disk),
+        inodes=fields.take_count("inodes", defaults.inodes),
+        open_files=fields.take_count("open_files", defaults.open_files),
+    )
+    fields.finish()
+    return limits
+
+
+def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
+    """The manifest's own text, and the repository that has a flag of its own."""
+    text = fields.take_text("manifest")
+    repo, ref = fields.take_text("git_repo"), fields.take_text("git_ref")
+    if ref and not repo:
+        raise invalid("git_ref", "git_ref is given without git_repo")
+    entries: list[ManifestEntry] = []
+    if text:
+        entries.extend(parse_manifest(text))
+    if repo:
+        entries.append(ManifestRepo(name_clone(repo), repo, ref))
+    return tuple(entries)
+
+
+def name_clone(repo: str) -> str:
+    """The directory that `git clone` would choose."""
+    name = repo.rstrip("/").replace(":", "/").rpartition("/")[2].removesuffix(".git")
+    if not name:
+        raise invalid("git_repo", "git_repo does not name a repository")
+    return name
