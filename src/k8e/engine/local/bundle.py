@@ -95,12 +95,15 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
     return mounts
 
 
-def _resources(limits: Limits) -> dict[str, Any]:
+def _resources(limits: Limits, native: bool) -> dict[str, Any]:
+    # gVisor needs two tasks of the host for each process inside, and some for itself; when it cannot have one it dies.
+    # So there the host's limit is a backstop, and the one that programs meet is RLIMIT_NPROC, kept by its own kernel.
+    tasks = limits.pids if native else 2 * limits.pids + 256
     return {
         "devices": [{"allow": False, "access": "rwm"}],
         "memory": {"limit": limits.memory, "swap": limits.memory},
         "cpu": {"quota": max(1000, int(limits.cpus * _PERIOD)), "period": _PERIOD},
-        "pids": {"limit": limits.pids},
+        "pids": {"limit": tasks},
     }
 
 
@@ -108,7 +111,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
     namespaces = ["pid", "mount", "ipc", "uts", "network"]
     linux: dict[str, Any] = {
         "cgroupsPath": spec.cgroup,
-        "resources": _resources(spec.limits),
+        "resources": _resources(spec.limits, spec.first_id is not None),
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
     }
@@ -136,6 +139,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
             "capabilities": {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")},
             "rlimits": [
                 {"type": "RLIMIT_NOFILE", "soft": files, "hard": files},
+                {"type": "RLIMIT_NPROC", "soft": spec.limits.pids, "hard": spec.limits.pids},
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
             ],
         },

@@ -22,6 +22,10 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
 _FAMILIES = (AF_UNIX, AF_INET, AF_INET6)
 
+# What mknod may make; devices are nobody's business, with or without the capability.
+_NODE_TYPES = (0, 0o100000, 0o010000, 0o140000)  # a file (twice), a FIFO, a socket
+_TYPE_MASK = 0o170000
+
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
 
@@ -63,6 +67,9 @@ def build_profile(machine: str) -> Mapping[str, Any]:
     rules += [allow(["socket"], [match(0, family)]) for family in _FAMILIES]
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))
     rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]
+    for kind in _NODE_TYPES:
+        rules.append(allow(["mknod"], [match(1, kind, _TYPE_MASK)]))
+        rules.append(allow(["mknodat"], [match(2, kind, _TYPE_MASK)]))
     # PER_LINUX, and the query; 32-bit personalities and ADDR_NO_RANDOMIZE's neighbours are not needed.
     rules += [allow(["personality"], [match(0, value)]) for value in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)]
     rules.append({"names": sorted(lists["absent"]), "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS})
