@@ -130,7 +130,7 @@ async def check_umask_is_applied(subject: Subject) -> None:
 @check()
 async def check_ids_and_groups_are_applied(subject: Subject) -> None:
     code = "import os, json; print(json.dumps([os.getresuid(), os.getresgid(), sorted(os.getgroups())]))"
-    for groups in ((), (7, 4242, 70_000)):
+    for groups in ((), (7, 4242, 60_000)):
         who = Identity(uid=12_345, gid=23_456, groups=groups)
         done = await run_python(subject, code, identity=who, cwd=b"/")
         ended("showing ids", done, exit_code=0)
