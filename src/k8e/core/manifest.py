@@ -113,7 +113,11 @@ def _read_text(node: yaml.Node, where: str) -> str:
         _refuse_node(node, where, "must be text")
     if node.tag != _TEXT:
         _refuse_node(node, where, f"tag {node.tag[:64]!r} is not supported")
-    return str(node.value)
+    try:
+        # JSON is YAML, and spells what lies beyond 16 bits in two halves.
+        return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        _refuse_node(node, where, "is not text")
 
 
 class _Fields:
@@ -133,12 +137,6 @@ class _Fields:
             return default
         return _read_text(self._nodes[name], f"{self._where}.{name}")
 
-    def get_content(self) -> bytes:
-        try:
-            return self.get("content", "").encode()
-        except UnicodeEncodeError:
-            _refuse_node(self._nodes["content"], f"{self._where}.content", "is not text")
-
     def get_mode(self) -> int:
         text = self.get("mode", "644")
         if not _MODE.fullmatch(text):
@@ -147,7 +145,7 @@ class _Fields:
 
 
 def _make_file(fields: _Fields) -> ManifestEntry:
-    return ManifestFile(fields.require("path"), fields.get_content(), fields.get_mode())
+    return ManifestFile(fields.require("path"), fields.get("content", "").encode(), fields.get_mode())
 
 
 def _make_dir(fields: _Fields) -> ManifestEntry:

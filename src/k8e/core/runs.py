@@ -41,6 +41,8 @@ class Foreground:
         self._runs = runs
         self._process = process
         self._loss: Exception | None = None
+        self._use = contextlib.ExitStack()
+        self._use.enter_context(self.live.in_use())
         self._settled = runs.sessions.tasks.spawn(self._settle())
         runs.sessions.tasks.spawn(runs.sessions.store.set_command(record.run_id, process.id))
 
@@ -140,15 +142,15 @@ class Foreground:
             self._loss = error
 
     async def _settle(self) -> RunResult:
-        with self.live.in_use():
+        try:
             try:
-                try:
-                    outcome = await self._wait()
-                except (LinkError, Gone) as error:
-                    return await self._runs.conclude(self.live, self.record, error)
-                return await self._runs.finish(self.live, self.record, outcome)
-            finally:
-                self._runs.running.pop(self.run_id, None)
+                outcome = await self._wait()
+            except (LinkError, Gone) as error:
+                return await self._runs.conclude(self.live, self.record, error)
+            return await self._runs.finish(self.live, self.record, outcome)
+        finally:
+            self._runs.running.pop(self.run_id, None)
+            self._use.close()
 
     async def _wait(self) -> Outcome:
         waiting = asyncio.create_task(self._process.wait())
