@@ -271,8 +271,10 @@ void command_attach(uint64_t id, uint64_t stdout_from, uint64_t stderr_from)
     if (!c || !channel_is_command(c))
         return channel_refuse(id, UNKNOWN_COMMAND, 0);
     struct command *k = as_command(c);
-    if (c->attached || stdout_from > c->out[0].ring.end || stderr_from > c->out[1].ring.end)
+    if (c->attached)
         return link_fail();
+    if (stdout_from > c->out[0].ring.end || stderr_from > c->out[1].ring.end)
+        return channel_refuse(id, INVALID, 0);
     uint64_t from[2] = {stdout_from, stderr_from};
     for (int i = 0; i < 2; i++) {
         struct stream *s = &c->out[i];

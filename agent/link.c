@@ -29,8 +29,8 @@ static struct guest {
 static int next_guest;
 
 static struct source host = {.fd = -1};
-static _Alignas(4096) uint8_t in_bytes[IN_SIZE];
-static _Alignas(4096) uint8_t out_bytes[OUT_SIZE];
+/* Mappings of their own: their memory is given back when idle, and must not share a page with anything else. */
+static uint8_t *in_bytes, *out_bytes;
 static uint32_t in_length, out_start, out_end;
 static uint8_t *big; /* payload of a request that does not fit into in_bytes */
 static struct header big_header;
@@ -117,11 +117,9 @@ bool link_send_data(uint8_t stream, uint64_t id, uint64_t offset, const uint8_t 
     return host.fd >= 0;
 }
 
-/* Serves the channels in turn until the socket is full or nothing is due. */
-void link_flush(void)
+/* Serves each channel once, in turn. Returns false when one of them found no room. */
+static bool serve_channels(void)
 {
-    if (host.fd < 0)
-        return;
     if (pong_due && link_room(8)) {
         uint8_t token[8];
         put64(token, pong_token);
@@ -134,17 +132,28 @@ void link_flush(void)
     do {
         if (c != &channels) {
             if (!channel_pump(c))
-                break;
+                return false;
             last_pumped = c->id;
         }
         c = c->next;
     } while (c != first && host.fd >= 0);
-    if (host.fd >= 0 && out_end > out_start)
-        write_out(NULL, 0, NULL, 0);
-    if (host.fd >= 0) {
-        bool full = out_end > out_start;
-        /* A host that does not read its answers is not listened to: nothing may queue here. */
-        source_watch(&host, full ? EPOLLOUT | (link_room(MAX_ENTRY + 256) ? EPOLLIN : 0) : EPOLLIN);
+    return true;
+}
+
+/* Goes on until the socket is full or nothing is due: only then will something wake us. */
+void link_flush(void)
+{
+    while (host.fd >= 0) {
+        bool served = serve_channels();
+        if (host.fd >= 0 && out_end > out_start)
+            write_out(NULL, 0, NULL, 0);
+        if (host.fd < 0)
+            return;
+        if (out_end > out_start)
+            /* A host that does not read its answers is not listened to: nothing may queue here. */
+            return source_watch(&host, EPOLLOUT | (link_room(MAX_ENTRY + 256) ? EPOLLIN : 0));
+        if (served)
+            return source_watch(&host, EPOLLIN);
     }
 }
 
@@ -189,9 +198,9 @@ void link_fail(void) { link_close(PROTOCOL_ERROR); }
 void link_release_memory(void)
 {
     if (in_length == 0)
-        madvise(in_bytes, sizeof in_bytes, MADV_DONTNEED);
+        madvise(in_bytes, IN_SIZE, MADV_DONTNEED);
     if (out_start == out_end)
-        madvise(out_bytes, sizeof out_bytes, MADV_DONTNEED);
+        madvise(out_bytes, OUT_SIZE, MADV_DONTNEED);
 }
 
 /* In -------------------------------------------------------------------------------------------------------------- */
@@ -440,8 +449,18 @@ static void accept_guest(struct source *source, uint32_t events)
     source_watch(&g->source, EPOLLIN);
 }
 
+static uint8_t *map(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        die("no memory");
+    return memory;
+}
+
 void link_listen(int fd)
 {
+    in_bytes = map(IN_SIZE);
+    out_bytes = map(OUT_SIZE);
     for (int i = 0; i < GUESTS; i++)
         guests[i].source.fd = -1;
     source_open(&listener, fd, accept_guest);
