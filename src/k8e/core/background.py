@@ -47,7 +47,7 @@ class Background:
         if len(opened.live.background) >= MAX_BACKGROUND:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
-        launching = self._sessions.tasks.spawn(self._launch(opened, plan))
+        launching = self._sessions.tasks.spawn(self._launch(opened, plan), watched=True)
         try:
             await asyncio.wait({launching})
         except asyncio.CancelledError:

@@ -43,7 +43,7 @@ class Foreground:
         self._loss: Exception | None = None
         self._use = contextlib.ExitStack()
         self._use.enter_context(self.live.in_use())
-        self._settled = runs.sessions.tasks.spawn(self._settle())
+        self._settled = runs.sessions.tasks.spawn(self._settle(), watched=True)
         runs.sessions.tasks.spawn(runs.sessions.store.set_command(record.run_id, process.id))
 
     @property
@@ -179,19 +179,29 @@ class Runs:
 
     async def _start(self, caller: Caller, spec: RunSpec, *, stdin: bool) -> Foreground:
         began = self.sessions.clock.monotonic()
-        plan = check_run(spec)
+        plan = replace(check_run(spec), stdin=stdin)
         opened = await self.sessions.open(caller, spec.session_id)
+        launching = self.sessions.tasks.spawn(self._launch(opened, plan), watched=True)
+        try:
+            await asyncio.wait({launching})
+        except asyncio.CancelledError:
+            self.sessions.tasks.spawn(self._take_back(launching))
+            raise
+        self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
+        return launching.result()
+
+    async def _launch(self, opened: Opened, plan: ExecSpec) -> Foreground:
         with opened.live.in_use():
             record = await self.record(opened.live, background=False)
-            try:
-                process = await self.launch(opened, record, replace(place_run(opened, plan), stdin=stdin))
-            except asyncio.CancelledError:
-                # The link ends what it may have started.
-                self.sessions.tasks.spawn(self.keep(replace(record, status=Status.KILLED)))
-                raise
+            process = await self.launch(opened, record, place_run(opened, plan))
             run = self.running[record.run_id] = Foreground(self, opened, record, process)
-        self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
         return run
+
+    async def _take_back(self, launching: asyncio.Task[Foreground]) -> None:
+        """Who asked for it left while it was started."""
+        await asyncio.wait({launching})
+        if not launching.cancelled() and launching.exception() is None:
+            launching.result().leave()
 
     async def record(self, live: Live, *, background: bool) -> RunRecord:
         health = await self.sessions.examine(live)

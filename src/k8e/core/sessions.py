@@ -137,7 +137,7 @@ class Sessions:
         live = Live(self._make_record(caller, spec, runtime), self.clock, env)
         self._check_quota(caller)
         self.registry.add(live)
-        live.building = self.tasks.spawn(self._build(live, spec, env))
+        live.building = self.tasks.spawn(self._build(live, spec, env), watched=True)
         try:
             await asyncio.wait({live.building})
         except asyncio.CancelledError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -16,24 +17,31 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def spawn(self, work: Coroutine[Any, Any, T], *, watched: bool = False) -> asyncio.Task[T]:
+        """Somebody else hears of the faults of a watched one; those of others are in the log."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(functools.partial(self._done, watched))
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, watched: bool, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Fault):
+            if watched:
+                return
             warn("fault", code=error.code, detail=error.detail)
         elif error is not None:
             LOGGER.error("unexpected", exc_info=error)
 
     async def close(self, patience: float) -> None:
         """Lets what is under way finish, for a while."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=patience)
+        try:
+            async with asyncio.timeout(patience):
+                while self._tasks:  # one may begin another
+                    await asyncio.wait(set(self._tasks))
+        except TimeoutError:
+            warn("not_finished", tasks=len(self._tasks))
         rest = set(self._tasks)
         for task in rest:
             task.cancel()

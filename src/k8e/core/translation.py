@@ -28,7 +28,7 @@ _FILES: Final[Mapping[Code, tuple[Kind, str, str]]] = {
     Code.NO_MEMORY: (Kind.EXHAUSTED, "out_of_memory", "Create a session with more memory."),
     Code.INVALID: (Kind.INVALID, "invalid_argument", ""),
     Code.TOO_DEEP: (Kind.EXHAUSTED, "too_deep", ""),
-    Code.TOO_BIG: (Kind.EXHAUSTED, "too_big", "Read a part of it with a command, such as head or tail."),
+    Code.TOO_BIG: (Kind.EXHAUSTED, "too_big", "Ask for a part of it, with head or tail, or further down."),
     Code.LOST: (Kind.LOST, "command_lost", ""),
     Code.UNKNOWN_COMMAND: (Kind.LOST, "command_lost", ""),
 }

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from k8e.core.errors import Kind
+from k8e.core.model import OUTPUT_LIMIT, Language, RunSpec, SessionSpec, Status
+from tests.core.rig import ALICE, ManualClock, Rig, fault, open_rig
+from tests.sandboxes import needs_root
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+async def session(rig: Rig) -> str:
+    return await rig.create()
+
+
+async def test_a_background_run_is_polled_to_its_end_as_often_as_one_likes(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "printf out; printf err >&2; exit 9")
+    result = await rig.poll_to_the_end(run_id)
+    assert (result.stdout, result.stderr, result.exit_code) == (b"out", b"err", 9)
+    assert (result.status, result.truncated, result.stdout_bytes) == (Status.COMPLETED, False, 3)
+    assert await rig.service.poll(ALICE, run_id) == result
+    link, _ = await rig.engine.attach(rig.sandbox_of(session))
+    assert await link.commands() == []
+
+
+async def test_while_it_runs_there_are_counts_and_no_output(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "printf 12345; mkfifo go; read line < go")
+    while (result := await rig.service.poll(ALICE, run_id)).stdout_bytes < 5:
+        await asyncio.sleep(0.005)
+    assert (result.status, result.exit_code, result.stdout) == (Status.RUNNING, None, b"")
+    assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.RUNNING]
+    await rig.run(session, "until [ -p go ]; do :; done; echo > go")
+    assert (await rig.poll_to_the_end(run_id)).stdout == b"12345"
+
+
+async def test_head_and_tail_of_long_output_are_kept(rig: Rig, session: str) -> None:
+    code = "import os\nfor number in range(4096): os.write(1, b'%01024d' % number)"
+    spec = RunSpec(session, code, Language.PYTHON, background=True)
+    result = await rig.poll_to_the_end((await rig.service.run(ALICE, spec)).run_id)
+    assert (result.stdout_bytes, result.truncated) == (4 << 20, True)
+    assert OUTPUT_LIMIT // 2 < len(result.stdout) <= OUTPUT_LIMIT
+    assert result.stdout.startswith(b"%01024d" % 0)
+    assert result.stdout.endswith(b"%01024d" % 4095)
+    assert await rig.service.poll(ALICE, result.run_id) == result
+
+
+async def test_a_timeout_ends_it(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "echo a; sleep 1000", limit=0.3)
+    result = await rig.poll_to_the_end(run_id)
+    assert (result.status, result.exit_code, result.stdout) == (Status.TIMED_OUT, 124, b"a\n")
+
+
+async def test_it_can_be_killed(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "echo a; setsid sleep 1000 & sleep 1001")
+    while (await rig.service.poll(ALICE, run_id)).stdout_bytes < 2:
+        await asyncio.sleep(0.005)
+    await rig.service.kill(ALICE, run_id)
+    assert await rig.processes_inside(session) == []
+    result = await rig.service.poll(ALICE, run_id)
+    assert (result.status, result.exit_code, result.stdout) == (Status.KILLED, 143, b"a\n")
+    await rig.service.kill(ALICE, run_id)
+
+
+async def test_input_for_it_is_refused(rig: Rig, session: str) -> None:
+    with fault(Kind.INVALID, "invalid_argument", "stdin"):
+        await rig.service.run(ALICE, RunSpec(session, "cat", stdin=b"x", background=True))
+
+
+async def test_a_command_that_does_not_start_leaves_no_run(rig: Rig, session: str) -> None:
+    with fault(Kind.UNAVAILABLE, "program_not_found"):
+        await rig.service.run(ALICE, RunSpec(session, argv=(b"no-such-program",), background=True))
+    assert await rig.service.log(ALICE, session) == []
+    assert await rig.service.expire() == []
+
+
+async def test_who_leaves_before_hearing_its_id_takes_it_along(rig: Rig, session: str) -> None:
+    task = asyncio.create_task(rig.start_background(session, "sleep 1000"))
+    while not await rig.store.runs(rig.sandbox_of(session)):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await rig.service._tasks.close(10)
+    await rig.wait_until_alone(session)
+    assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.KILLED]
+
+
+async def test_their_number_is_bounded(rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("k8e.core.background.MAX_BACKGROUND", 2)
+    first = await rig.start_background(session, "sleep 1000")
+    await rig.start_background(session, "sleep 1000")
+    with fault(Kind.EXHAUSTED, "too_many_runs"):
+        await rig.start_background(session, "sleep 1000")
+    await rig.service.kill(ALICE, first)
+    await rig.start_background(session, "sleep 1000")
+
+
+async def test_kept_output_is_bounded_and_the_oldest_goes_first(
+    rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k8e.core.background.KEPT_OUTPUT", 2500)
+    ids = [await rig.start_background(session, f"printf %01000d {number}") for number in range(4)]
+    for run_id in ids:
+        await rig.poll_to_the_end(run_id)
+    results = [await rig.service.poll(ALICE, run_id) for run_id in ids]
+    assert [len(result.stdout) for result in results] == [0, 0, 1000, 1000]
+    assert [result.truncated for result in results] == [True, True, False, False]
+    assert {(result.stdout_bytes, result.exit_code) for result in results} == {(1000, 0)}
+
+
+async def test_output_that_cannot_be_kept_is_told_once(rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("k8e.core.background.STATE", b"/usr/not-writable")
+    run_id = await rig.start_background(session, "echo a")
+    assert (await rig.poll_to_the_end(run_id)).stdout == b"a\n"
+    again = await rig.service.poll(ALICE, run_id)
+    assert (again.stdout, again.stdout_bytes, again.truncated, again.exit_code) == (b"", 2, True, 0)
+
+
+async def test_upkeep_collects_what_nobody_polls(rig: Rig, session: str) -> None:
+    for _ in range(5):
+        await rig.start_background(session, "echo a")
+    link, _ = await rig.engine.attach(rig.sandbox_of(session))
+    while any(command.running for command in await link.commands()):
+        await asyncio.sleep(0.005)
+    await rig.service.look_after()
+    assert await link.commands() == []
+    log = await rig.service.log(ALICE, session)
+    assert [(run.status, run.stdout_bytes) for run in log] == [(Status.COMPLETED, 2)] * 5
+    assert [(await rig.service.poll(ALICE, run.run_id)).stdout for run in log] == [b"a\n"] * 5
+
+
+async def test_polling_and_upkeep_at_once_collect_once(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "echo a")
+    await asyncio.gather(*(rig.poll_to_the_end(run_id) for _ in range(5)), rig.service.look_after())
+    assert (await rig.service.poll(ALICE, run_id)).stdout == b"a\n"
+
+
+async def test_it_goes_on_while_there_is_no_daemon(folder: Path) -> None:
+    async with open_rig(folder) as rig:
+        session = await rig.create(spec=SessionSpec(env={"WORD": "kept"}))
+        running = await rig.start_background(session, "mkfifo go; read line < go; echo $line $WORD")
+        ended = await rig.start_background(session, "echo early; exit 4")
+        collected = await rig.start_background(session, "echo earlier")
+        await rig.poll_to_the_end(collected)
+    async with open_rig(folder) as rig:
+        assert (await rig.service.poll(ALICE, running)).status is Status.RUNNING
+        result = await rig.service.poll(ALICE, ended)
+        assert (result.stdout, result.exit_code) == (b"early\n", 4)
+        assert (await rig.service.poll(ALICE, collected)).stdout == b"earlier\n"
+        await rig.run(session, "until [ -p go ]; do :; done; echo later > go")
+        assert (await rig.poll_to_the_end(running)).stdout == b"later kept\n"
+        assert (await rig.run(session, "echo $WORD")).stdout == b"kept\n"
+
+
+async def test_it_is_lost_with_a_sandbox_that_dies(rig: Rig, session: str, clock: ManualClock) -> None:
+    run_id = await rig.start_background(session, "sleep 1000")
+    sandbox = rig.sandbox_of(session)
+    rig.engine.kill_sandbox(sandbox)
+    while rig.engine.processes(sandbox):
+        await asyncio.sleep(0.005)
+    await rig.service.look_after()
+    await rig.service._tasks.close(10)
+    result = await rig.service.poll(ALICE, run_id)
+    assert (result.status, result.exit_code) == (Status.LOST, None)
+
+
+async def test_it_ends_with_its_session(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "sleep 1000")
+    await rig.service.destroy(ALICE, session)
+    with fault(Kind.NOT_FOUND, "run_not_found"):
+        await rig.service.poll(ALICE, run_id)
+    await rig.assert_no_trace()
