@@ -75,6 +75,8 @@ class Routes:
         if route.takes and request.content_type not in route.takes:
             wanted = " or ".join(route.takes)
             raise Refusal(415, "content_type", "the request's content type is not taken here", hint=f"send {wanted}")
+        if not route.takes:
+            await exchange.read_body(request, limit=0)
         await route.handler(exchange, request)
 
     # --- the service itself ------------------------------------------------------------------------------------------

@@ -1,0 +1,255 @@
+"""The daemon: the one process that owns a machine's sandboxes, and the only place where all rooms meet.
+
+`k8e server` runs it in the foreground; `python -m k8e.daemon --ready-fd N` is how the command line starts it on demand.
+It can be killed at any moment: sandboxes live on, and the next daemon goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from k8e.engine import Engine
+
+GRACE = 10.0  # for requests that are under way when we are told to stop
+SUCCESSION = 20.0  # for a daemon that is stopping to be gone
+
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The daemon does not start; the body says why, as every error of ours does."""
+
+    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+        self.body = {"error": error, "detail": detail, "code": code, "hint": hint}
+        super().__init__(f"{code}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    state_dir: Path
+    run_dir: Path
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        return cls(
+            Path(os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e").absolute(),
+            Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e").absolute(),
+        )
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / "k8e.sock"
+
+    @property
+    def lock(self) -> Path:
+        return self.run_dir / "k8e.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.state_dir / "daemon.log"
+
+    @property
+    def database(self) -> Path:
+        return self.state_dir / "k8e.db"
+
+    def prepare(self) -> None:
+        """Others may walk through and see nothing: to the socket, which has its own mode, and, as the users that native
+        sandboxes have, to those sandboxes' disks."""
+        make_directory(self.state_dir, 0o711)
+        make_directory(self.run_dir, 0o711)
+
+
+def make_directory(path: Path, mode: int) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
+        found = path.lstat()
+        trustworthy = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        if trustworthy:
+            path.chmod(mode)  # whatever the umask was
+    except OSError as error:
+        raise Refused("directory_unusable", f"{path} cannot be made or used", detail=str(error)) from error
+    if not trustworthy:
+        raise Refused(
+            "directory_untrusted",
+            f"{path} could be changed by somebody else",
+            detail="it is no directory, or not ours, or writable for others",
+            hint=f"remove it, or make it a directory of uid {os.geteuid()} that nobody else can write",
+        )
+
+
+def take_lock(path: Path, patience: float) -> int:
+    """The descriptor that holds it: one daemon per directory, however it was started. The kernel lets go for us."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    def give_up(number: int, frame: object) -> None:
+        raise BlockingIOError
+
+    previous = signal.signal(signal.SIGALRM, give_up)
+    try:
+        if patience:
+            signal.setitimer(signal.ITIMER_REAL, patience)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patience else fcntl.LOCK_NB))
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise Refused(
+            "already_running",
+            "another k8e daemon is running here",
+            detail=f"pid {holder or 'unknown'} holds {path}",
+            hint="use that one, or stop it first; K8E_RUN_DIR and K8E_STATE_DIR make room for a second one",
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    return descriptor
+
+
+def make_local_engine(paths: Paths) -> Engine:
+    from k8e.engine import EngineError
+    from k8e.engine.local import LocalEngine
+
+    if os.geteuid() != 0:
+        raise Refused(
+            "needs_root",
+            "the daemon needs root to make sandboxes",
+            hint="`sudo k8e server`, or use the daemon that runs",
+        )
+    try:
+        return LocalEngine(paths.state_dir, paths.run_dir)
+    except EngineError as error:
+        raise Refused("engine_unusable", str(error), hint=error.hint) from error
+
+
+def run_daemon(
+    make_engine: Callable[[Paths], Engine],
+    *,
+    announce: Callable[[], None],
+    patience: float = 0,
+) -> None:
+    """Until it is told to stop. Raises Refused when it cannot begin; `announce` is called when it listens."""
+    paths = Paths.from_environment()
+    raise_descriptor_limit()
+    engine = make_engine(paths)
+    paths.prepare()
+    lock = take_lock(paths.lock, patience)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(serve(engine, paths, announce))
+    finally:
+        os.close(lock)
+
+
+async def serve(engine: Engine, paths: Paths, announce: Callable[[], None]) -> None:
+    from k8e.core.errors import Fault
+    from k8e.core.service import Service
+    from k8e.core.store import Store
+    from k8e.doors.http import HttpDoor
+    from k8e.doors.listener import bind_socket
+    from k8e.doors.routes import Routes
+
+    stop = heed_signals()
+    try:
+        store = await Store.open(paths.database)
+        service = Service(engine, store)
+        await service.recover()
+    except Fault as fault:
+        raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
+    service.keep_up()
+    door = HttpDoor(Routes(service, service.metrics.render))
+    await door.open(bind_socket(paths.socket))
+    log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
+    announce()
+    await stop.wait()
+    log.info("stopping")
+    paths.socket.unlink(missing_ok=True)
+    unfinished = await door.close(GRACE)
+    # Ends what is still waited for, so that whoever waits is told.
+    await service.close()
+    if unfinished:
+        await door.close(GRACE)
+    await engine.close()
+    await store.close()
+    log.info("stopped")
+
+
+def heed_signals() -> asyncio.Event:
+    """Set when we are told to stop. Told a second time, we go at once: that is always safe."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def heed(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, heed, number)
+    return stop
+
+
+def raise_descriptor_limit() -> None:
+    """A descriptor or two for each client and sandbox: the usual 1024 are soon used up."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def notify_systemd() -> None:
+    """That we are ready, when it is systemd that started us."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)) as notifier:
+            notifier.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+
+
+def run_in_foreground() -> None:
+    run_daemon(make_local_engine, announce=notify_systemd)
+
+
+def run_detached(ready: int, make_engine: Callable[[Paths], Engine] = make_local_engine) -> int:
+    """Says on that descriptor how it went, once; whoever started us waits there."""
+    os.set_inheritable(ready, False)
+
+    def announce() -> None:
+        os.write(ready, b"ready\n")
+        os.close(ready)
+
+    try:
+        # Whoever found no socket may have come upon a daemon that is just leaving.
+        run_daemon(make_engine, announce=announce, patience=SUCCESSION)
+    except Refused as refused:
+        os.write(ready, json.dumps(refused.body).encode())
+        return 1
+    return 0
+
+
+def run_doctor(*, as_json: bool) -> int:
+    """Exits non-zero when the default would not be safe."""
+    raise Refused("doctor_not_there_yet", "this version cannot examine the machine yet")
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 2 or arguments[0] != "--ready-fd":
+        sys.stderr.write("k8e.daemon is started by k8e; `k8e server` is for people\n")
+        return 1
+    return run_detached(int(arguments[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

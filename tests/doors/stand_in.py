@@ -1,0 +1,237 @@
+"""A service to put behind the door where no sandbox is needed: sessions in a dictionary, commands as processes of this
+machine. What it leaves out is what a door must not depend on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import (
+    Caller,
+    Chunk,
+    LiveRun,
+    Phase,
+    RunResult,
+    RunSpec,
+    SandboxService,
+    ServiceStatus,
+    Session,
+    SessionSpec,
+    Status,
+)
+from k8e.engine import Runtime, RuntimeReport
+from k8e.link.model import Cause, CommandInfo, Entry, FileType
+
+
+class Process:
+    """Implements `LiveRun`."""
+
+    def __init__(self, run_id: str, session_id: str, process: asyncio.subprocess.Process) -> None:
+        self.run_id = run_id
+        self.process = process
+        self.killed = asyncio.Event()
+        self._session_id = session_id
+        self.counts = {1: 0, 2: 0}
+
+    async def output(self) -> AsyncIterator[Chunk]:
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(1)
+
+        async def pump(stream: int, reader: asyncio.StreamReader | None) -> None:
+            assert reader is not None
+            while data := await reader.read(65536):
+                self.counts[stream] += len(data)
+                await queue.put(Chunk(stream, data))
+            await queue.put(None)
+
+        async with asyncio.TaskGroup() as pumps:
+            tasks = [pumps.create_task(pump(1, self.process.stdout)), pumps.create_task(pump(2, self.process.stderr))]
+            try:
+                for _ in tasks:
+                    while (chunk := await queue.get()) is not None:
+                        yield chunk
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    async def write_stdin(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self.process.stdin.write(data)
+            await self.process.stdin.drain()
+
+    async def close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    async def result(self) -> RunResult:
+        code = await self.process.wait()
+        return RunResult(
+            run_id=self.run_id,
+            session_id=self._session_id,
+            status=Status.COMPLETED if code >= 0 else Status.KILLED,
+            exit_code=code if code >= 0 else 128 - code,
+            stdout=b"",
+            stderr=b"",
+            stdout_bytes=self.counts[1],
+            stderr_bytes=self.counts[2],
+            truncated=False,
+            duration_ms=1,
+        )
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
+        self.killed.set()
+
+
+@dataclass
+class StandIn:
+    """Implements `SandboxService`."""
+
+    sessions_by_id: dict[str, Session] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    entries: Sequence[Entry] = ()
+    callers: list[Caller] = field(default_factory=list)
+    specs: list[SessionSpec | RunSpec] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    results: dict[str, RunResult] = field(default_factory=dict)
+    fault: Exception | None = None  # raised by whatever is asked next
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def _meet(self, caller: Caller) -> None:
+        self.callers.append(caller)
+        if self.fault is not None:
+            raise self.fault
+
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        self._meet(caller)
+        self.specs.append(spec)
+        session = Session(
+            session_id=spec.session_id or f"sess-{len(self.sessions_by_id) + 1}",
+            tenant=spec.tenant or "default",
+            owner=caller.uid,
+            phase=Phase.ACTIVE,
+            runtime=spec.runtime or Runtime.GVISOR,
+            image=spec.image,
+            limits=spec.limits,
+            env_keys=tuple(sorted(spec.env)),
+            created=1.5,
+            last_used=2.5,
+            ttl=spec.ttl,
+        )
+        self.sessions_by_id[session.session_id] = session
+        return session
+
+    async def get(self, caller: Caller, session_id: str) -> Session:
+        self._meet(caller)
+        if session_id not in self.sessions_by_id:
+            raise Fault(Kind.NOT_FOUND, "session_not_found", f"there is no session {session_id}", hint="Create one.")
+        return self.sessions_by_id[session_id]
+
+    async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
+        self._meet(caller)
+        found = self.sessions_by_id.values()
+        return [session for session in found if all_phases or session.phase is Phase.ACTIVE]
+
+    async def destroy(self, caller: Caller, session_id: str) -> None:
+        await self.get(caller, session_id)
+        self.sessions_by_id[session_id] = replace(self.sessions_by_id[session_id], phase=Phase.DESTROYED)
+
+    async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
+        if spec.background:
+            await self.get(caller, spec.session_id)
+            return RunResult("run-1", spec.session_id, Status.RUNNING, None, b"", b"", 0, 0, False, 0)
+        if spec.code in self.results:
+            return replace(self.results[spec.code], session_id=spec.session_id)
+        live = await self._start(caller, spec)
+        streams = {1: b"", 2: b""}
+        finished = False
+        try:
+            async with asyncio.TaskGroup() as feeding:
+                feeding.create_task(feed(live, spec.stdin))
+                async for chunk in live.output():
+                    streams[chunk.stream] += chunk.data
+            result = await live.result()
+            finished = True
+        finally:
+            if not finished:
+                await live.kill()
+        return replace(result, stdout=streams[1], stderr=streams[2])
+
+    async def start(self, caller: Caller, spec: RunSpec) -> LiveRun:
+        return await self._start(caller, spec)
+
+    async def _start(self, caller: Caller, spec: RunSpec) -> Process:
+        await self.get(caller, spec.session_id)
+        self.specs.append(spec)
+        argv = spec.argv or (b"bash", b"-c", spec.code.encode("utf-8", "surrogateescape"))
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **spec.env},
+        )
+        live = Process(f"run-{len(self.processes) + 1}", spec.session_id, process)
+        self.processes.append(live)
+        self.started.set()
+        return live
+
+    async def poll(self, caller: Caller, run_id: str) -> RunResult:
+        self._meet(caller)
+        if run_id not in self.results:
+            raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}")
+        return self.results[run_id]
+
+    async def kill(self, caller: Caller, run_id: str) -> None:
+        await self.poll(caller, run_id)
+
+    async def ps(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]:
+        await self.get(caller, session_id)
+        return [CommandInfo(1, 7, False, False, 3, None, Cause.ITSELF, 9.5, 10, 11, b"bash")]
+
+    async def log(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
+        await self.get(caller, session_id)
+        return list(self.results.values())
+
+    async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
+        await self.get(caller, session_id)
+        self.files[path] = (self.files.get(path, b"") if append else b"") + content
+        return len(content)
+
+    async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes:
+        await self.get(caller, session_id)
+        if path not in self.files:
+            raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}")
+        return self.files[path]
+
+    async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
+        await self.get(caller, session_id)
+        return [entry for entry in self.entries if entry.mtime_ns > since * 1e9]
+
+    async def status(self, caller: Caller) -> ServiceStatus:
+        self._meet(caller)
+        reports = (RuntimeReport(Runtime.GVISOR, True, "release-1", notes=("own network stack",)),)
+        return ServiceStatus(True, "0.1.0", Runtime.GVISOR, reports, len(self.sessions_by_id))
+
+
+async def feed(live: LiveRun, content: bytes) -> None:
+    if content:
+        await live.write_stdin(content)
+    await live.close_stdin()
+
+
+def make_entry(name: bytes, kind: FileType = FileType.FILE, *, size: int = 0, mtime: float = 0) -> Entry:
+    return Entry(name, kind, 0o644, 0, 0, size, int(mtime * 1e9))
+
+
+def _check(service: StandIn) -> SandboxService:
+    """mypy's word for it that this is one."""
+    return service

@@ -1,0 +1,335 @@
+"""Every call of the service through the door, with the exact JSON that scripts see."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any
+
+import pytest
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import Caller, ManifestDir, ManifestFile, ManifestRepo, RunResult, RunSpec, SessionSpec, Status
+from k8e.doors.problems import STATUS
+from k8e.engine import Limits, Runtime
+from k8e.link.model import FileType
+from tests.doors.dialogue import House
+from tests.doors.stand_in import make_entry
+
+RUN = {
+    "exit_code": 0,
+    "session_id": "sess-1",
+    "run_id": "run-1",
+    "status": "completed",
+    "duration_ms": 1,
+    "truncated": False,
+}
+LIMITS = {"cpus": 0.5, "memory": 512 << 20, "pids": 512, "disk": 2 << 30, "inodes": 131_072, "open_files": 4096}
+
+
+class TestService:
+    async def test_says_that_it_is_there(self, house: House) -> None:
+        answer = await house.ask("GET", "/healthz")
+        assert (answer.status, answer.json) == (200, {"ok": True})
+        assert answer.body == b'{"ok": true}\n', "one line"
+
+    async def test_shows_metrics_as_prometheus_wants_them(self, house: House) -> None:
+        answer = await house.ask("GET", "/metrics")
+        assert (answer.status, answer.body) == (200, b"k8e_sessions 0\n")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    async def test_tells_its_status(self, house: House) -> None:
+        answer = await house.ask("GET", "/v1/status")
+        report = {
+            "runtime": "gvisor",
+            "available": True,
+            "version": "release-1",
+            "reason": "",
+            "hint": "",
+            "notes": ["own network stack"],
+        }
+        assert answer.json == {
+            "available": True,
+            "runtime": "gvisor",
+            "version": "0.1.0",
+            "sessions": 0,
+            "runtimes": [report],
+        }
+
+    async def test_knows_the_caller_from_the_kernel(self, house: House) -> None:
+        await house.ask("GET", "/v1/status")
+        assert house.service.callers == [Caller(os.getuid())]
+
+
+class TestSessions:
+    async def test_create(self, house: House) -> None:
+        answer = await house.ask("POST", "/v1/sessions", {})
+        policy = {"image": "host", "limits": LIMITS, "ttl": 3600}
+        assert (answer.status, answer.json) == (201, {"session_id": "sess-1", "runtime": "gvisor", "policy": policy})
+        assert house.service.specs == [SessionSpec()]
+
+    async def test_create_with_everything(self, house: House) -> None:
+        manifest = "- dir: {path: data}\n- file: {path: a, content: b, mode: 600}\n"
+        body = {
+            "session_id": "mine",
+            "tenant_id": "web",
+            "runtime": "native",
+            "image": "debian",
+            "env": {"KEY": "secret"},
+            "limits": {"cpus": 2, "memory": 1 << 30, "pids": 9, "disk": 1 << 31, "inodes": 70, "open_files": 20},
+            "ttl": 60,
+            "manifest": manifest,
+            "git_repo": "https://example.org/team/app.git",
+            "git_ref": "v1",
+        }
+        answer = await house.ask("POST", "/v1/sessions", body)
+        assert (answer.status, answer.json["session_id"]) == (201, "mine")
+        assert house.service.specs == [
+            SessionSpec(
+                session_id="mine",
+                tenant="web",
+                runtime=Runtime.NATIVE,
+                image="debian",
+                env={"KEY": "secret"},
+                limits=Limits(2.0, 1 << 30, 9, 1 << 31, 70, 20),
+                ttl=60.0,
+                manifest=(
+                    ManifestDir("data"),
+                    ManifestFile("a", b"b", 0o600),
+                    ManifestRepo("app", "https://example.org/team/app.git", "v1"),
+                ),
+            )
+        ]
+        shown = await house.ask("GET", "/v1/sessions/mine")
+        assert shown.json == {
+            "session_id": "mine",
+            "tenant_id": "web",
+            "phase": "active",
+            "runtime": "native",
+            "image": "debian",
+            "limits": {**body["limits"], "cpus": 2.0},  # type: ignore[dict-item]
+            "env_keys": ["KEY"],
+            "owner": os.getuid(),
+            "created": 1.5,
+            "last_used": 2.5,
+            "ttl": 60,
+        }
+        assert b"secret" not in shown.body
+
+    async def test_list_those_that_live_or_all(self, house: House) -> None:
+        first, second = await house.make_session(), await house.make_session()
+        assert (await house.ask("DELETE", f"/v1/sessions/{first}")).json == {"ok": True}
+
+        async def names(query: str) -> list[str]:
+            answer = await house.ask("GET", f"/v1/sessions{query}")
+            return [session["session_id"] for session in answer.json["sessions"]]
+
+        assert await names("") == [second]
+        assert await names("?phase=active") == [second]
+        assert await names("?phase=all") == [first, second]
+        answer = await house.ask("GET", "/v1/sessions?phase=past")
+        assert (answer.status, answer.json["field"]) == (400, "phase")
+
+
+class TestRuns:
+    async def test_text_is_text(self, house: House) -> None:
+        session = await house.make_session()
+        body = {"code": "printf 'grüße\\n'; printf 'e\\0' >&2; exit 3"}
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", body)
+        assert answer.json == {
+            **RUN,
+            "stdout": "grüße\n",
+            "stderr": "e\0",
+            "exit_code": 3,
+            "stdout_bytes": 8,
+            "stderr_bytes": 2,
+        }
+        assert answer.headers["k8e-exit-code"] == "3"
+        assert "grüße".encode() in answer.body, "readable as it is"
+
+    async def test_other_bytes_are_readable_and_exact(self, house: House) -> None:
+        session = await house.make_session()
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", {"code": "printf 'a\\377b'"})
+        assert (answer.json["stdout"], answer.json["stderr"]) == ("a\ufffdb", "")
+        assert base64.b64decode(answer.json["stdout_base64"]) == b"a\xffb"
+        assert "stderr_base64" not in answer.json
+
+    async def test_everything_reaches_the_service(self, house: House) -> None:
+        session = await house.make_session()
+        body = {
+            "code": 'cat; printf "$A"',
+            "language": "python",
+            "timeout": 5,
+            "env": {"A": "b c"},
+            "workdir": "/tmp",
+            "stdin": "ü",
+            "background": False,
+        }
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", body)
+        assert answer.json["stdout"] == "üb c"
+        spec = house.service.specs[-1]
+        assert isinstance(spec, RunSpec)
+        assert (spec.session_id, spec.language.value, spec.timeout) == (session, "python", 5.0)
+        assert (spec.env, spec.workdir, spec.stdin) == ({"A": "b c"}, "/tmp", "ü".encode())
+
+    async def test_an_argv_is_taken_exactly(self, house: House) -> None:
+        session = await house.make_session()
+        argv = ["printf", "%s|", "", "a b", "$HOME", "\udcff"]
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", {"argv": argv})
+        assert base64.b64decode(answer.json["stdout_base64"]) == b"|a b|$HOME|\xff|"
+
+    async def test_stdin_may_be_any_bytes(self, house: House) -> None:
+        session = await house.make_session()
+        content = bytes(range(256))
+        body = {"code": "cat", "stdin_base64": base64.b64encode(content).decode()}
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", body)
+        assert base64.b64decode(answer.json["stdout_base64"]) == content
+
+    async def test_a_background_run_has_no_exit_code_yet(self, house: House) -> None:
+        session = await house.make_session()
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", {"code": "sleep 9", "background": True})
+        assert (answer.json["run_id"], answer.json["status"], answer.json["exit_code"]) == ("run-1", "running", None)
+        assert "k8e-exit-code" not in answer.headers
+
+    async def test_poll_kill_and_log(self, house: House) -> None:
+        session = await house.make_session()
+        result = RunResult("run-9", session, Status.TIMED_OUT, 124, b"out", b"", 3, 0, False, 30_000)
+        house.service.results["run-9"] = result
+        answer = await house.ask("GET", "/v1/runs/run-9")
+        expected = {**RUN, "run_id": "run-9", "status": "timed_out", "exit_code": 124, "duration_ms": 30_000}
+        expected |= {"stdout_bytes": 3, "stderr_bytes": 0}
+        assert answer.json == {**expected, "stdout": "out", "stderr": ""}
+        assert (await house.ask("POST", "/v1/runs/run-9/kill", {})).json == {"ok": True}
+        assert (await house.ask("GET", f"/v1/sessions/{session}/runs")).json == {"runs": [expected]}
+        assert (await house.ask("GET", "/v1/runs/other")).json["code"] == "run_not_found"
+
+    async def test_processes(self, house: House) -> None:
+        session = await house.make_session()
+        answer = await house.ask("GET", f"/v1/sessions/{session}/processes")
+        assert answer.json == {
+            "processes": [
+                {
+                    "pid": 7,
+                    "command": "bash",
+                    "running": False,
+                    "exit_code": 3,
+                    "signal": None,
+                    "started": 9.5,
+                    "stdout_bytes": 10,
+                    "stderr_bytes": 11,
+                }
+            ]
+        }
+
+
+class TestFiles:
+    async def test_write_read_and_append(self, house: House) -> None:
+        session = await house.make_session()
+        target = f"/v1/sessions/{session}/files?path=%2Fworkspace%2Fa%20b"
+        octets = {"Content-Type": "application/octet-stream"}
+        answer = await house.ask("PUT", target, b"one\n", octets)
+        assert answer.json == {"ok": True, "path": "/workspace/a b", "bytes": 4}
+        await house.ask("PUT", target + "&mode=a", b"two\n", octets)
+        answer = await house.ask("GET", target)
+        assert answer.json == {"content": "one\ntwo\n", "path": "/workspace/a b", "encoding": "utf-8"}
+        await house.ask("PUT", target + "&mode=w", b"\xff", octets)
+        answer = await house.ask("GET", target)
+        assert answer.json == {"content": "/w==", "path": "/workspace/a b", "encoding": "base64"}
+        answer = await house.ask("GET", target, headers={"Accept": "application/octet-stream"})
+        assert (answer.body, answer.headers["content-type"]) == (b"\xff", "application/octet-stream")
+
+    async def test_a_path_may_be_any_bytes(self, house: House) -> None:
+        session = await house.make_session()
+        house.service.files["/workspace/\udcff"] = b"there"
+        answer = await house.ask("GET", f"/v1/sessions/{session}/files?path=%2Fworkspace%2F%FF")
+        assert answer.json == {"content": "there", "path": "/workspace/\udcff", "encoding": "utf-8"}
+
+    async def test_list(self, house: House) -> None:
+        session = await house.make_session()
+        house.service.entries = [
+            make_entry(b"/workspace/old", size=3, mtime=10),
+            make_entry(b"/workspace/new\xff", FileType.DIRECTORY, mtime=20.5),
+        ]
+        answer = await house.ask("GET", f"/v1/sessions/{session}/entries")
+        old = {"path": "/workspace/old", "modified": 10.0, "type": "file", "size": 3}
+        new = {"path": "/workspace/new\ufffd", "modified": 20.5, "type": "directory", "size": 0}
+        new["path_base64"] = base64.b64encode(b"/workspace/new\xff").decode()
+        assert answer.json == {"files": [old, new]}
+        answer = await house.ask("GET", f"/v1/sessions/{session}/entries?since=15")
+        assert answer.json == {"files": [new]}
+
+    @pytest.mark.parametrize(("query", "field"), [("mode=x", "mode"), ("path=a&mod=w", "mod")])
+    async def test_an_odd_query_is_refused_by_name(self, house: House, query: str, field: str) -> None:
+        session = await house.make_session()
+        octets = {"Content-Type": "application/octet-stream"}
+        answer = await house.ask("PUT", f"/v1/sessions/{session}/files?{query}", b"", octets)
+        assert (answer.status, answer.json["code"], answer.json["field"]) == (400, "invalid_argument", field)
+
+
+class TestFaults:
+    @pytest.mark.parametrize("kind", Kind)
+    async def test_each_kind_has_its_status(self, house: House, kind: Kind) -> None:
+        house.service.fault = Fault(kind, "some_code", "an error", detail="why", hint="do this")
+        answer = await house.ask("GET", "/v1/status")
+        assert answer.status == STATUS[kind] >= 400
+        assert answer.json == {"error": "an error", "detail": "why", "code": "some_code", "hint": "do this"}
+
+    async def test_the_field_is_named(self, house: House) -> None:
+        house.service.fault = Fault(Kind.INVALID, "some_code", "an error", field="env.A")
+        assert (await house.ask("GET", "/v1/status")).json["field"] == "env.A"
+
+    async def test_an_error_of_our_own_says_nothing_of_its_cause(self, house: House) -> None:
+        house.service.fault = RuntimeError("secret")
+        answer = await house.ask("GET", "/v1/status")
+        assert (answer.status, answer.json["code"]) == (500, "internal")
+        assert b"secret" not in answer.body
+
+    async def test_the_connection_goes_on_after_one(self, house: House) -> None:
+        async with await house.dial() as client:
+            house.service.fault = Fault(Kind.DENIED, "some_code", "no")
+            assert (await client.ask("GET", "/v1/status")).status == 403
+            house.service.fault = None
+            assert (await client.ask("GET", "/v1/status")).status == 200
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            ({"code": 1}, "code"),
+            ({"code": "x", "language": "rust"}, "language"),
+            ({"code": "x", "timeout": "1"}, "timeout"),
+            ({"code": "x", "timeout": True}, "timeout"),
+            ({"code": "x", "timeout": 10**400}, "timeout"),
+            ({"code": "x", "env": {"A": 1}}, "env"),
+            ({"code": "x", "env": ["A=1"]}, "env"),
+            ({"argv": ["a", 1]}, "argv"),
+            ({"code": "x", "stdin_base64": "?"}, "stdin_base64"),
+            ({"code": "x", "stdin": "a", "stdin_base64": "YQ=="}, "stdin"),
+            ({"code": "x", "backgrund": True}, "backgrund"),
+            ({"code": "x", "background": 1}, "background"),
+        ],
+    )
+    async def test_a_wrong_shape_is_named(self, house: House, body: dict[str, Any], field: str) -> None:
+        session = await house.make_session()
+        answer = await house.ask("POST", f"/v1/sessions/{session}/runs", body)
+        assert (answer.status, answer.json["code"], answer.json["field"]) == (400, "invalid_argument", field)
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            ({"limits": {"memory": 1.5}}, "limits.memory"),
+            ({"limits": {"memory": True}}, "limits.memory"),
+            ({"limits": {"ram": 1}}, "limits.ram"),
+            ({"runtime": "docker"}, "runtime"),
+            ({"git_ref": "v1"}, "git_ref"),
+            ({"git_repo": "/"}, "git_repo"),
+            ({"manifest": "nonsense"}, "manifest"),
+        ],
+    )
+    async def test_a_wrong_wish_for_a_session_is_named(self, house: House, body: dict[str, Any], field: str) -> None:
+        answer = await house.ask("POST", "/v1/sessions", body)
+        assert (answer.status, answer.json["field"]) == (400, field)
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"1", b'{"code": "a"', b"[" * 100_000])
+    async def test_what_is_no_json_object_is_refused(self, house: House, body: bytes) -> None:
+        answer = await house.ask("POST", "/v1/sessions", body, {"Content-Type": "application/json"})
+        assert (answer.status, answer.json["code"]) == (400, "invalid_json")
