@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -191,7 +192,8 @@ class TestSlowness:
                     await asyncio.sleep(0.005)
 
             dripping = asyncio.create_task(drip())
-            assert await client.reader.read() == b""
+            with contextlib.suppress(ConnectionResetError):  # what was sent last was not read
+                assert await client.reader.read() == b""
             dripping.cancel()
 
     async def test_others_are_served_meanwhile(self, house: House) -> None:

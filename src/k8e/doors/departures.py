@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 from collections.abc import Callable
 
@@ -25,15 +26,20 @@ class Departures:
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
         self._epoll.close()
 
-    def watch(self, descriptor: int, callback: Callable[[], object]) -> None:
-        """Calls back once when the other end is closed."""
-        self._callbacks[descriptor] = callback
-        self._epoll.register(descriptor, select.EPOLLONESHOT)
+    def watch(self, descriptor: int, callback: Callable[[], object]) -> int:
+        """Calls back once when the other end is closed. Returns what to `forget`, which has to be done.
 
-    def forget(self, descriptor: int) -> None:
-        """Before the descriptor is closed: its number will be another connection's."""
-        del self._callbacks[descriptor]
-        self._epoll.unregister(descriptor)
+        A duplicate is watched: asyncio closes its own descriptor when it likes, and soon the number is another client's.
+        """
+        duplicate = os.dup(descriptor)
+        self._callbacks[duplicate] = callback
+        self._epoll.register(duplicate, select.EPOLLONESHOT)
+        return duplicate
+
+    def forget(self, duplicate: int) -> None:
+        del self._callbacks[duplicate]
+        self._epoll.unregister(duplicate)
+        os.close(duplicate)
 
     def _notice(self) -> None:
         for descriptor, _ in self._epoll.poll(0):

@@ -64,14 +64,15 @@ class HttpDoor:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client: socket.socket = writer.get_extra_info("socket")
-        descriptor = client.fileno()
+        if client.fileno() < 0:
+            return  # gone before we looked
         caller = read_caller(client)
         task = asyncio.current_task()
         assert task is not None
         connection = Connection(self._routes, caller, reader, writer, task, self._head_patience)
         self._connections.add(connection)
         self._users[caller.uid] += 1
-        self._departures.watch(descriptor, task.cancel)
+        watched = self._departures.watch(client.fileno(), task.cancel)
         try:
             await connection.serve(crowded=self._users[caller.uid] > CONNECTIONS_PER_USER)
         except asyncio.CancelledError:
@@ -79,7 +80,7 @@ class HttpDoor:
         except (ConnectionError, h11.LocalProtocolError) as error:
             log.debug("%s", format_event("connection_ended", {"uid": caller.uid, "cause": repr(error)}))
         finally:
-            self._departures.forget(descriptor)
+            self._departures.forget(watched)
             self._connections.discard(connection)
             self._users[caller.uid] -= 1
             if not self._users[caller.uid]:
