@@ -231,11 +231,16 @@ async def test_a_sandbox_that_died_is_noticed_by_the_next_request(rig: Rig, sess
     await rig.assert_no_trace()
 
 
-async def test_a_sandbox_that_dies_of_memory_says_so(rig: Rig, session: str) -> None:
+@pytest.mark.parametrize("upkeep", [True, False])
+async def test_a_sandbox_that_dies_of_memory_says_so(rig: Rig, session: str, upkeep: bool) -> None:
     run = await rig.service.start(ALICE, RunSpec(session, "sleep 1000"))
     sandbox = rig.sandbox_of(session)
     rig.engine.count_oom_kill(sandbox)
     rig.engine.kill_sandbox(sandbox)
+    while rig.engine.processes(sandbox):
+        await asyncio.sleep(0.005)
+    if upkeep:
+        await rig.service.look_after()
     assert [chunk async for chunk in run.output()] == []
     result = await run.result()
     assert (result.status, result.exit_code) == (Status.OOM_KILLED, 137)

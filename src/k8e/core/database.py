@@ -140,7 +140,8 @@ class Database:
 
     async def _call(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            # Shielded, because what still waits for its turn would else be cancelled with its caller.
+            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
         except sqlite3.Error as error:
             raise StoreFailed(error) from error
 

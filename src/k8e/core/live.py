@@ -26,6 +26,7 @@ class Live:
         self.record = record
         self.env = env
         self.uses = 0  # in flight
+        self.oom_kills = 0  # the last number heard
         self.unsaved = False  # the last use is not in the store yet
         self.background: set[str] = set()  # ids of runs that were not seen to end
         self.collecting = asyncio.Lock()

@@ -21,7 +21,7 @@ from k8e.core.model import OUTPUT_LIMIT, Caller, Chunk, RunResult, RunSpec, Stat
 from k8e.core.output import HeadTail
 from k8e.core.provisioning import merge_env
 from k8e.core.records import RunRecord
-from k8e.core.sessions import Opened, Sessions
+from k8e.core.sessions import LOST, Opened, Sessions
 from k8e.core.translation import translate
 from k8e.core.verdict import OOM_CODE, judge, suspect_oom
 from k8e.link.errors import LinkError, NotStarted
@@ -253,6 +253,10 @@ class Runs:
 
     async def conclude(self, live: Live, record: RunRecord, error: Exception) -> RunResult:
         """The command's end was not seen. Says so, unless it is known that memory ended the whole sandbox."""
+        if not isinstance(error, Gone):
+            await self.sessions.examine(live)
+        if live.record.reason == LOST and live.oom_kills > record.oom_before:
+            return await self.keep(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
         if isinstance(error, Gone):
             await self.keep(replace(record, status=Status.LOST), live)
             raise Fault(
@@ -262,9 +266,6 @@ class Runs:
                 detail=str(error),
                 hint="Create a new session; look at what the command had done before you run it again.",
             ) from error
-        health = await self.sessions.examine(live)
-        if not health.alive and health.oom_kills > record.oom_before:
-            return await self.keep(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
         await self.keep(replace(record, status=Status.LOST), live)
         raise translate(error, "the command") from error
 

@@ -110,6 +110,7 @@ class Sessions:
         except EngineError as error:
             warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
             return Health(alive=True, oom_kills=0)
+        live.oom_kills = max(live.oom_kills, health.oom_kills)
         if not health.alive and live.phase is Phase.ACTIVE:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
             self.end(live, LOST)
