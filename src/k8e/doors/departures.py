@@ -29,7 +29,7 @@ class Departures:
     def watch(self, descriptor: int, callback: Callable[[], object]) -> int:
         """Calls back once when the other end is closed. Returns what to `forget`, which has to be done.
 
-        A duplicate is watched: asyncio closes its own descriptor when it likes, and soon the number is another client's.
+        A duplicate is watched: asyncio closes its descriptor when it likes, and soon the number is another client's.
         """
         duplicate = os.dup(descriptor)
         self._callbacks[duplicate] = callback

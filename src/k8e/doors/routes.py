@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-
-import h11
 
 from k8e.core.model import MAX_MESSAGE, LiveRun, RunResult, RunSpec, SandboxService
 from k8e.doors import frames, shapes, specs
@@ -141,7 +138,8 @@ class Routes:
 
     async def _run_live(self, exchange: Exchange, spec: RunSpec, incoming: Incoming | None) -> None:
         live = await self._service.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
-        feeder = asyncio.create_task(feed(live, spec.stdin, incoming))
+        feeder = Feeder(live, spec.stdin, incoming)
+        feeding = asyncio.create_task(feeder.feed())
         result: RunResult | None = None
         try:
             await exchange.start_frames()
@@ -151,11 +149,12 @@ class Routes:
                 await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
             result = await live.result()
         finally:
-            feeder.cancel()
+            feeding.cancel()
             if result is None:
                 await live.kill()
-        with contextlib.suppress(asyncio.CancelledError):
-            await feeder
+        await asyncio.wait({feeding})
+        if feeder.failure is not None:
+            raise feeder.failure
         await exchange.send_frame(FrameKind.RESULT, shapes.encode(shapes.shape_run_summary(result)))
         await exchange.end_frames(shapes.exit_header(result.exit_code))
 
@@ -229,17 +228,24 @@ class Incoming:
         return self._ready.popleft()
 
 
-async def feed(live: LiveRun, content: bytes, incoming: Incoming | None) -> None:
-    """Hands the client's stdin to the command. Input that is not whole ends it: running with half was not asked for."""
-    try:
-        if content:
-            await live.write_stdin(content)
-        if incoming is not None:
-            while frame := await incoming.read():
+class Feeder:
+    """Hands the client's stdin to a command. Input that is not whole ends it: running with half was not asked for."""
+
+    def __init__(self, live: LiveRun, content: bytes, incoming: Incoming | None) -> None:
+        self.failure: Exception | None = None
+        self._live = live
+        self._content = content
+        self._incoming = incoming
+
+    async def feed(self) -> None:
+        try:
+            if self._content:
+                await self._live.write_stdin(self._content)
+            while self._incoming and (frame := await self._incoming.read()):
                 if frame.kind is not FrameKind.STDIN:
                     raise BadFrame(f"{frame.kind.name} is nothing to send to a running command")
-                await live.write_stdin(frame.data)
-    except (BadFrame, h11.RemoteProtocolError):
-        await live.kill()
-        raise
-    await live.close_stdin()
+                await self._live.write_stdin(frame.data)
+            await self._live.close_stdin()
+        except Exception as error:  # noqa: BLE001 - told to the client by whoever waits for the command
+            self.failure = error
+            await self._live.kill()
