@@ -431,6 +431,8 @@ static void read_guest(struct source *source, uint32_t events)
     if (count <= 0)
         return source_close(source);
     g->length += (uint32_t)count;
+    if (g->length > 4 && g->bytes[4] != HELLO)
+        return source_close(source);
     if (g->length == sizeof g->bytes)
         welcome(g);
 }

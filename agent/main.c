@@ -11,6 +11,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -95,9 +96,10 @@ static void read_signal(struct source *source, uint32_t events)
 
 static void block_signals(void)
 {
-    sigset_t all, wanted;
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, NULL);
+    /* Not sigfillset: musl leaves the signals out that it keeps for threads, and their default action is to kill us. */
+    const uint64_t all = UINT64_MAX;
+    sigset_t wanted;
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, NULL, sizeof all);
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);
     sigaddset(&wanted, SIGTERM);
