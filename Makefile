@@ -13,8 +13,8 @@ help:  ## show this
 setup:
 	@scripts/setup
 
-demo: setup agent  ## run a command through the agent
-	@$(PYTHON) scripts/demo.py
+demo: setup agent  ## run code in a sandbox
+	@scripts/demo
 
 test: setup agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
 	$(PYTHON) -m pytest $(ARGS)
@@ -24,7 +24,7 @@ lint: setup  ## style, types, layers, scripts
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
-	shellcheck scripts/setup .ci/run
+	shellcheck scripts/setup scripts/demo .ci/run
 
 format: setup  ## apply the style
 	.venv/bin/ruff check --fix .
