@@ -8,10 +8,10 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from k8e.engine import Limits, Place, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local import LocalEngine
@@ -20,14 +20,21 @@ from k8e.link import AgentLink
 from k8e.link.model import AGENT, Completed, ExecOptions, ExecSpec, Identity
 from tests.engine.traces import CGROUPS, mount_points, wait_for_no_traces
 
+T = TypeVar("T")
+
 ROOT = Identity(0, 0)  # of the sandbox, as any command may be
 LIMITS = Limits(cpus=2.0, memory=512 << 20, pids=256, disk=128 << 20, inodes=16_384, open_files=1024)
 
 
+def read_host(path: str | Path) -> str:
+    """A file of this machine, such as /proc has them."""
+    return Path(path).read_text()
+
+
 @contextlib.contextmanager
 def place_for_engine() -> Iterator[tuple[Path, Path]]:
-    """A state and a run directory: short, because sockets' paths are, and open to walk through, because the root of a user
-    namespace is nobody out here."""
+    """A state and a run directory: short, because sockets' paths are, and open to walk through, because the root of a
+    user namespace is nobody out here."""
     top = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
     top.chmod(0o711)
     try:
@@ -49,9 +56,9 @@ class Room:
 
     def spec(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> ExecSpec:
         """A command of the default user in the workspace, unless told otherwise."""
-        usual: ExecOptions = {"identity": self.place.user, "stdin": False}
-        spec = ExecSpec.of(*argv, cwd=self.place.workspace, **{**usual, **options})
-        return replace(spec, env=self.place.env)
+        words = tuple(map(os.fsencode, argv))
+        usual = ExecSpec(words, self.place.env, self.place.workspace, self.place.user, stdin=False)
+        return replace(usual, **options)
 
     async def run(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> Completed:
         return await self.link.run(self.spec(*argv, **options))
@@ -104,6 +111,17 @@ class Rig:
             yield await self.enter(name)
         finally:
             await self.engine.destroy(name)
+
+    async def unless_dead(self, name: str, attempt: Coroutine[None, None, T]) -> T | None:
+        """What comes of the attempt, or None as soon as the sandbox is found dead."""
+        task = asyncio.create_task(attempt)
+        while not task.done():
+            await asyncio.wait({task}, timeout=0.1)
+            if not task.done() and not (await self.engine.health(name)).alive:
+                task.cancel()
+                await asyncio.wait({task})
+                return None
+        return task.result()
 
     def cgroups(self, name: str) -> list[Path]:
         return list(CGROUPS.glob(f"**/{self.engine.layout.cgroup}/{name}"))

@@ -1,0 +1,94 @@
+"""The conformance suite through the engine, as the default user in the workspace, on every runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from k8e.conformance import CHECKS, Check, Subject, run_check
+from k8e.engine import Limits
+from tests.engine.rig import Rig, Room
+from tests.sandboxes import CuttableDialer, inotify_limit
+
+LIMITS = Limits(cpus=2.0, memory=1 << 30, pids=512, disk=512 << 20, inodes=65_536)
+BULK = 32 << 20
+SMALL = b"/dev/small"  # /dev is a filesystem of 64 KiB
+
+
+@dataclass(slots=True)
+class Shared:
+    """One sandbox for all checks; a check that fails may have broken it, so the next one gets a new one."""
+
+    rig: Rig
+    dialers: dict[Path, CuttableDialer]
+    stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    room: Room | None = None
+
+    async def enter(self) -> Room:
+        room = await self.stack.enter_async_context(self.rig.room(LIMITS))
+        done = await room.as_agent("install", "-d", "-m", "1777", SMALL)
+        assert done.outcome.exit_code == 0, done
+        return room
+
+    async def subject(self, room: Room, name: str) -> Subject:
+        directory = room.place.workspace + b"/" + name.encode()
+        await room.output("install", "-d", "-m", "0777", directory)
+        return Subject(
+            sandbox=room.link,
+            directory=directory,
+            user=room.place.user,
+            path=dict(room.place.env)[b"PATH"],
+            bulk=BULK,
+            link=self.dialers[room.paths.socket],
+            small=SMALL,
+            read_only=b"/usr",
+            # gVisor's inotify has no limit, so nothing is ever lost there.
+            inotify_limit=inotify_limit() if self.rig.native else None,
+        )
+
+    async def run(self, check: Check) -> None:
+        room, self.room = self.room or await self.enter(), None
+        subject = await self.subject(room, check.name)
+        assert check.needs <= subject.provides | {"inotify_limit"}
+        if not check.needs <= subject.provides:
+            self.room = room
+            pytest.skip(f"{self.rig.runtime.value} has no {', '.join(check.needs - subject.provides)}")
+        try:
+            await run_check(check, subject)
+            await clean(room, subject)
+            self.room = room
+        finally:
+            if self.room is None:
+                await self.stack.aclose()
+
+
+async def clean(room: Room, subject: Subject) -> None:
+    """The check's directory goes, and the agent must be alone again: checks leave no process behind."""
+    await room.as_agent("rm", "-rf", subject.directory)
+    async with asyncio.timeout(10):
+        while [entry for entry in await room.link.list_dir(b"/proc") if entry.name.isdigit() and entry.name != b"1"]:
+            pass
+
+
+@pytest.fixture(scope="module")
+async def shared(rig: Rig) -> AsyncIterator[Shared]:
+    dialers: dict[Path, CuttableDialer] = {}
+
+    def make_dialer(path: Path) -> CuttableDialer:
+        return dialers.setdefault(path, CuttableDialer(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("k8e.engine.local.engine.UnixDialer", make_dialer)
+        shared = Shared(rig, dialers)
+        async with shared.stack:
+            yield shared
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+async def test_conformance(shared: Shared, check: Check) -> None:
+    await shared.run(check)
