@@ -14,13 +14,14 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.errors import Fault, Kind
+from k8e.core.foreground import GRACE
 from k8e.core.journal import warn
 from k8e.core.live import Live
 from k8e.core.model import OUTPUT_LIMIT, Caller, Phase, RunResult, RunSpec, Status
 from k8e.core.output import HeadTail
 from k8e.core.provisioning import STATE, read_into
 from k8e.core.records import RunRecord, may_see
-from k8e.core.runs import GRACE, Runs, check_run, place_run
+from k8e.core.runs import Runs, check_run, place_run
 from k8e.core.sessions import Opened
 from k8e.core.translation import translated
 from k8e.core.verdict import judge, suspect_oom
@@ -189,7 +190,7 @@ class Background:
 
     async def _lose(self, live: Live, record: RunRecord) -> RunResult:
         live.background.discard(record.run_id)
-        return await self._runs.keep(replace(record, status=Status.LOST), live)
+        return await self._runs.endings.keep(replace(record, status=Status.LOST), live)
 
     async def _finish(
         self, opened: Opened, record: RunRecord, end: CommandInfo | Outcome, stdout: bytes, stderr: bytes
@@ -214,7 +215,7 @@ class Background:
             kept_stdout=len(stdout) if kept else None,
             kept_stderr=len(stderr) if kept else None,
         )
-        result = await self._runs.keep(ended if kept else replace(ended, truncated=True), live)
+        result = await self._runs.endings.keep(ended if kept else replace(ended, truncated=True), live)
         live.background.discard(record.run_id)
         live.touch()
         return replace(result, stdout=stdout, stderr=stderr, truncated=ended.truncated)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller, Phase
+from k8e.core.model import Caller, Phase, Session
 from k8e.core.records import SessionRecord, may_see
 
 REMEMBERED = 1000  # names of sessions that are gone, for a better answer than "never heard of it"
@@ -24,6 +24,8 @@ class Gone(Exception):
 class Live:
     def __init__(self, record: SessionRecord, clock: Clock, env: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         self.record = record
+        self.last_used = record.last_used  # here and not in the record, which would be made anew at every use
+        self.used_at = record.used_at
         self.env = env
         self.uses = 0  # in flight
         self.oom_kills = 0  # the last number heard
@@ -53,6 +55,9 @@ class Live:
     def name(self) -> Name:
         return self.record.owner, self.record.tenant, self.record.session_id
 
+    def show(self) -> Session:
+        return replace(self.record, last_used=self.last_used).show()
+
     def enter(self, phase: Phase, reason: str = "") -> None:
         self.record = replace(self.record, phase=phase, reason=reason or self.record.reason)
 
@@ -63,7 +68,8 @@ class Live:
     # Idleness
 
     def touch(self) -> None:
-        self.record = replace(self.record, last_used=self._clock.wall(), used_at=self._clock.monotonic())
+        self.last_used = self._clock.wall()
+        self.used_at = self._clock.monotonic()
         self.unsaved = True
 
     @contextmanager
@@ -78,7 +84,7 @@ class Live:
 
     @property
     def expired(self) -> bool:
-        idle = self._clock.monotonic() - self.record.used_at
+        idle = self._clock.monotonic() - self.used_at
         return self.phase is Phase.ACTIVE and not self.uses and not self.background and idle >= self.record.ttl
 
 

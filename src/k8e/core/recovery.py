@@ -86,6 +86,10 @@ class Recovery:
         await asyncio.wait({self._sessions.end(live, reason)})
 
     async def _adopt(self, live: Live) -> None:
+        # Asked first: dialling an agent that is dead takes its time.
+        if not (await self._sessions.examine(live)).alive:
+            await self._end(live, LOST)
+            return
         try:
             opened = await self._sessions.enter(live)
             if live.record.env_keys:
@@ -102,7 +106,7 @@ class Recovery:
         for record in await self._sessions.store.runs(live.sandbox, unfinished=True):
             info = None if record.command is None else commands.pop(record.command, None)
             if info is None:
-                await self._runs.keep(replace(record, status=Status.LOST), live)
+                await self._runs.endings.keep(replace(record, status=Status.LOST), live)
             elif record.background:
                 live.background.add(record.run_id)
             else:
@@ -121,10 +125,10 @@ class Recovery:
         """Who waited for it is gone with the daemon that ran it."""
         end = await put_away(opened.sandbox, info.id) if info.running else info
         if end is None:
-            await self._runs.keep(replace(record, status=Status.LOST), opened.live)
+            await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)
             return
         if not info.running:
             await opened.sandbox.release(info.id)
         status, code = judge(end.exit_code, end.signal, end.cause, oom=False)
         counts = replace(record, stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
-        await self._runs.keep(replace(counts, status=status, exit_code=code), opened.live)
+        await self._runs.endings.keep(replace(counts, status=status, exit_code=code), opened.live)

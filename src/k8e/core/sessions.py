@@ -73,15 +73,15 @@ class Sessions:
     # Asking
 
     async def get(self, caller: Caller, session_id: str) -> Session:
-        return self.find(caller, session_id).record.show()
+        return self.find(caller, session_id).show()
 
     async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
         checks.check_caller(caller)
-        living = [live.record for live in self.registry.visible(caller)]
+        living = [live.show() for live in self.registry.visible(caller)]
         if not all_phases:
-            return [record.show() for record in living if record.phase is Phase.ACTIVE]
+            return [session for session in living if session.phase is Phase.ACTIVE]
         ended = await self.store.ended_sessions(caller)
-        return [record.show() for record in [*ended, *living]]
+        return [*(record.show() for record in ended), *living]
 
     def find(self, caller: Caller, session_id: str) -> Live:
         checks.check_caller(caller)
@@ -148,7 +148,7 @@ class Sessions:
         self.metrics.creates.add()
         self.metrics.create_seconds.observe(self.clock.monotonic() - began)
         note("session_created", session=live.session_id, owner=caller.uid, runtime=runtime.value, sandbox=live.sandbox)
-        return live.record.show()
+        return live.show()
 
     def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime) -> SessionRecord:
         return SessionRecord(
@@ -278,4 +278,4 @@ class Sessions:
         for live in unsaved:
             live.unsaved = False
         if unsaved:
-            await self.store.set_used((live.sandbox, live.record.last_used, live.record.used_at) for live in unsaved)
+            await self.store.set_used((live.sandbox, live.last_used, live.used_at) for live in unsaved)

@@ -1,0 +1,75 @@
+"""How runs end: seen, lost or taken by memory. What is known is put on record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import note
+from k8e.core.live import Gone, Live
+from k8e.core.model import OUTPUT_LIMIT, RunResult, Status
+from k8e.core.records import RunRecord
+from k8e.core.sessions import LOST, Sessions
+from k8e.core.translation import translate
+from k8e.core.verdict import OOM_CODE, judge, suspect_oom
+from k8e.link.model import Outcome
+
+
+class Endings:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def finish(self, live: Live, record: RunRecord, outcome: Outcome) -> RunResult:
+        """A command's end was seen."""
+        oom = False
+        if outcome.exit_code != 0:
+            health = await self._sessions.examine(live)
+            kills, alone = health.oom_kills - record.oom_before, live.uses <= 1 and not live.background
+            oom = suspect_oom(outcome.exit_code, outcome.signal, kills=kills, alone=alone)
+        status, code = judge(outcome.exit_code, outcome.signal, outcome.cause, oom=oom)
+        ended = replace(
+            record,
+            status=status,
+            exit_code=code,
+            stdout_bytes=outcome.stdout_bytes,
+            stderr_bytes=outcome.stderr_bytes,
+            truncated=max(outcome.stdout_bytes, outcome.stderr_bytes) > OUTPUT_LIMIT,
+            duration_ms=round(outcome.wall_seconds * 1000),
+        )
+        self._sessions.metrics.exec_seconds.observe(outcome.wall_seconds)
+        return self._put(ended, live)
+
+    async def conclude(self, live: Live, record: RunRecord, error: Exception) -> RunResult:
+        """It was not seen. Says so, unless it is known that memory ended the whole sandbox."""
+        if not isinstance(error, Gone):
+            await self._sessions.examine(live)
+        if live.record.reason == LOST and live.oom_kills > record.oom_before:
+            return self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
+        self._put(replace(record, status=Status.LOST), live)
+        if not isinstance(error, Gone):
+            raise translate(error, "the command") from error
+        raise Fault(
+            Kind.LOST,
+            "session_ended",
+            "the session ended while the command ran",
+            detail=str(error),
+            hint="Create a new session; look at what the command had done before you run it again.",
+        ) from error
+
+    def _put(self, record: RunRecord, live: Live) -> RunResult:
+        """Written in the background: who waited for the command has its result, whatever becomes of the record."""
+        record = self._close(record)
+        self._sessions.tasks.spawn(self._sessions.store.finish_run(record))
+        return record.show(live.session_id)
+
+    async def keep(self, record: RunRecord, live: Live) -> RunResult:
+        """Returns when it is on record: for runs that nobody waits for."""
+        record = self._close(record)
+        await self._sessions.store.finish_run(record)
+        return record.show(live.session_id)
+
+    def _close(self, record: RunRecord) -> RunRecord:
+        status = record.status.value
+        self._sessions.metrics.execs.add(status)
+        note("run_ended", run=record.run_id, sandbox=record.sandbox, status=status, exit_code=record.exit_code)
+        return replace(record, finished=self._sessions.clock.wall())

@@ -1,0 +1,166 @@
+"""A command that somebody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any, Final
+
+from k8e.core.endings import Endings
+from k8e.core.live import Gone, Live
+from k8e.core.model import Chunk, RunResult
+from k8e.core.output import HeadTail
+from k8e.core.provisioning import read_into
+from k8e.core.records import RunRecord
+from k8e.core.tasks import Tasks
+from k8e.link.errors import LinkError
+from k8e.link.model import ByteReader, Outcome, Process
+
+GRACE: Final = 2.0  # between TERM and KILL
+_AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks for each costs half the speed
+
+
+class Foreground:
+    """Implements `model.LiveRun`. Whether or not anybody asks for the result, the end is waited for and recorded."""
+
+    def __init__(self, endings: Endings, tasks: Tasks, live: Live, record: RunRecord, process: Process) -> None:
+        self.record = record
+        self.live = live
+        self._endings = endings
+        self._tasks = tasks
+        self._process = process
+        self._broken = False
+        self._use = contextlib.ExitStack()
+        self._use.enter_context(live.in_use())
+        self.settled = tasks.spawn(self._settle(), watched=True)
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def command(self) -> int:
+        return self._process.id
+
+    # Output
+
+    async def output(self) -> AsyncGenerator[Chunk, None]:
+        ended = False
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_AHEAD)
+        pumps = [
+            asyncio.create_task(self._pump(1, self._process.stdout, queue)),
+            asyncio.create_task(self._pump(2, self._process.stderr, queue)),
+        ]
+        watch = asyncio.create_task(self._watch(queue))
+        try:
+            open_streams = len(pumps)
+            while open_streams:
+                chunk = await queue.get()
+                if chunk is not None:
+                    yield chunk
+                    continue
+                open_streams = 0 if self._lost else open_streams - 1
+            ended = True
+        finally:
+            for task in (*pumps, watch):
+                task.cancel()
+            if not ended:
+                self.leave()
+
+    @property
+    def _lost(self) -> bool:
+        return self._broken or self.live.gone.done()
+
+    async def _pump(self, stream: int, reader: ByteReader, queue: asyncio.Queue[Chunk | None]) -> None:
+        try:
+            while content := await reader.read():
+                await queue.put(Chunk(stream, content))
+        except LinkError:
+            self._broken = True  # the result says what it means
+        await queue.put(None)
+
+    async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
+        await asyncio.wait({self.live.gone})
+        await queue.put(None)
+
+    async def collect(self, stdin: bytes) -> RunResult:
+        """All of it: both streams within bounds, and the result."""
+        stdout, stderr = HeadTail(), HeadTail()
+        readers = [
+            asyncio.create_task(read_into(self._process.stdout, stdout)),
+            asyncio.create_task(read_into(self._process.stderr, stderr)),
+        ]
+        feeder = asyncio.create_task(self.feed(stdin)) if stdin else None
+        try:
+            result = await self.result()
+            if not self._lost:
+                await asyncio.wait(readers)  # what has come and was not read yet
+        finally:
+            for task in (*readers, *([feeder] if feeder else [])):
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        content, errors = stdout.take(), stderr.take()
+        # Also says what a broken connection cost.
+        truncated = result.stdout_bytes > len(content) or result.stderr_bytes > len(errors)
+        return replace(result, stdout=content, stderr=errors, truncated=truncated)
+
+    # Input
+
+    async def feed(self, stdin: bytes) -> None:
+        await self.write_stdin(stdin)
+        await self.close_stdin()
+
+    async def write_stdin(self, data: bytes) -> None:
+        # That a command wants less than it is given is its own business; that it is lost is what the result says.
+        with contextlib.suppress(LinkError):
+            if data:
+                await self._process.write(data)
+
+    async def close_stdin(self) -> None:
+        await self._process.close_stdin()
+
+    # The end
+
+    async def result(self) -> RunResult:
+        try:
+            return await asyncio.shield(self.settled)
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    async def kill(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Nobody waits any more: ends the tree and drops the rest of the output."""
+        if not self.settled.done():
+            self._process.discard()
+            self._tasks.spawn(self.end())
+
+    async def end(self) -> None:
+        """Ends the tree; whoever reads goes on to the end of the output."""
+        with contextlib.suppress(LinkError):  # then there is no more to end, and the result says so
+            await self._process.end(GRACE)
+
+    async def _settle(self) -> RunResult:
+        try:
+            try:
+                outcome = await self._wait()
+            except (LinkError, Gone) as error:
+                self._broken = True
+                return await self._endings.conclude(self.live, self.record, error)
+            return await self._endings.finish(self.live, self.record, outcome)
+        finally:
+            self._use.close()
+
+    async def _wait(self) -> Outcome:
+        waiting = asyncio.create_task(self._process.wait())
+        either: set[asyncio.Future[Any]] = {waiting, self.live.gone}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        raise self.live.gone.result()

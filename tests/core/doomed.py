@@ -1,0 +1,151 @@
+"""A daemon without doors that is going to be killed: `python -m tests.core.doomed FOLDER`, with what to do on stdin.
+
+It says on stdout, one JSON line each, what its clients were told and what they were about to do. With a `moment` it
+kills itself (-9) there: just before or just after a call to the engine or the store, counted from the first one on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from k8e.core.errors import Fault
+from k8e.core.model import ManifestFile, RunSpec, SessionSpec, Status
+from k8e.core.service import Service
+from k8e.core.store import Store
+from tests.core.bare_engine import BareEngine
+from tests.core.rig import ALICE
+
+
+def tell(what: str, **details: object) -> None:
+    os.write(1, json.dumps({"what": what, **details}).encode() + b"\n")
+
+
+class Moments:
+    """Counts calls, and ends everything at the one it was told."""
+
+    def __init__(self, last: int | None) -> None:
+        self.seen = 0
+        self._last = last
+
+    def watch(self, target: object, *names: str) -> None:
+        for name in names:
+            setattr(target, name, self._wrap(getattr(target, name)))
+
+    def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._pass()
+            result = await call(*args, **kwargs)
+            self._pass()
+            return result
+
+        return wrapped
+
+    def _pass(self) -> None:
+        self.seen += 1
+        if self.seen == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def live_once(service: Service) -> None:
+    """One of everything, in order."""
+    manifest = [ManifestFile("ledger", b"")]
+    tell("creating", session="one")
+    await service.create(ALICE, SessionSpec(session_id="one", env={"WORD": "kept"}, manifest=manifest))
+    tell("created", session="one")
+    await write_line(service, "one", "a")
+    await write_line_later(service, "one", "b", poll=True)
+    await write_line_later(service, "one", "c", poll=False)
+    tell("creating", session="two")
+    await service.create(ALICE, SessionSpec(session_id="two", manifest=manifest))
+    tell("created", session="two")
+    tell("destroying", session="two")
+    await service.destroy(ALICE, "two")
+    tell("destroyed", session="two")
+    await write_line(service, "one", "d")
+
+
+async def write_line(service: Service, session: str, line: str) -> None:
+    tell("running", session=session, line=line)
+    result = await service.run(ALICE, RunSpec(session, f"echo {line} >> ledger"))
+    assert result.exit_code == 0, result
+    tell("ran", session=session, line=line)
+
+
+async def write_line_later(service: Service, session: str, line: str, *, poll: bool) -> None:
+    tell("running", session=session, line=line)
+    spec = RunSpec(session, f"echo {line} >> ledger; echo {line}", background=True)
+    run_id = (await service.run(ALICE, spec)).run_id
+    tell("started", session=session, line=line, run=run_id)
+    while poll and (await service.poll(ALICE, run_id)).status is Status.RUNNING:
+        await asyncio.sleep(0.002)
+
+
+async def live_wildly(service: Service, seed: int) -> None:
+    """Several clients at once, each with sessions of its own and some in common, until the end."""
+    chance = random.Random(seed)
+    clients = [be_client(service, number, random.Random(chance.random())) for number in range(4)]
+    await asyncio.gather(*clients)
+
+
+async def be_client(service: Service, number: int, chance: random.Random) -> None:
+    mine: list[str] = [session.session_id for session in await service.sessions(ALICE)][number::4]
+    while True:
+        line = f"{chance.getrandbits(64):x}"
+        action = chance.choice(["create", "run", "run", "run", "later", "later", "slow", "destroy", "write"])
+        try:
+            if action == "create" or not mine:
+                session = f"s-{line}"
+                tell("creating", session=session)
+                await service.create(ALICE, SessionSpec(session_id=session, manifest=[ManifestFile("ledger", b"")]))
+                tell("created", session=session)
+                mine.append(session)
+            elif action == "run":
+                await write_line(service, chance.choice(mine), line)
+            elif action == "later":
+                await write_line_later(service, chance.choice(mine), line, poll=chance.random() < 0.5)
+            elif action == "slow":
+                # Still running when the end comes.
+                spec = RunSpec(chance.choice(mine), "setsid sleep 1000 & sleep 1000", timeout=0.2 + chance.random())
+                await service.run(ALICE, spec)
+            elif action == "write":
+                await service.write_file(ALICE, chance.choice(mine), "data", os.urandom(100_000), append=False)
+            elif len(mine) > 1:
+                session = mine.pop(chance.randrange(len(mine)))
+                tell("destroying", session=session)
+                await service.destroy(ALICE, session)
+                tell("destroyed", session=session)
+        except Fault as fault:
+            tell("fault", code=fault.code, detail=fault.detail)
+            raise
+
+
+async def main(folder: Path, orders: dict[str, Any]) -> None:
+    moments = Moments(orders.get("moment"))
+    engine = BareEngine(folder / "sandboxes")
+    store = await Store.open(folder / "state.db")
+    moments.watch(engine, "create", "attach", "destroy", "health")
+    moments.watch(store, "insert_session", "set_phase", "end_session", "forget_session")
+    moments.watch(store, "insert_run", "set_command", "finish_run", "set_duration")
+    service = Service(engine, store)
+    await service.recover()
+    service.keep_up(0.05)
+    if "seed" in orders:
+        await live_wildly(service, orders["seed"])
+    else:
+        await live_once(service)
+    tell("through", moments=moments.seen)
+    await service.close()
+    await engine.close()
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.stdin.read())))

@@ -1,0 +1,176 @@
+"""kill -9, at every step and at random. Afterwards nothing is orphaned, and no command is lost or doubled.
+
+The daemon that dies is in a process of its own (doomed.py); the one that recovers is here. Every command writes a line
+of its own into its session's ledger, so that what ran, and how often, can be read there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8e.core.model import Phase, SessionSpec, Status
+from tests.core.bare_engine import find_processes
+from tests.core.rig import ALICE, Rig, open_rig
+from tests.sandboxes import needs_root
+
+pytestmark = needs_root
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOAK = bool(os.environ.get("K8E_SOAK"))
+# More than there are; a life that comes through without being killed is checked as well.
+MOMENTS = range(1, 120, 1 if SOAK else 7)
+KILLS = 200 if SOAK else 8
+
+
+class Story:
+    """What the clients of the dead were told."""
+
+    def __init__(self) -> None:
+        self.creating: set[str] = set()
+        self.created: set[str] = set()
+        self.destroying: set[str] = set()
+        self.destroyed: set[str] = set()
+        self.begun: dict[str, str] = {}  # line -> session
+        self.ran: set[str] = set()
+        self.started: dict[str, str] = {}  # line -> run
+        self.end: dict[str, Any] = {}
+
+    def hear(self, said: dict[str, Any]) -> None:
+        what = said["what"]
+        if what in ("creating", "created", "destroying", "destroyed"):
+            getattr(self, what).add(said["session"])
+        elif what == "running":
+            self.begun[said["line"]] = said["session"]
+        elif what == "ran":
+            self.ran.add(said["line"])
+        elif what == "started":
+            self.started[said["line"]] = said["run"]
+        else:
+            self.end = said
+
+
+async def live_and_die(folder: Path, story: Story, orders: dict[str, Any], lines: int | None = None) -> int:
+    """Returns how it ended. It is killed from here once it has said so many lines, if told so."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.core.doomed",
+        str(folder),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(orders).encode())
+    process.stdin.close()
+    heard = 0
+    while said := await process.stdout.readline():
+        if said.endswith(b"\n"):
+            story.hear(json.loads(said))
+        heard += 1
+        if heard == lines:
+            process.kill()
+    return await process.wait()
+
+
+async def check_sessions(rig: Rig, story: Story) -> set[str]:
+    """Nothing is half done, nothing is there that should not be. Returns the sessions that live."""
+    phases = {record.phase for record in await rig.store.sessions()}
+    assert phases <= {Phase.ACTIVE, Phase.DESTROYED}
+    alive = {session.session_id for session in await rig.service.sessions(ALICE)}
+    assert story.created - story.destroying <= alive, "a session was lost"
+    assert alive <= story.creating - story.destroyed, "a session came back"
+    sandboxes = {rig.sandbox_of(session) for session in alive}
+    assert set(await rig.engine.list()) == sandboxes, "an orphan, or a session without a sandbox"
+    # bwrap and the agent of each, and nothing of any other.
+    owned = {pid for sandbox in sandboxes for pid in rig.engine.processes(sandbox)}
+    assert set(find_processes(str(rig.folder))) <= owned
+    return alive
+
+
+async def check_commands(rig: Rig, story: Story, alive: set[str]) -> None:
+    background = {line: run for line, run in story.started.items() if story.begun[line] in alive}
+    for line, run_id in background.items():
+        result = await rig.poll_to_the_end(run_id)
+        assert (result.status, result.exit_code, result.stdout) == (Status.COMPLETED, 0, f"{line}\n".encode())
+    for session in alive:
+        await rig.wait_until_alone(session)  # foreground commands of the dead are gone, background ones have ended
+        ledger = await rig.service.read_file(ALICE, session, "ledger")
+        count = Counter(ledger.decode().split())
+        mine = {line for line, owner in story.begun.items() if owner == session}
+        assert set(count) <= mine
+        assert set(count.values()) <= {1}, "a command ran twice"
+        told = (story.ran | set(background)) & mine
+        assert told <= set(count), "a command was reported and did not run"
+        log = await rig.service.log(ALICE, session)
+        assert all(run.status is not Status.RUNNING for run in log)
+        link, _ = await rig.engine.attach(rig.sandbox_of(session))
+        assert await link.commands() == [], "the agent was left with somebody's command"
+
+
+async def check_service(rig: Rig, alive: set[str]) -> None:
+    """The next request is served, and everything can be cleared away."""
+    session = await rig.create(spec=SessionSpec(session_id="after"))
+    for one in (*alive, session):
+        assert (await rig.run(one, "echo served")).stdout == b"served\n"
+        await rig.service.destroy(ALICE, one)
+    await rig.assert_no_trace()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_killed_at_every_step_it_leaves_nothing_half_done(folder: Path, moment: int) -> None:
+    story = Story()
+    status = await live_and_die(folder, story, {"moment": moment})
+    assert status in (0, -signal.SIGKILL), story.end
+    async with open_rig(folder) as rig:
+        alive = await check_sessions(rig, story)
+        if "one" in alive:
+            assert (await rig.run("one", "echo $WORD")).stdout == b"kept\n"
+        await check_commands(rig, story, alive)
+        await check_service(rig, alive)
+
+
+async def test_the_steps_are_all_tried(folder: Path) -> None:
+    story = Story()
+    assert await live_and_die(folder, story, {}) == 0
+    assert story.end["what"] == "through"
+    assert 40 < story.end["moments"] < MOMENTS.stop
+
+
+@pytest.mark.parametrize("moment", range(1, 14, 1 if SOAK else 4))
+async def test_killed_while_recovering_it_recovers_the_next_time(folder: Path, moment: int) -> None:
+    story = Story()
+    assert await live_and_die(folder, story, {"seed": 1}, lines=30) == -signal.SIGKILL
+    await live_and_die(folder, story, {"seed": 2, "moment": moment}, lines=60)
+    async with open_rig(folder) as rig:
+        alive = await check_sessions(rig, story)
+        await check_commands(rig, story, alive)
+        await check_service(rig, alive)
+
+
+async def test_killed_at_random_under_a_mixed_load_again_and_again(folder: Path) -> None:
+    seed = int(os.environ.get("K8E_SEED", random.randrange(1 << 32)))
+    chance = random.Random(seed)
+    print("K8E_SEED", seed)  # noqa: T201 - to be able to do it again
+    story = Story()
+    for number in range(KILLS):
+        status = await live_and_die(folder, story, {"seed": chance.randrange(1 << 32)}, lines=chance.randrange(1, 60))
+        assert status == -signal.SIGKILL, story.end
+        if SOAK and number % 20 == 19:
+            async with open_rig(folder) as rig:
+                await check_commands(rig, story, await check_sessions(rig, story))
+    async with open_rig(folder) as rig:
+        alive = await check_sessions(rig, story)
+        await check_commands(rig, story, alive)
+        await check_service(rig, alive)
