@@ -32,6 +32,7 @@ class Failure(Exception):
 
 
 def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    open_standard_streams()
     try:
         try:
             return command(arguments)
@@ -44,6 +45,15 @@ def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> in
         die_of(SIGINT)
     except BrokenPipeError:
         die_of(SIGPIPE)
+
+
+def open_standard_streams() -> None:
+    """A shell can start us without some of them, and what we open next would be taken for one."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def die_of(number: int) -> NoReturn:
@@ -74,7 +84,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def read_some(descriptor: int) -> bytes:
-    """Nothing at the end. A descriptor that is not open has nothing to read."""
+    """Nothing at the end."""
     while True:
         try:
             return os.read(descriptor, 256 << 10)
@@ -85,10 +95,6 @@ def read_some(descriptor: int) -> bytes:
             poll.register(descriptor, select.POLLIN)
             poll.poll()
         except OSError as error:
-            import errno
-
-            if error.errno == errno.EBADF:
-                return b""
             raise Failure("stdin_unreadable", "standard input cannot be read", detail=str(error)) from error
 
 
