@@ -1,0 +1,185 @@
+"""Every command but run: exact shapes, exit codes, help."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.machine import Machine
+
+SUBCOMMANDS = [
+    "run",
+    "create",
+    "get",
+    "sessions",
+    "destroy",
+    "write",
+    "read",
+    "list",
+    "status",
+    "poll",
+    "kill",
+    "ps",
+    "log",
+]
+
+
+@pytest.fixture
+def session(machine: Machine) -> str:
+    return str(machine.k8e("sandbox", "create").json["session_id"])
+
+
+class TestSessions:
+    def test_create_with_wishes(self, machine: Machine) -> None:
+        words = ["--session-id", "wished", "--tenant", "web", "--runtime", "native", "--env", "KEY=it's secret"]
+        words += ["--cpus", "2", "--memory", "1.5g", "--disk", "3GiB", "--ttl", "15m"]
+        created = machine.k8e("sandbox", "create", *words).json
+        assert (created["session_id"], created["runtime"], created["policy"]["ttl"]) == ("wished", "native", 900)
+        limits = created["policy"]["limits"]
+        assert (limits["cpus"], limits["memory"], limits["disk"]) == (2, 3 << 29, 3 << 30)
+        shown = machine.k8e("sandbox", "get", "wished")
+        assert (shown.json["tenant_id"], shown.json["env_keys"]) == ("web", ["KEY"])
+        assert b"secret" not in shown.stdout
+        assert machine.run('printf %s "$KEY"', "--session-id", "wished").json["stdout"] == "it's secret"
+        assert machine.k8e("sandbox", "destroy", "wished").json == {"ok": True}
+
+    def test_the_same_id_twice_has_one_winner(self, machine: Machine) -> None:
+        assert machine.k8e("sandbox", "create", "--session-id", "twice").code == 0
+        done = machine.k8e("sandbox", "create", "--session-id", "twice")
+        assert (done.code, done.json["code"]) == (1, "session_exists")
+        machine.k8e("sandbox", "destroy", "twice")
+
+    def test_a_runtime_that_does_not_work_says_what_to_do(self, machine: Machine) -> None:
+        done = machine.k8e("sandbox", "create", "--runtime", "gvisor")
+        assert (done.code, done.json["code"], done.json["hint"]) == (1, "runtime_unavailable", "use native")
+        done = machine.k8e("sandbox", "create", "--runtime", "docker")
+        assert (done.code, done.json["field"]) == (1, "runtime")
+
+    @pytest.mark.parametrize("words", [["--memory", "much"], ["--ttl", "1y"], ["--cpus", "x"], ["--disk", "1.2.3g"]])
+    def test_nonsense_is_a_usage_error(self, machine: Machine, words: list[str]) -> None:
+        done = machine.k8e("sandbox", "create", *words)
+        assert (done.code, done.json["code"]) == (1, "usage")
+
+    def test_list(self, machine: Machine, session: str) -> None:
+        assert session in machine.live_sessions()
+        machine.k8e("sandbox", "destroy", session)
+        assert session not in machine.live_sessions()
+        every = machine.k8e("sandbox", "sessions", "--phase", "all").json["sessions"]
+        assert {one["session_id"]: one["phase"] for one in every}[session] == "destroyed"
+
+    @pytest.mark.parametrize("words", [["get"], ["destroy"], ["ps"], ["log"], ["list"], ["read", "x"], ["write", "x"]])
+    def test_one_that_does_not_exist(self, machine: Machine, words: list[str]) -> None:
+        command, *rest = words
+        done = machine.k8e("sandbox", command, "nope", *rest)
+        assert (done.code, done.json["code"]) == (1, "session_not_found")
+
+    def test_a_name_that_looks_like_a_path_is_none(self, machine: Machine) -> None:
+        done = machine.k8e("sandbox", "get", "../sessions?phase=all")
+        assert (done.code, done.json["field"]) == (1, "session_id")
+
+
+class TestFiles:
+    def test_write_append_and_read(self, machine: Machine, session: str) -> None:
+        path = "/workspace/a b/ü?&#%.txt"
+        done = machine.k8e("sandbox", "write", session, path, stdin=b"one\n")
+        assert done.json == {"ok": True, "path": path, "bytes": 4}
+        machine.k8e("sandbox", "write", session, path, "--mode", "a", stdin="zwölf\n".encode())
+        answer = machine.k8e("sandbox", "read", session, path).json
+        assert answer == {"content": "one\nzwölf\n", "path": path, "encoding": "utf-8"}
+        assert machine.k8e("sandbox", "read", session, path, "--raw").stdout == "one\nzwölf\n".encode()
+
+    def test_any_bytes(self, machine: Machine, session: str) -> None:
+        content = bytes(range(256)) * 1000
+        machine.k8e("sandbox", "write", session, "blob", stdin=content)
+        assert machine.k8e("sandbox", "read", session, "/workspace/blob", "--raw").stdout == content
+        answer = machine.k8e("sandbox", "read", session, "blob").json
+        assert (answer["encoding"], len(answer["content"])) == ("base64", 341_336)
+
+    def test_errors_are_json_also_with_raw(self, machine: Machine, session: str) -> None:
+        done = machine.k8e("sandbox", "read", session, "nope", "--raw")
+        assert (done.code, done.json["code"]) == (1, "file_not_found")
+
+    def test_too_much_is_refused(self, machine: Machine, session: str) -> None:
+        done = machine.k8e("sandbox", "write", session, "big", stdin=bytes((64 << 20) + 1))
+        assert (done.code, done.json["code"]) == (1, "message_too_large")
+
+    def test_list(self, machine: Machine, session: str) -> None:
+        machine.run("mkdir d; echo hi > d/f; touch -d @1000000000 old", "--session-id", session)
+        files = machine.k8e("sandbox", "list", session).json["files"]
+        assert {file["path"]: (file["type"], file["size"]) for file in files if file["type"] == "file"} == {
+            "/workspace/d/f": ("file", 3),
+            "/workspace/old": ("file", 0),
+        }
+        assert {file["modified"] for file in files if file["path"].endswith("old")} == {1_000_000_000.0}
+        recent = machine.k8e("sandbox", "list", session, "--since", "1100000000").json["files"]
+        assert "/workspace/old" not in [file["path"] for file in recent]
+        below = machine.k8e("sandbox", "list", session, "--path", "/workspace/d").json["files"]
+        assert [file["path"] for file in below] == ["/workspace/d/f"]
+
+
+class TestStatus:
+    def test_before_the_first_run(self, machine: Machine) -> None:
+        status = machine.k8e("sandbox", "status").json
+        expected = {"available": True, "session_id": None, "tenant_id": "default", "runtime": "native", "warm": False}
+        assert status | expected == status
+        assert not (machine.home / ".k8e").exists(), "asking changes nothing"
+
+    def test_after_it(self, machine: Machine) -> None:
+        machine.run("true", "--tenant", "web")
+        status = machine.k8e("sandbox", "status", "--tenant", "web").json
+        expected = {"session_id": machine.session("web"), "tenant_id": "web", "warm": True}
+        assert status | expected == status
+        machine.k8e("sandbox", "destroy", machine.session("web"))
+        assert machine.k8e("sandbox", "status", "--tenant", "web").json["warm"] is False
+
+
+class TestRuns:
+    def test_log_tells_how_each_ended(self, machine: Machine, session: str) -> None:
+        for code in ("exit 0", "exit 3"):
+            machine.run(code, "--session-id", session)
+        runs = machine.k8e("sandbox", "log", session).json["runs"]
+        assert [run["exit_code"] for run in runs] == [0, 3]
+        assert not any("stdout" in run for run in runs)
+
+    @pytest.mark.parametrize("command", ["poll", "kill"])
+    def test_one_that_does_not_exist(self, machine: Machine, command: str) -> None:
+        done = machine.k8e("sandbox", command, "run-0000000000000000")
+        assert (done.code, done.json["code"]) == (1, "run_not_found")
+
+
+class TestGlobalFlags:
+    @pytest.mark.parametrize("flag", ["--endpoint", "--apikey", "--profile"])
+    def test_for_remote_services_are_refused_for_now(self, machine: Machine, flag: str) -> None:
+        done = machine.k8e(flag, "x", "sandbox", "run", "true")
+        assert (done.code, done.json["code"]) == (1, "remote_not_supported_yet")
+
+    @pytest.mark.parametrize("name", ["K8E_SANDBOX_ENDPOINT", "K8E_SANDBOX_PROFILE"])
+    def test_so_are_their_variables(self, machine: Machine, name: str) -> None:
+        done = machine.run("true", env={name: "10.0.0.1:50051"})
+        assert (done.code, done.json["code"]) == (1, "remote_not_supported_yet")
+
+
+class TestHelp:
+    @pytest.mark.parametrize(
+        "words", [[], ["sandbox"], ["server"], ["doctor"], *(["sandbox", one] for one in SUBCOMMANDS)]
+    )
+    def test_is_there_for_every_command(self, machine: Machine, words: list[str]) -> None:
+        done = machine.k8e(*words, "--help")
+        assert (done.code, done.stderr) == (0, b"")
+        assert done.stdout.startswith(b"usage: k8e")
+        assert len(done.stdout.splitlines()) > 5
+        assert max(map(len, done.stdout.decode().splitlines())) <= 110
+
+    def test_has_examples(self, machine: Machine) -> None:
+        assert b'k8e sandbox run "print(' in machine.k8e("--help").stdout
+
+    def test_the_version(self, machine: Machine) -> None:
+        done = machine.k8e("--version")
+        assert (done.code, done.stdout.split()[0]) == (0, b"k8e")
+
+    @pytest.mark.parametrize("words", [[], ["sandbox"], ["nonsense"], ["sandbox", "nonsense"], ["sandbox", "get"]])
+    def test_nonsense_is_a_usage_error(self, machine: Machine, words: list[str]) -> None:
+        done = machine.k8e(*words)
+        assert (done.code, done.json["code"]) == (1, "usage")
+        assert json.loads(done.stdout)["hint"].endswith("--help")
