@@ -175,3 +175,26 @@ async def test_it_ends_with_its_session(rig: Rig, session: str) -> None:
     with fault(Kind.NOT_FOUND, "run_not_found"):
         await rig.service.poll(ALICE, run_id)
     await rig.assert_no_trace()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_want_of_memory_is_said_also_by_the_next_daemon(folder: Path, restart: bool) -> None:
+    async with open_rig(folder) as rig:
+        session = await rig.create()
+        rig.engine.count_oom_kill(rig.sandbox_of(session))  # before: none of its business
+        killed = await rig.start_background(session, "mkfifo a; read line < a; kill -KILL $$")
+        if not restart:
+            await check_killed(rig, session, killed)
+    if restart:
+        async with open_rig(folder) as rig:
+            await check_killed(rig, session, killed)
+
+
+async def check_killed(rig: Rig, session: str, killed: str) -> None:
+    sandbox = rig.sandbox_of(session)
+    early = await rig.start_background(session, "kill -KILL $$")
+    assert (await rig.poll_to_the_end(early)).status is Status.KILLED
+    rig.engine.count_oom_kill(sandbox)
+    await rig.run(session, "until [ -p a ]; do :; done; echo > a")
+    result = await rig.poll_to_the_end(killed)
+    assert (result.status, result.exit_code) == (Status.OOM_KILLED, 137)

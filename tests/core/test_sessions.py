@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -401,3 +402,21 @@ async def test_what_happens_is_counted(rig: Rig) -> None:
         'k8e_exec_seconds_bucket{le="+Inf"} 1',
     ):
         assert line in text.splitlines(), text
+
+
+async def test_many_sessions_one_after_the_other_leave_nothing_behind(rig: Rig) -> None:
+    await rig.service.destroy(ALICE, await rig.create())
+    tasks, descriptors = len(asyncio.all_tasks()), count_descriptors()
+    for _ in range(25):
+        session = await rig.create()
+        await rig.run(session, "true")
+        await rig.service.destroy(ALICE, session)
+    await rig.service._tasks.close(10)
+    assert (len(asyncio.all_tasks()), count_descriptors()) == (tasks, descriptors)
+    registry = rig.service._sessions.registry
+    assert (len(registry), registry._by_id, rig.service._runs.running) == (0, {}, {})
+    await rig.assert_no_trace()
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -65,7 +65,7 @@ class Background:
             try:
                 process = await self._runs.launch(opened, record, spec)
                 try:
-                    await self._store.set_command(record.run_id, process.id)
+                    await self._store.set_command(record.run_id, process.id, record.oom_before)
                 except Fault:
                     # Nobody could ever find it again.
                     await put_away(opened.sandbox, process.id)

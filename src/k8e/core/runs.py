@@ -70,7 +70,7 @@ class Runs:
         return run
 
     def _save_command(self, run: Foreground) -> None:
-        self.sessions.tasks.spawn(self.sessions.store.set_command(run.run_id, run.command))
+        self.sessions.tasks.spawn(self.sessions.store.set_command(run.run_id, run.command, run.record.oom_before))
 
     async def _take_back(self, launching: asyncio.Task[Foreground]) -> None:
         """Who asked for it left while it was started."""
@@ -79,18 +79,18 @@ class Runs:
             launching.result().leave()
 
     async def record(self, live: Live, *, background: bool) -> RunRecord:
-        health = await self.sessions.examine(live)
-        if not health.alive:
-            raise self.sessions.describe_loss(live)
         record = RunRecord(
             run_id=f"run-{secrets.token_hex(8)}",
             sandbox=live.sandbox,
             background=background,
             started=self.sessions.clock.wall(),
-            oom_before=health.oom_kills,
         )
-        await self.sessions.store.insert_run(record, KEPT_RUNS)
-        return record
+        # At once, because this is on the way of every command.
+        health, _ = await asyncio.gather(self.sessions.examine(live), self.sessions.store.insert_run(record, KEPT_RUNS))
+        if not health.alive:
+            await self.sessions.store.forget_run(record.run_id)
+            raise self.sessions.describe_loss(live)
+        return replace(record, oom_before=health.oom_kills)
 
     async def launch(self, opened: Opened, record: RunRecord, spec: ExecSpec) -> Process:
         try:

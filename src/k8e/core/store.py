@@ -95,8 +95,9 @@ class Store(Database):
 
         await self._transact(work)
 
-    async def set_command(self, run_id: str, command: int) -> None:
-        await self._execute("UPDATE runs SET command = ? WHERE run_id = ?", str(command), run_id)
+    async def set_command(self, run_id: str, command: int, oom_before: int) -> None:
+        statement = "UPDATE runs SET command = ?, oom_before = ? WHERE run_id = ?"
+        await self._execute(statement, str(command), oom_before, run_id)
 
     async def finish_run(self, run: RunRecord) -> None:
         await self._execute(

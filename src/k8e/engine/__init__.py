@@ -86,7 +86,11 @@ class Engine(Protocol):
         """All known runtimes, the strongest first. Slow the first time, remembered after."""
 
     async def create(self, sandbox: str, spec: SandboxSpec) -> None:
-        """Returns when the agent answers. On any failure nothing is left. Fails closed: EngineError."""
+        """Returns when the agent answers. On any failure nothing is left. Fails closed: EngineError.
+
+        Inside, `/run` is memory and not disk, and its root can write there: core keeps in it what must survive the daemon
+        and reach no file of the machine.
+        """
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
         """A way in; the same one for every caller. EngineError when it is gone."""
