@@ -88,8 +88,8 @@ class Engine(Protocol):
     async def create(self, sandbox: str, spec: SandboxSpec) -> None:
         """Returns when the agent answers. On any failure nothing is left. Fails closed: EngineError.
 
-        Inside, `/run` is memory and not disk, and its root can write there: core keeps in it what must survive the daemon
-        and reach no file of the machine.
+        Inside, `/run` is memory and not disk, and its root can write there: core keeps in it what must survive the
+        daemon and reach no file of the machine.
         """
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
