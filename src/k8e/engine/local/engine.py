@@ -39,7 +39,7 @@ _FIRST_ID = 0x30000000
 _SLOTS = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
 _START_DEADLINE = 60.0
 _PROBE_DEADLINE = 30.0
-_LONGEST_RUN_DIR = 107 - len("/gvisor/runsc-k8e-.sock") - 63
+_LONGEST_SOCKET = 107  # the kernel's limit; runsc puts its control socket somewhere else when it does not fit
 _PROBE_LIMITS = Limits(cpus=1.0, memory=256 << 20, pids=64, disk=disk.MIN_DISK * 2, inodes=8192)
 
 _STRENGTH = (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)  # of those that exist
@@ -74,8 +74,6 @@ class LocalEngine:
     """Implements `engine.Engine`. Needs root."""
 
     def __init__(self, state_dir: Path, run_dir: Path, tools_dir: Path | None = None) -> None:
-        if len(os.fspath(run_dir)) > _LONGEST_RUN_DIR:
-            raise EngineError("run directory", f"{run_dir} is too long: sockets below it have at most 107 characters")
         self.layout = Layout(state_dir, run_dir)
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
@@ -156,6 +154,10 @@ class LocalEngine:
     async def probe(self) -> Sequence[RuntimeReport]:
         return await asyncio.gather(*(self._report(runtime) for runtime in _STRENGTH))
 
+    def runtime(self, runtime: Runtime) -> OciRuntime:
+        """What a runtime that was found available is here."""
+        return self._runtimes[runtime]
+
     async def _report(self, runtime: Runtime) -> RuntimeReport:
         if runtime not in self._probes:
             self._probes[runtime] = asyncio.create_task(self._examine(runtime))
@@ -216,6 +218,8 @@ class LocalEngine:
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         if spec.image != "host":
             raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
+        if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
+            raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._template(spec.limits)
         paths = self.layout.sandbox(sandbox)
         try:
