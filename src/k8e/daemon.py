@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import json
 import logging
+import logging.handlers
 import os
 import resource
 import signal
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 GRACE = 10.0  # for requests that are under way when we are told to stop
 SUCCESSION = 20.0  # for a daemon that is stopping to be gone
 
-log = logging.getLogger(__name__)
+LOG_SIZE = 16 << 20  # of each of two files
+
+log = logging.getLogger("k8e.daemon")
 
 
 class Refused(Exception):
@@ -142,19 +146,32 @@ def run_daemon(
     make_engine: Callable[[Paths], Engine],
     *,
     announce: Callable[[], None],
-    patience: float = 0,
+    detached: bool = False,
 ) -> None:
     """Until it is told to stop. Raises Refused when it cannot begin; `announce` is called when it listens."""
     paths = Paths.from_environment()
+    os.umask(0o022)  # whoever started us may have another, and what we make is made for other users too
     raise_descriptor_limit()
     engine = make_engine(paths)
     paths.prepare()
-    lock = take_lock(paths.lock, patience)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    # Whoever starts us because there is no socket may have come upon a daemon that is just leaving.
+    lock = take_lock(paths.lock, SUCCESSION if detached else 0)
+    handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
     try:
         asyncio.run(serve(engine, paths, announce))
     finally:
         os.close(lock)
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    """Which only we can read."""
+
+    def _open(self) -> io.TextIOWrapper:
+        def open_private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, "a", encoding="utf-8", opener=open_private)
 
 
 async def serve(engine: Engine, paths: Paths, announce: Callable[[], None]) -> None:
@@ -231,8 +248,7 @@ def run_detached(ready: int, make_engine: Callable[[Paths], Engine] = make_local
         os.close(ready)
 
     try:
-        # Whoever found no socket may have come upon a daemon that is just leaving.
-        run_daemon(make_engine, announce=announce, patience=SUCCESSION)
+        run_daemon(make_engine, announce=announce, detached=True)
     except Refused as refused:
         os.write(ready, json.dumps(refused.body).encode())
         return 1
@@ -240,8 +256,17 @@ def run_detached(ready: int, make_engine: Callable[[Paths], Engine] = make_local
 
 
 def run_doctor(*, as_json: bool) -> int:
-    """Exits non-zero when the default would not be safe."""
-    raise Refused("doctor_not_there_yet", "this version cannot examine the machine yet")
+    """1 when the default would not be safe. Works beside a daemon, and without one."""
+    from k8e.engine import EngineError
+    from k8e.engine.local import doctor
+
+    try:
+        report = asyncio.run(doctor.examine_machine())
+    except EngineError as error:
+        raise Refused("doctor_failed", str(error), hint=error.hint) from error
+    sys.stdout.write(json.dumps(report.as_dict()) + "\n" if as_json else doctor.render(report))
+    sys.stdout.flush()
+    return 0 if report.safe else 1
 
 
 def main(arguments: Sequence[str]) -> int:
