@@ -180,3 +180,8 @@ def other_file(path: Path) -> Path:
 async def test_a_file_that_is_no_database_is_refused(other_file: Path) -> None:
     with pytest.raises(StoreFailed):
         await Store.open(other_file)
+
+
+async def test_a_place_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailed):
+        await Store.open(tmp_path / "nowhere" / "state.db")

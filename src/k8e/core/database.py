@@ -116,7 +116,7 @@ class Database:
         thread = ThreadPoolExecutor(1, "k8e-store")
         try:
             connection = await asyncio.get_running_loop().run_in_executor(thread, _open, path)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             thread.shutdown()
             raise StoreFailed(error) from error
         except BaseException:

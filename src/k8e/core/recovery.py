@@ -17,6 +17,7 @@ from k8e.core.provisioning import recall_env
 from k8e.core.records import RunRecord, SessionRecord
 from k8e.core.runs import Runs
 from k8e.core.sessions import ABANDONED, DESTROYED, LOST, Opened, describe_end
+from k8e.core.translation import translated
 from k8e.core.verdict import judge
 from k8e.engine import EngineError
 from k8e.link.errors import LinkError
@@ -41,7 +42,8 @@ class Recovery:
                 sessions.registry.remember_end(name, describe_end(record.reason))
                 continue
             lives.append(await self._restore(record))
-        found = set(await sessions.engine.list())
+        with translated("listing the sandboxes that there are"):
+            found = set(await sessions.engine.list())
         orphans = found - {live.sandbox for live in lives}
         work: list[Awaitable[None]] = [self._within_slot(self._settle(live, live.sandbox in found)) for live in lives]
         work += [self._within_slot(self._remove_orphan(sandbox)) for sandbox in orphans]

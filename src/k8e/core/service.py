@@ -53,7 +53,6 @@ class Service:
 
     def __init__(self, engine: Engine, store: Store, *, clock: Clock | None = None) -> None:
         self.metrics = Metrics()
-        self._engine = engine
         self._tasks = Tasks()
         self._sessions = Sessions(engine, store, clock or SystemClock(), self.metrics, self._tasks)
         self._runs = Runs(self._sessions)
@@ -173,7 +172,7 @@ class Service:
     @counted
     async def status(self, caller: Caller) -> ServiceStatus:
         check_caller(caller)
-        reports = await self._engine.probe()
+        reports = await self._sessions.probe()
         default = next((report.runtime for report in reports if report.available), None)
         return ServiceStatus(
             available=default is not None,

@@ -25,7 +25,7 @@ from k8e.core.records import SessionRecord
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
-from k8e.engine import Engine, EngineError, Health, Place, Runtime, SandboxSpec
+from k8e.engine import Engine, EngineError, Health, Place, Runtime, RuntimeReport, SandboxSpec
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
 
@@ -173,8 +173,12 @@ class Sessions:
             hint = "Destroy some, or try again when one has expired."
             raise Fault(Kind.EXHAUSTED, "too_many_sessions", f"you have {MAX_SESSIONS} sessions already", hint=hint)
 
+    async def probe(self) -> Sequence[RuntimeReport]:
+        with translated("trying the runtimes"):
+            return await self.engine.probe()
+
     async def _choose_runtime(self, wanted: Runtime | None) -> Runtime:
-        reports = await self.engine.probe()
+        reports = await self.probe()
         for report in reports:
             if report.available and wanted in (None, report.runtime):
                 return report.runtime
