@@ -128,13 +128,11 @@ async def compare_devices(subject: Subject) -> str:
 
 async def change_kernel_settings(subject: Subject) -> str:
     """Writes what is there already: if the control is broken, nothing of the machine changes."""
-    for setting in (b"/proc/sys/kernel/core_pattern", b"/proc/sys/kernel/panic", b"/proc/sys/vm/swappiness"):
-        try:
-            content = await subject.sandbox.read_file(setting)
-            await subject.sandbox.write_file(setting, content)
-        except AgentError:
-            continue
-        raise Broken(f"{setting.decode()} can be written")
+    script = 'value=$(cat "$0") && printf "%s\\n" "$value" > "$0"'
+    for setting in ("kernel/core_pattern", "kernel/panic", "vm/swappiness"):
+        written = await subject.run("sh", "-c", script, f"/proc/sys/{setting}", strongest=True)
+        if written.exit_code == 0:
+            raise Broken(f"/proc/sys/{setting} can be written")
     return "cannot be written"
 
 

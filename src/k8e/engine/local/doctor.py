@@ -179,8 +179,7 @@ async def examine_machine(
 
 @contextlib.asynccontextmanager
 async def _own_engine(state_dir: Path, run_dir: Path, kind: type[LocalEngine]) -> AsyncIterator[LocalEngine]:
-    await asyncio.to_thread(run_dir.mkdir, mode=0o711, parents=True, exist_ok=True)
-    with open(run_dir / "lock", "w") as lock:  # noqa: ASYNC230 - a small file in memory
+    with open(f"{run_dir}.lock", "w") as lock:  # noqa: ASYNC230 - an empty file in memory
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         engine = kind(state_dir, run_dir)
         try:
@@ -190,7 +189,8 @@ async def _own_engine(state_dir: Path, run_dir: Path, kind: type[LocalEngine]) -
             await _clear(engine)
             await engine.close()
             await asyncio.to_thread(Cgroups(engine.layout.cgroup).remove_all)
-            await asyncio.to_thread(shutil.rmtree, state_dir)
+            for folder in (state_dir, run_dir):
+                await asyncio.to_thread(shutil.rmtree, folder)
 
 
 async def _clear(engine: LocalEngine) -> None:
