@@ -185,7 +185,8 @@ long supervisor_start(struct launch *);
 /* tree.c, for supervisors only */
 void each_number(const char *directory, void (*visit)(int, void *), void *context); /* entries whose name is a number */
 void signal_tree(int number, int then); /* every descendant of this process; then: a second signal, or 0 */
-void kill_children(void);
+void kill_tree(void);     /* stops it first, so that it cannot grow meanwhile */
+void kill_children(void); /* what is left, or came since */
 
 /* files.c, write.c, walk.c, socket.c --------------------------------------------------------------------------------------- */
 

@@ -128,12 +128,16 @@ static int open_terminal(struct command *k, uint16_t rows, uint16_t columns, int
     ioctl(master, TIOCSWINSZ, &size);
     if (k->launch->uid != OWN_ID && fchown(stdio[0], k->launch->uid, (gid_t)-1) < 0)
         return errno;
+    c->in.terminal = k->terminal = true;
+    c->out[1].ended = true;
+    if (k->launch->flags & EXEC_NO_STDIN) {
+        c->in.gone = true; /* a terminal at which nobody types */
+        return 0;
+    }
     int writer = fcntl(master, F_DUPFD_CLOEXEC, 4);
     if (writer < 0)
         return errno;
     source_open(&c->in.source, writer, input_ready);
-    c->in.terminal = k->terminal = true;
-    c->out[1].ended = true;
     return 0;
 }
 

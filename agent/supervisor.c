@@ -287,8 +287,10 @@ RAW static int supervisor_main(void *argument)
         } else if (phase == TERMINATING && end && now + grace < deadline) {
             deadline = now + grace; /* less patience than at first */
         }
-        if (phase == TERMINATING && now >= deadline)
+        if (phase == TERMINATING && now >= deadline) {
             phase = KILLING;
+            kill_tree();
+        }
         if (phase == KILLING) {
             kill_children();
             deadline = now + RESCAN_MS * 1000;

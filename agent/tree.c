@@ -7,7 +7,7 @@
 #include "agent.h"
 #include "raw.h"
 
-enum { MAX_TREE = 65536 };
+enum { MAX_TREE = 65536, MAX_ROUNDS = 64 };
 
 RAW static bool parse_number(const char **text, int *number)
 {
@@ -49,8 +49,10 @@ RAW static void append_number(char **to, int number)
         *(*to)++ = digits[--count];
 }
 
-RAW static int parent_of(int pid)
+/* The parent's pid, 0 if it cannot be told; runs: neither stopped nor dead. */
+RAW static int parent_of(int pid, bool *runs)
 {
+    *runs = false;
     char path[32] = "/proc/", *p = path + 6;
     append_number(&p, pid);
     for (const char *rest = "/stat"; (*p = *rest); rest++)
@@ -68,13 +70,15 @@ RAW static int parent_of(int pid)
     while (length > 0 && stat[length] != ')')
         length--;
     const char *text = stat + length + 4;
+    char state = length > 0 ? stat[length + 2] : 'Z';
+    *runs = state != 'T' && state != 't' && state != 'Z' && state != 'X';
     int parent;
     return length > 0 && parse_number(&text, &parent) ? parent : 0;
 }
 
 struct tree {
     int count;
-    struct { int pid, parent; bool ours; } process[MAX_TREE];
+    struct { int pid, parent; bool ours, runs; } process[MAX_TREE];
 };
 
 RAW static void note_process(int pid, void *context)
@@ -82,17 +86,17 @@ RAW static void note_process(int pid, void *context)
     struct tree *t = context;
     if (t->count < MAX_TREE) {
         t->process[t->count].pid = pid;
-        t->process[t->count].parent = parent_of(pid);
+        t->process[t->count].parent = parent_of(pid, &t->process[t->count].runs);
         t->process[t->count++].ours = false;
     }
 }
 
-/* Signals every descendant of this process. */
-RAW void signal_tree(int number, int then)
+/* Lists every process and marks the descendants of this one. NULL when there is no memory. */
+RAW static struct tree *find_tree(void)
 {
     long memory = raw(SYS_mmap, 0, sizeof(struct tree), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory < 0 && memory > -4096)
-        return; /* no memory: KILL, which needs none, follows */
+        return 0;
     struct tree *t = (void *)memory;
     int self = (int)raw(SYS_getpid, 0);
     each_number("/proc", note_process, t);
@@ -111,13 +115,43 @@ RAW void signal_tree(int number, int then)
                 t->process[i].ours = more = true;
         }
     }
-    for (int i = 0; i < t->count; i++)
+    return t;
+}
+
+RAW void signal_tree(int number, int then)
+{
+    struct tree *t = find_tree();
+    for (int i = 0; t && i < t->count; i++)
         if (t->process[i].ours) {
             raw(SYS_kill, t->process[i].pid, number);
             if (then)
                 raw(SYS_kill, t->process[i].pid, then);
         }
-    raw(SYS_munmap, memory, sizeof(struct tree));
+    if (t)
+        raw(SYS_munmap, t, sizeof *t);
+}
+
+/* Stops everything below, round by round until a round finds nobody who still runs: what is stopped does not fork, so that a
+ * fork bomb, whose members outnumber us, cannot refill the places of those that are killed afterwards. */
+RAW static void freeze_tree(void)
+{
+    for (int round = 0, running = 1; running && round < MAX_ROUNDS; round++) {
+        struct tree *t = find_tree();
+        running = 0;
+        for (int i = 0; t && i < t->count; i++)
+            if (t->process[i].ours && t->process[i].runs) {
+                running++;
+                raw(SYS_kill, t->process[i].pid, SIGSTOP);
+            }
+        if (t)
+            raw(SYS_munmap, t, sizeof *t);
+    }
+}
+
+RAW void kill_tree(void)
+{
+    freeze_tree();
+    signal_tree(SIGKILL, 0);
 }
 
 /* Kills the direct children. Theirs become ours as they die, so repeating this until there are none empties the tree; it

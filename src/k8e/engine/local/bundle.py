@@ -1,6 +1,6 @@
 """OCI bundles: one description of a sandbox for every runtime. Pure, but for the machine's name.
 
-gVisor gets the same shape without what its own kernel already is: the user namespace, the seccomp filter, the masks.
+gVisor gets the same shape, the seccomp filter included (its own kernel applies it), but for the user namespace.
 """
 
 from __future__ import annotations

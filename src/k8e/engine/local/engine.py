@@ -284,7 +284,7 @@ class LocalEngine:
                 limits=spec.limits,
                 overlays=host_image.host_overlays(self._tools),
                 first_id=first_id,
-                seccomp=build_profile(platform.machine()) if runtime.native else None,
+                seccomp=build_profile(platform.machine()),
                 hard_files=hard_files,
             )
         )

@@ -118,7 +118,7 @@ async def _find_gvisor() -> list[OciRuntime]:
     if installed := find_tool("runsc"):
         paths.append(installed)
     # host-uds: the agent's socket is the way in. overlay2: writes go to the sandbox's disk, where they are limited.
-    flags = ("--network=none", "--host-uds=create", "--overlay2=none", "--platform=systrap")
+    flags = ("--network=none", "--host-uds=create", "--overlay2=none", "--oci-seccomp", "--platform=systrap")
     found = [OciRuntime(Runtime.GVISOR, path, native=False, flags=flags) for path in paths]
     dates = await asyncio.gather(*(_release_date(runtime) for runtime in found))
     return [runtime for _, runtime in sorted(zip(dates, found, strict=True), key=lambda pair: pair[0], reverse=True)]
