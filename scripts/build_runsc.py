@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,10 +125,10 @@ def make(if_possible: bool) -> None:
         install(BINARY, INSTALLED)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build the pinned runsc")
     parser.add_argument("--if-possible", action="store_true", help="go on when it cannot be built")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     try:
         make(options.if_possible)
     except BuildFailed as error:

@@ -172,3 +172,67 @@ class TestChoice:
     async def test_without_any_it_is_not_installed(self, machine: Machine) -> None:
         report = await examine()
         assert (report.available, report.reason) == (False, "not installed")
+
+
+class TestBuilding:
+    @pytest.fixture(autouse=True)
+    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(build_runsc, "SCRATCH", tmp_path / "scratch")
+        monkeypatch.setattr(build_runsc, "BINARY", tmp_path / "bin" / "runsc")
+        monkeypatch.setattr(build_runsc, "INSTALLED", tmp_path / "state" / "bin" / "runsc")
+
+    @pytest.fixture
+    def go(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A Go whose result, and whether there is one, the test decides; it counts how often it was asked."""
+        go = tmp_path / "go"
+        go.write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\n. {tmp_path}/answer\n")
+        go.chmod(0o755)
+        monkeypatch.setattr(build_runsc, "find_go", lambda: str(go))
+        return go
+
+    @staticmethod
+    def answer(go: Path, script: str) -> None:
+        go.with_name("answer").write_text(script)
+
+    @staticmethod
+    def times_asked(go: Path) -> int:
+        return go.with_name("asked").read_text().count("\n")
+
+    def write_runsc(self, version: str) -> str:
+        return f'printf \'#!/bin/sh\\necho runsc version {version}\\n\' > "$4"; chmod +x "$4"\n'
+
+    def test_without_go_it_says_so_and_other_verbs_go_on(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(build_runsc, "find_go", lambda: None)
+        assert [build_runsc.main([]), build_runsc.main(["--if-possible"])] == [1, 0]
+        assert capsys.readouterr().err.count("Go is not installed") == 2
+
+    def test_is_built_once_and_installed_for_the_engine(self, go: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.answer(go, self.write_runsc(build_runsc.pinned_version()))
+        assert build_runsc.main([]) == 0
+        capsys.readouterr()
+        assert build_runsc.main([]) == 0
+        assert (self.times_asked(go), capsys.readouterr().err) == (1, "")
+        if os.geteuid() == 0:
+            assert build_runsc.INSTALLED.read_bytes() == build_runsc.BINARY.read_bytes()
+            assert os.listdir(build_runsc.INSTALLED.parent) == ["runsc"]
+
+    def test_another_version_than_the_pinned_one_is_refused(self, go: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.answer(go, self.write_runsc("VERSION_MISSING"))
+        assert build_runsc.main([]) == 1
+        assert "calls itself 'runsc version VERSION_MISSING" in capsys.readouterr().err
+        assert not build_runsc.BINARY.exists()
+
+    def test_a_failure_is_told_and_repeated_only_on_request(self, go: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.answer(go, "echo no way to the modules >&2; exit 1\n")
+        assert [build_runsc.main(["--if-possible"]) for _ in range(3)] == [0, 0, 0]
+        assert self.times_asked(go) == 1
+        assert "no way to the modules" in capsys.readouterr().err
+        self.answer(go, self.write_runsc(build_runsc.pinned_version()))
+        assert build_runsc.main([]) == 0
+        assert self.times_asked(go) == 2
+
+    def test_every_module_is_fixed_by_its_content(self) -> None:
+        sums = (build_runsc.MODULE / "go.sum").read_text().splitlines()
+        assert any(line.startswith(f"gvisor.dev/gvisor {build_runsc.pinned_version()} h1:") for line in sums)
