@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 
 from k8e.conformance.registry import check
@@ -17,6 +16,7 @@ from k8e.conformance.subject import (
     prepare,
     python,
     run,
+    together,
     unique_mark,
 )
 
@@ -140,8 +140,6 @@ async def check_many_background_children(subject: Subject) -> None:
     async def leave_one(mark: bytes) -> None:
         ended("the command", await run(subject, "sh", "-c", f"sleep 1000 {mark.decode()} &"), exit_code=0)
 
-    async with asyncio.TaskGroup() as group:
-        for mark in marks:
-            group.create_task(leave_one(mark))
+    await together(*(leave_one(mark) for mark in marks))
     for mark in marks:
         await kill_processes(subject, mark)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import signal
@@ -20,6 +19,7 @@ from k8e.conformance.subject import (
     python,
     run,
     run_python,
+    together,
 )
 from k8e.link.model import CommandInfo, Process
 
@@ -196,9 +196,7 @@ if os.fork() == 0:
     total = subject.bulk // 8
     process = await subject.sandbox.start(python(subject, both, str(total), drain=30.0))
     streams = CounterStream(), CounterStream()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(streams[0].take_all(process.stdout))
-        group.create_task(streams[1].take_all(process.stderr))
+    await together(streams[0].take_all(process.stdout), streams[1].take_all(process.stderr))
     outcome = await process.wait()
     streams[0].complete("stdout", total)
     streams[1].complete("stderr", total)

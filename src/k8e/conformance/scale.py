@@ -15,6 +15,7 @@ from k8e.conformance.subject import (
     holds,
     read_through,
     run,
+    together,
 )
 
 
@@ -46,9 +47,7 @@ async def check_100_commands_at_once_with_much_output(subject: Subject) -> None:
         ended(f"command {number}", done, exit_code=0)
         holds(f"output of command {number} is its own", done.stdout == letter * each, done.stdout[:20])
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(100):
-            group.create_task(one(number))
+    await together(*(one(number) for number in range(100)))
 
 
 @check(deadline=240)

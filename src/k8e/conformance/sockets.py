@@ -6,7 +6,7 @@ import asyncio
 
 from k8e.conformance.counters import CounterStream, counters
 from k8e.conformance.registry import check
-from k8e.conformance.subject import Subject, equal, finish, holds, python, read_through, refused, run
+from k8e.conformance.subject import Subject, equal, finish, holds, python, read_through, refused, run, together
 from k8e.link.errors import Code, LinkError
 from k8e.link.model import Connection, Process
 
@@ -182,9 +182,7 @@ async def check_many_connections_at_once(subject: Subject) -> None:
     async def one() -> None:
         await echoes(await subject.sandbox.connect(port=port))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(40):
-            group.create_task(one())
+    await together(*(one() for _ in range(40)))
     await stop(server)
 
 

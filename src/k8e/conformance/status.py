@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 
 from k8e.conformance.registry import check
-from k8e.conformance.subject import Subject, ended, equal, holds, run, run_python
+from k8e.conformance.subject import Subject, ended, equal, holds, run, run_python, together
 from k8e.link.model import Cause
 
 DEADLY_SIGNALS = (
@@ -39,9 +38,7 @@ async def check_exit_code_is_exact(subject: Subject) -> None:
         equal(f"cause of exit {code}", done.outcome.cause, Cause.ITSELF)
 
     for start in range(0, 256, 16):
-        async with asyncio.TaskGroup() as group:
-            for code in range(start, start + 16):
-                group.create_task(exit_with(code))
+        await together(*(exit_with(code) for code in range(start, start + 16)))
 
 
 @check()
@@ -51,9 +48,7 @@ async def check_signal_is_exact(subject: Subject) -> None:
         ended(f"death by {number.name}", done, signal=number)
         equal(f"cause of death by {number.name}", done.outcome.cause, Cause.ITSELF)
 
-    async with asyncio.TaskGroup() as group:
-        for number in DEADLY_SIGNALS:
-            group.create_task(die_of(number))
+    await together(*(die_of(number) for number in DEADLY_SIGNALS))
 
 
 @check()

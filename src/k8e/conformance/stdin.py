@@ -20,6 +20,7 @@ from k8e.conformance.subject import (
     python,
     read_through,
     run,
+    together,
 )
 from k8e.link.errors import BrokenInput
 from k8e.link.model import Process
@@ -68,9 +69,7 @@ async def check_100_mib_echoed_are_exact(subject: Subject) -> None:
     total = subject.bulk * 100 // 256
     process = await subject.sandbox.start(command(subject, "cat"))
     stream = CounterStream()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(write_counters(process, total))
-        group.create_task(stream.take_all(process.stdout))
+    await together(write_counters(process, total), stream.take_all(process.stdout))
     stream.complete("echo", total)
     equal("exit code", (await finish(process)).outcome.exit_code, 0)
 

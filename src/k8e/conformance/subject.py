@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 from k8e.link.errors import AgentError, BrokenInput, Code, NotStarted, Stage
 from k8e.link.model import (
@@ -121,12 +121,24 @@ async def feed(process: Process, content: bytes) -> None:
 
 
 async def finish(process: Process, stdin: bytes = b"") -> Completed:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(feed(process, stdin))
-        stdout = group.create_task(read_all(process.stdout))
-        stderr = group.create_task(read_all(process.stderr))
-        outcome = group.create_task(process.wait())
-    return Completed(outcome.result(), stdout.result(), stderr.result())
+    """Feeds it, reads both streams to their ends, and waits."""
+    outputs = {}
+
+    async def keep(name: str, reader: ByteReader) -> None:
+        outputs[name] = await read_all(reader)
+
+    await together(feed(process, stdin), keep("stdout", process.stdout), keep("stderr", process.stderr))
+    return Completed(await process.wait(), outputs["stdout"], outputs["stderr"])
+
+
+async def together(*parts: Coroutine[Any, Any, object]) -> None:
+    """All at once. The first error is the error, by itself, and the others do not go on behind it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def complete(subject: Subject, spec: ExecSpec, stdin: bytes = b"") -> Completed:

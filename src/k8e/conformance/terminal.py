@@ -38,6 +38,15 @@ print(os.getsid(0) == os.getpid())
 
 
 @check()
+async def check_terminal_can_be_opened_by_its_name(subject: Subject) -> None:
+    # As programs do that ask for a password, also when they are not root.
+    code = "import os; os.write(os.open(os.ttyname(0), os.O_RDWR), b'by name')"
+    done = await complete(subject, python(subject, code, terminal=SIZE))
+    ended("python", done, exit_code=0)
+    equal("output", done.stdout, b"by name")
+
+
+@check()
 async def check_without_a_terminal_there_is_none(subject: Subject) -> None:
     code = """
 import os

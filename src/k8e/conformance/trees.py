@@ -23,6 +23,7 @@ from k8e.conformance.subject import (
     python,
     read_until,
     run_python,
+    together,
     unique_mark,
 )
 from k8e.link.model import Cause, Process
@@ -202,9 +203,7 @@ async def check_timeout_reaches_every_kind_of_tree(subject: Subject) -> None:
         ended(name, done, signal=tree.by)
         equal("cause", done.outcome.cause, Cause.TIMEOUT)
 
-    async with asyncio.TaskGroup() as group:
-        for name, tree in TREES.items():
-            group.create_task(one(name, tree))
+    await together(*(one(name, tree) for name, tree in TREES.items()))
 
 
 @check()
