@@ -1,17 +1,19 @@
 """Starts the real agent as PID 1: in bare namespaces (bubblewrap) and inside gVisor (runsc). Needs root.
 
 Not the product's engine: just enough of a sandbox around the agent that its behaviour can be seen. Whatever happens
-to the caller, nothing stays: both are tied to the life of the thread that starts them, and closing one waits until
-its last process is gone.
+to the caller, nothing stays: sandboxes end with the thread that started them, and closing one waits until its last
+process is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -51,6 +53,7 @@ class Variation:
     env: dict[str, str] = field(default_factory=dict)
     bwrap: Sequence[str] = ()
     inherit_listener: bool = False  # `--fd`: the socket is nowhere inside the sandbox
+    as_pid_1: bool = True
 
 
 def find_runsc() -> str | None:
@@ -76,6 +79,8 @@ def filesystem_arguments(folder: Path) -> list[str]:
     for name in ("bin", "sbin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):
             arguments += ["--symlink", f"usr/{name}", f"/{name}"]
+    # Root of this sandbox is the machine's root, without a user namespace between: the machine's settings are not its.
+    arguments += ["--ro-bind", "/proc/sys", "/proc/sys"]
     arguments += ["--perms", "0755", "--tmpfs", "/workspace"]
     arguments += ["--perms", "1777", "--size", str(SMALL_BYTES), "--tmpfs", "/small"]
     for name in ("passwd", "group"):
@@ -96,8 +101,11 @@ def launch_bare(variation: Variation | None = None) -> Iterator[Launched]:
         status_read, status_write = os.pipe()
         stack.callback(os.close, status_read)
         inherited = [status_write]
-        arguments = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--as-pid-1"]
-        arguments += ["--die-with-parent", "--cap-add", "ALL", "--json-status-fd", str(status_write)]
+        arguments = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
+        arguments += ["--as-pid-1"] if chosen.as_pid_1 else []
+        arguments += ["--die-with-parent", "--json-status-fd", str(status_write)]
+        for capability in CAPABILITIES:
+            arguments += ["--cap-add", f"CAP_{capability}"]
         arguments += [*filesystem_arguments(folder), "--ro-bind", str(chosen.agent), "/agent"]
         if chosen.inherit_listener:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -117,6 +125,7 @@ def launch_bare(variation: Variation | None = None) -> Iterator[Launched]:
         stack.callback(end_process, runtime)
         os.close(status_write)
         agent_pid = read_child_pid(status_read, stderr)
+        stack.enter_context(kill_at_the_end(agent_pid))
         yield Launched("bare", path, instance, runtime, stderr, agent_pid)
 
 
@@ -131,9 +140,45 @@ def read_child_pid(status: int, stderr: Path) -> int:
 
 
 def end_process(runtime: subprocess.Popen[bytes]) -> None:
-    """bwrap takes PID 1 of the sandbox with it, and that everything else."""
-    runtime.kill()
-    runtime.wait()
+    """Lets it see the end of what it started (it is the one who reaps that), but not for ever."""
+    try:
+        runtime.wait(10)
+    except subprocess.TimeoutExpired:
+        runtime.kill()
+        runtime.wait()
+
+
+# Reads "pid namespace" lines; at their end kills every such process that is still the one it was.
+WATCHDOG = """
+while read -r pid namespace; do set -- "$@" "$pid:$namespace"; done
+for each; do [ "$(readlink "/proc/${each%%:*}/ns/pid")" = "${each#*:}" ] && kill -9 "${each%%:*}"; done
+"""
+
+
+@functools.cache
+def watchdog() -> int:
+    """A pipe to somebody who outlives this process and then ends the sandboxes it has left.
+
+    bwrap's --die-with-parent is not enough for that: the kernel forgets it when a process changes its ids, as the agent
+    does to act for somebody.
+    """
+    read, write = os.pipe()
+    os.posix_spawn("/bin/sh", ["sh", "-c", WATCHDOG], {}, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)], setsid=True)
+    os.close(read)
+    return write
+
+
+@contextlib.contextmanager
+def kill_at_the_end(agent_pid: int) -> Iterator[None]:
+    """Kills PID 1 of a sandbox, and so everything else in it, at the end of the block or of this process."""
+    handle = os.pidfd_open(agent_pid)
+    try:
+        os.write(watchdog(), f"{agent_pid} {os.readlink(f'/proc/{agent_pid}/ns/pid')}\n".encode())
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def describe_bundle(folder: Path, sockets: Path, instance: bytes) -> dict[str, Any]:
@@ -205,6 +250,12 @@ def launch_gvisor(agent: Path = AGENT) -> Iterator[Launched]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        stack.callback(end_process, runtime)
-        stack.callback(subprocess.run, [*common, "delete", "--force", name], stderr=subprocess.DEVNULL, check=False)
+        stack.callback(end_container, runtime, common, name)
         yield Launched("gvisor", sockets / "agent.sock", instance, runtime)
+
+
+def end_container(runtime: subprocess.Popen[bytes], common: list[str], name: str) -> None:
+    # Killed before it is deleted: `delete --force` by itself waits five seconds and then gives up.
+    subprocess.run([*common, "kill", name, "KILL"], stderr=subprocess.DEVNULL)
+    end_process(runtime)
+    subprocess.run([*common, "delete", "--force", name], stderr=subprocess.DEVNULL)
