@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,18 @@ class RawLink:
         finally:
             os.close(folder)
 
+    @classmethod
+    def waiting(cls, path: Path, deadline: float = 20.0) -> RawLink:
+        """Connects once somebody listens."""
+        end = time.monotonic() + deadline
+        while True:
+            try:
+                return cls(path, deadline)
+            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
+
     def __enter__(self) -> RawLink:
         return self
 
@@ -138,11 +151,25 @@ class RawLink:
         """The next such frame of the channel; others are passed over, and output is acknowledged."""
         while True:
             got = self.receive()
-            if got.type == DATA:
-                offset = struct.unpack_from("<Q", got.payload)[0] + len(got.payload) - 8
-                self.send(frame(ACK, got.id, struct.pack("<Q", offset), got.stream))
+            self._acknowledge(got)
             if got.type == kind and got.id == channel:
                 return got
+
+    def until_result(self, channel: int) -> bytes:
+        """What comes on stream 1 of the channel until its result."""
+        content = b""
+        while True:
+            got = self.receive()
+            self._acknowledge(got)
+            if got.id == channel and got.type == DATA and got.stream == 1:
+                content += got.payload[8:]
+            if got.id == channel and got.type == RESULT:
+                return content
+
+    def _acknowledge(self, got: Frame) -> None:
+        if got.type == DATA:
+            offset = struct.unpack_from("<Q", got.payload)[0] + len(got.payload) - 8
+            self.send(frame(ACK, got.id, struct.pack("<Q", offset), got.stream))
 
     def run(self, *argv: bytes) -> int:
         """Runs a command to its end and returns its exit code."""
