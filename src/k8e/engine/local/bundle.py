@@ -87,6 +87,15 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
             "options": ["nosuid", "nodev", "mode=1777", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
         },
     ]
+    # Memory, not disk: what must reach no file of the machine (a session's secrets) is kept here.
+    mounts.append(
+        {
+            "destination": "/run",
+            "type": "tmpfs",
+            "source": "run",
+            "options": ["nosuid", "nodev", "noexec", "mode=755", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
+        }
+    )
     mounts += [_bind(str(overlay.source), overlay.target, "ro") for overlay in spec.overlays]
     # Without this gVisor would put a tmpfs there, outside the disk's limits.
     mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "rw"))

@@ -58,6 +58,11 @@ class Cgroups:
                     pids.update(int(line) for line in Path(group, "cgroup.procs").read_text().split())
         return pids - {0}
 
+    def alive(self, sandbox: str) -> bool:
+        """Whether anybody is left. Asked before every run, so one hierarchy has to do: all hold the same processes."""
+        directory = next(self._directories(sandbox), None)
+        return directory is not None and bool((directory / "cgroup.procs").read_bytes())
+
     def oom_kills(self, sandbox: str) -> int:
         for directory in self._directories(sandbox):
             for file in ("memory.events", "memory.oom_control"):

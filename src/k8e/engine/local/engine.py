@@ -311,8 +311,13 @@ class LocalEngine:
             return self._links[sandbox]
 
     async def health(self, sandbox: str) -> Health:
-        pids = await asyncio.to_thread(self._cgroups.processes, sandbox)
-        return Health(bool(pids), await asyncio.to_thread(self._cgroups.oom_kills, sandbox))
+        return await asyncio.to_thread(self._look_after, sandbox)
+
+    def _look_after(self, sandbox: str) -> Health:
+        try:
+            return Health(self._cgroups.alive(sandbox), self._cgroups.oom_kills(sandbox))
+        except FileNotFoundError:
+            return Health(False, 0)  # removed between two looks
 
     def _lock(self, sandbox: str) -> asyncio.Lock:
         """Held while a sandbox's link is opened, or everything of it is destroyed."""
