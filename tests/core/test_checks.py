@@ -137,7 +137,7 @@ CODE = "a 'b' \"c\" $d \\e\n\tf"
 @pytest.mark.parametrize(
     ("language", "words"),
     [
-        (Language.BASH, (b"bash", b"-c")),
+        (Language.BASH, (b"bash", b"-c", b"--")),
         (Language.PYTHON, (b"python3", b"-c")),
         (Language.NODE, (b"node", b"-e")),
         (Language.TS, (b"tsx", b"-e")),

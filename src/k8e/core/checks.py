@@ -44,8 +44,9 @@ _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "open_files": (16, 1 << 20),
 }
 
-COMMANDS: Final[Mapping[Language, tuple[bytes, bytes]]] = {
-    Language.BASH: (b"bash", b"-c"),
+# `--`: bash takes what follows -c for another option when it begins with a dash. The others take it as it is.
+COMMANDS: Final[Mapping[Language, tuple[bytes, ...]]] = {
+    Language.BASH: (b"bash", b"-c", b"--"),
     Language.PYTHON: (b"python3", b"-c"),
     Language.NODE: (b"node", b"-e"),
     Language.TS: (b"tsx", b"-e"),
