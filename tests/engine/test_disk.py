@@ -1,4 +1,4 @@
-"""A disk is its sandbox's own: full is full for it alone, in bytes and inodes, and the host pays no more than it gave."""
+"""A disk is its sandbox's own: full is full for it alone, in bytes and inodes; the host pays no more than it gave."""
 
 from __future__ import annotations
 

@@ -40,6 +40,17 @@ def living_processes() -> Iterator[tuple[int, Path]]:
                 yield int(name), folder
 
 
+def _holds(folder: Path, places: Iterable[bytes]) -> bool:
+    """Whether a runtime's process that carries no name (`runc init`) is about ours: by the files that it has open."""
+    try:
+        if not os.path.basename(os.readlink(folder / "exe")).startswith(("runc", "runsc", "crun", "exe", "memfd:")):
+            return False
+        links = [os.readlink(os.fsencode(path)) for path in (folder / "fd").iterdir()]
+    except OSError:
+        return False
+    return any(link.startswith(place + b"/") for link in links for place in places)
+
+
 def _processes(layout: Layout) -> Iterator[Trace]:
     places = (os.fsencode(layout.state), os.fsencode(layout.run))
     for pid, folder in living_processes():
@@ -48,7 +59,7 @@ def _processes(layout: Layout) -> Iterator[Trace]:
             words = (folder / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        belongs = f"/{layout.cgroup}/" in groups
+        belongs = f"/{layout.cgroup}/" in groups or _holds(folder, places)
         # A runtime or a tool on its way to make something of ours. (The tests' own drivers carry the paths as well.)
         works = any(place in words for place in places) and b"tests.engine" not in words and pid != os.getpid()
         if belongs or works:

@@ -1,0 +1,117 @@
+"""Runs the engine and dies where it is told to: `python -m tests.engine.doomed_driver STATE RUN RUNTIME`.
+
+Reads one JSON object per line from stdin, does it in a child of its own, and answers with one. The child is killed
+(SIGKILL, nothing can clean up) when it enters the named function of the engine for the nth time; with "after", after
+that many seconds. Where the steps are is not written down anywhere: a child that runs undisturbed reports them.
+
+    {"do": "create", "name": "x"}                             -> {"ended": "finished", "steps": [...], "seconds": 0.3}
+    {"do": "create", "name": "x", "step": "engine._build"}    -> {"ended": "killed"}
+    {"do": "destroy", "name": "x", "after": 0.05}             -> {"ended": "killed"} or finished
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import k8e.engine
+from k8e.engine import Runtime, SandboxSpec
+from k8e.engine.local import LocalEngine
+from tests.engine.rig import LIMITS, find_report
+
+SOURCE = os.path.dirname(k8e.engine.__file__) + "/local/"
+
+
+class Steps:
+    """Every function of the engine that is entered, in order, the first time it is."""
+
+    def __init__(self, doom: str | None) -> None:
+        self.seen: list[str] = []
+        self._doom = doom
+
+    def notice(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(SOURCE):
+            return
+        module = frame.f_code.co_filename.removeprefix(SOURCE).removesuffix(".py")
+        step = f"{module}.{frame.f_code.co_qualname}"
+        if step not in self.seen:
+            self.seen.append(step)
+            if step == self._doom:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> None:
+    if order["do"] == "create":
+        await engine.create(order["name"], SandboxSpec(runtime, limits=LIMITS))
+    else:
+        await engine.destroy(order["name"])
+    await engine.close()
+
+
+def run_child(engine: LocalEngine, order: dict[str, Any], runtime: Runtime, report: int) -> None:
+    steps = Steps(order.get("step"))
+    threading.setprofile(steps.notice)
+    sys.setprofile(steps.notice)
+    started = time.monotonic()
+    try:
+        asyncio.run(act(engine, order, runtime))
+        answer = {"ended": "finished", "steps": steps.seen, "seconds": time.monotonic() - started}
+    except k8e.engine.EngineError as error:
+        answer = {"ended": "failed", "error": str(error)}
+    sys.setprofile(None)
+    os.write(report, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def obey(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        run_child(engine, order, runtime, writer)
+    os.close(writer)
+    if "after" in order:
+        handle = os.pidfd_open(pid)
+        if not select.select([handle], [], [], order["after"])[0]:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
+    os.waitpid(pid, 0)
+    content = b""
+    # Whatever the child started may hold the pipe no longer than the child: it is closed on exec.
+    while chunk := os.read(reader, 65536):
+        content += chunk
+    os.close(reader)
+    answer: dict[str, Any] = json.loads(content) if content else {"ended": "killed"}
+    return answer
+
+
+def main() -> None:
+    state, run, name = sys.argv[1:]
+    runtime = Runtime(name)
+    engine = LocalEngine(Path(state), Path(run))
+
+    async def prepare() -> None:
+        """What every child begins with: a runtime that was tried and a disk to copy."""
+        report = await find_report(engine, runtime)
+        assert report.available, report
+        await engine.create("warm", SandboxSpec(runtime, limits=LIMITS))
+        await engine.destroy("warm")
+
+    asyncio.run(prepare())
+    sys.stdout.write("{}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(obey(engine, json.loads(line), runtime)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""kill -9 of whoever runs the engine, at every step of creating and destroying and at any moment between: the next
+engine finds what is left, and its destroy leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from k8e.engine.local import LocalEngine
+from tests.engine.rig import Rig, eventually
+from tests.engine.traces import find_traces, wait_for_no_traces
+
+RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "12"))
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    rig: Rig
+    process: asyncio.subprocess.Process
+
+    async def ask(self, **order: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        return await self.answer()
+
+    async def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        assert line, "the driver itself died"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@pytest.fixture(scope="module")
+async def driver(rig: Rig) -> AsyncIterator[Driver]:
+    layout = rig.engine.layout
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.engine.doomed_driver", layout.state, layout.run, rig.runtime.value),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    driver = Driver(rig, process)
+    await driver.answer()
+    yield driver
+    assert process.stdin is not None
+    process.stdin.close()
+    await process.wait()
+
+
+async def reclaim(rig: Rig) -> None:
+    """What the next daemon does with sandboxes that it has no use for."""
+    successor = LocalEngine(rig.engine.layout.state, rig.engine.layout.run)
+    for name in await successor.list():
+        await successor.destroy(name)
+    await successor.close()
+    assert await successor.list() == []
+    await wait_for_no_traces(rig.engine.layout, rig.names)
+
+
+async def learn_steps(driver: Driver, action: str) -> list[str]:
+    """The steps of one that is left alone."""
+    name = driver.rig.new_name()
+    if action == "destroy":
+        await driver.rig.engine.create(name, driver.rig.spec())
+    answer = await driver.ask(do=action, name=name)
+    assert answer["ended"] == "finished", answer
+    steps: list[str] = answer["steps"]
+    await reclaim(driver.rig)
+    return steps
+
+
+async def test_killed_at_every_step_of_create(driver: Driver) -> None:
+    steps = await learn_steps(driver, "create")
+    assert len(steps) > 10, steps
+    ends = {}
+    for step in steps:
+        answer = await driver.ask(do="create", name=driver.rig.new_name(), step=step)
+        ends[step] = answer["ended"]
+        await reclaim(driver.rig)
+    assert set(ends.values()) == {"killed"}, ends
+
+
+async def test_killed_at_every_step_of_destroy(driver: Driver) -> None:
+    steps = await learn_steps(driver, "destroy")
+    assert len(steps) > 5, steps
+    ends = {}
+    for step in steps:
+        name = driver.rig.new_name()
+        await driver.rig.engine.create(name, driver.rig.spec())
+        await driver.rig.engine.close()
+        answer = await driver.ask(do="destroy", name=name, step=step)
+        ends[step] = answer["ended"]
+        await reclaim(driver.rig)
+    assert set(ends.values()) == {"killed"}, ends
+
+
+async def test_killed_at_random_moments(driver: Driver) -> None:
+    """Also in the middle of the tools and runtimes that the engine runs, which must not go on without it."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    chance = random.Random(seed)
+    timing = await driver.ask(do="create", name=driver.rig.new_name())
+    await reclaim(driver.rig)
+    for number in range(RANDOM_KILLS):
+        name = driver.rig.new_name()
+        moment = chance.uniform(0, timing["seconds"])
+        if number % 3 == 2:
+            await driver.rig.engine.create(name, driver.rig.spec())
+            await driver.rig.engine.close()
+            answer = await driver.ask(do="destroy", name=name, after=moment / 4)
+        else:
+            answer = await driver.ask(do="create", name=name, after=moment)
+        try:
+            await reclaim(driver.rig)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, number {number}, {moment=}, {answer=}") from error
+
+
+async def test_a_name_is_free_again_after_a_crash(driver: Driver) -> None:
+    rig = driver.rig
+    name = rig.new_name()
+    answer = await driver.ask(do="create", name=name, step="runtime.OciRuntime.start")
+    assert answer["ended"] == "killed"
+    assert name in await rig.engine.list()
+    await rig.engine.destroy(name)
+    await rig.engine.create(name, rig.spec())
+    room = await rig.enter(name)
+    assert await room.output("echo", "well") == "well\n"
+    await rig.engine.destroy(name)
+
+
+async def test_a_crash_while_preparing_leaves_no_half_image(rig: Rig) -> None:
+    """Killed while the disk template is being filled: the next engine makes it anew and keeps nothing of the old."""
+    layout = rig.engine.layout
+    odd = rig.spec().limits.disk + (3 << 20)
+    code = f"""
+import asyncio, os, sys, dataclasses
+from pathlib import Path
+from k8e.engine.local import LocalEngine, disk
+from tests.engine.rig import LIMITS
+from k8e.engine import Runtime, SandboxSpec
+async def main():
+    engine = LocalEngine(Path(sys.argv[1]), Path(sys.argv[2]))
+    await engine.probe()
+    async def die(*arguments, **options):
+        os.kill(os.getpid(), 9)
+    disk.run_tool = die
+    limits = dataclasses.replace(LIMITS, disk={odd})
+    await engine.create("never", SandboxSpec(Runtime.{rig.runtime.name}, limits=limits))
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, layout.state, layout.run)
+    assert await process.wait() == -9
+    half = [name for name in os.listdir(layout.images) if str(odd) in name]
+    assert half, "it died while it was at it"
+    successor = LocalEngine(layout.state, layout.run)
+    name = rig.new_name()
+    await successor.create(name, rig.spec())
+    assert not [name for name in os.listdir(layout.images) if str(odd) in name]
+    await successor.destroy(name)
+    await successor.close()
+
+
+# The sandbox's own processes.
+
+
+def find_agent(rig: Rig, name: str) -> int:
+    """The host's number of the sandbox's first process."""
+    for pid in rig.host_processes(name):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith("NSpid:") and line.split()[-1] == "1" and len(line.split()) > 2:
+                    return pid
+    raise AssertionError("no first process")
+
+
+def find_runsc(rig: Rig, name: str, part: str) -> int:
+    for pid in rig.host_processes(name):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+            if b"runsc" in words[0] and part.encode() in words:
+                return pid
+    raise AssertionError(f"no {part} process")
+
+
+@pytest.mark.parametrize("part", ["agent", "boot", "gofer"])
+async def test_killed_processes_of_a_sandbox_are_its_end(rig: Rig, part: str) -> None:
+    if rig.native != (part == "agent"):
+        pytest.skip(f"{rig.runtime.value} has no such process on the host")
+    name = rig.new_name()
+    await rig.engine.create(name, rig.spec())
+    room = await rig.enter(name)
+    process = await room.link.start(room.spec("sleep", "1000"))
+    process.discard()
+    assert (await rig.engine.health(name)).alive
+    os.kill(find_agent(rig, name) if part == "agent" else find_runsc(rig, name, part), 9)
+
+    async def is_dead() -> bool:
+        return not (await rig.engine.health(name)).alive
+
+    await eventually(is_dead, "health says that it is dead")
+    assert name in await rig.engine.list(), "there is still something to clean up"
+    await rig.engine.destroy(name)
+    assert not [trace for trace in find_traces(rig.engine.layout, [name]) if name in trace.what]
+
+
+async def test_a_stopped_sandbox_can_be_destroyed(rig: Rig) -> None:
+    """SIGSTOP on all that it has on the host: nobody in there answers, and destroying asks nobody."""
+    name = rig.new_name()
+    await rig.engine.create(name, rig.spec())
+    for pid in rig.host_processes(name):
+        os.kill(pid, 19)
+    await rig.engine.destroy(name)
+    assert name not in await rig.engine.list()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 20, 40, 80])
+async def test_destroyed_while_it_is_being_created(rig: Rig, turns: int) -> None:
+    name = rig.new_name()
+    task = asyncio.create_task(rig.engine.create(name, rig.spec()))
+    for _ in range(turns):
+        await asyncio.sleep(0.002)
+    await rig.engine.destroy(name)
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    if result is None:
+        # It was destroyed before it began, or after it was finished.
+        assert (await rig.engine.health(name)).alive == (name in await rig.engine.list())
+    else:
+        assert type(result).__name__ == "EngineError", result
+        assert name not in await rig.engine.list()
+    await rig.engine.destroy(name)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 10, 20, 40, 80])
+async def test_cancelled_while_it_is_being_created(rig: Rig, turns: int) -> None:
+    name = rig.new_name()
+    task = asyncio.create_task(rig.engine.create(name, rig.spec()))
+    for _ in range(turns):
+        await asyncio.sleep(0.002)
+    task.cancel()
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    if result is None:
+        await rig.engine.destroy(name)
+    else:
+        assert isinstance(result, asyncio.CancelledError), result
+
+        async def is_gone() -> bool:
+            return name not in await rig.engine.list()
+
+        await eventually(is_gone, "a cancelled create cleans up")
