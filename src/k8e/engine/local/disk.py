@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import os
 import re
+import time
 from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.tool import run_tool
 
 MIN_DISK = 32 << 20
+_UMOUNT_NOFOLLOW = 8
+_BUSY_PAUSE = 0.01  # nothing tells when a mount stops being busy
+_libc = ctypes.CDLL(None, use_errno=True)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -38,7 +44,7 @@ async def make_template(content: Path, size: int, inodes: int, target: Path) -> 
 
 async def mount_copy(template: Path, image: Path, where: Path) -> None:
     await run_tool("cp", "--sparse=always", "--reflink=auto", template, image)
-    await asyncio.to_thread(where.mkdir, 0o711)
+    os.mkdir(where, 0o711)
     # noatime: reading must not write. nosuid, nodev: whatever a sandbox puts there stays data to the host.
     await run_tool("mount", "-o", "loop,nosuid,nodev,noatime", image, where)
 
@@ -54,10 +60,27 @@ def mounts_below(top: Path) -> list[Path]:
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
 
-async def unmount_below(top: Path) -> None:
+def unmount(point: Path) -> bool:
+    """False while somebody is still using it."""
+    if _libc.umount2(os.fsencode(point), _UMOUNT_NOFOLLOW) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error == errno.EBUSY:
+        return False
+    if error == errno.EINVAL:
+        return True  # not mounted any more
+    raise EngineError("disk", f"{point} cannot be unmounted: {os.strerror(error)}")
+
+
+async def unmount_below(top: Path, deadline: float = 10.0) -> None:
+    """A process that is dying, perhaps one that a killed runtime left, can hold a mount for a moment longer."""
+    end = time.monotonic() + deadline
     while points := await asyncio.to_thread(mounts_below, top):
-        for point in points:
-            await run_tool("umount", point)
+        busy = [point for point in points if not await asyncio.to_thread(unmount, point)]
+        if busy and time.monotonic() > end:
+            raise EngineError("disk", f"{busy[0]} is still in use after {deadline:g} s")
+        if busy:
+            await asyncio.sleep(_BUSY_PAUSE)
 
 
 def remove_tree(top: Path) -> None:

@@ -28,6 +28,7 @@ from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
+from k8e.engine.local.tool import finish_in_thread
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, place
 from k8e.link.dial import UnixDialer
@@ -79,6 +80,7 @@ class LocalEngine:
         self._cgroups = Cgroups(self.layout.cgroup)
         self._links: dict[str, AgentLink] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
+        self._creating: dict[str, asyncio.Task[None]] = {}
         self._slots: set[int] = set()
         self._prepared: asyncio.Task[Path] | None = None
         self._templates: dict[tuple[int, int], asyncio.Task[Path]] = {}
@@ -221,9 +223,24 @@ class LocalEngine:
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._template(spec.limits)
+        if sandbox in self._creating:
+            raise EngineError("sandbox", f"{sandbox} exists already")
+        work = self._creating[sandbox] = asyncio.create_task(self._make(sandbox, spec, runtime, template))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise EngineError("sandbox", f"{sandbox} was destroyed while it was being created") from None
+            await cancel_and_wait(work)
+            raise
+        finally:
+            del self._creating[sandbox]
+
+    async def _make(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: Path) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
-            await asyncio.to_thread(paths.top.mkdir, 0o711 if runtime.native else 0o700)
+            # Not in a thread: cancelled there, it could still happen afterwards.
+            os.mkdir(paths.top, 0o711 if runtime.native else 0o700)
         except FileExistsError as error:
             raise EngineError("sandbox", f"{sandbox} exists already") from error
         except OSError as error:
@@ -231,7 +248,7 @@ class LocalEngine:
         try:
             await self._build(sandbox, spec, runtime, template, paths)
         except BaseException as error:
-            await asyncio.shield(self.destroy(sandbox))
+            await asyncio.shield(self._remove(sandbox))
             if isinstance(error, OSError):
                 raise EngineError("disk", str(error)) from error
             raise
@@ -244,7 +261,7 @@ class LocalEngine:
         first_id = None if slot is None else _FIRST_ID + slot * ID_COUNT
         Record(spec.runtime.value, spec.image, instance.hex(), slot).save(paths.record)
         await disk.mount_copy(template, paths.disk_image, paths.disk)
-        await asyncio.to_thread(self._lay_out, spec, runtime, paths, instance, first_id, sandbox)
+        await finish_in_thread(self._lay_out, spec, runtime, paths, instance, first_id, sandbox)
         await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
         try:
             await self._open_link(sandbox)
@@ -329,6 +346,12 @@ class LocalEngine:
     # Ending ----------------------------------------------------------------------------------------------------------
 
     async def destroy(self, sandbox: str) -> None:
+        work = self._creating.get(sandbox)
+        if work is not None:
+            await cancel_and_wait(work)
+        await self._remove(sandbox)
+
+    async def _remove(self, sandbox: str) -> None:
         async with self._lock(sandbox):
             await self._destroy(sandbox)
 
@@ -360,6 +383,14 @@ class LocalEngine:
         for link in self._links.values():
             await link.close()
         self._links.clear()
+
+
+async def cancel_and_wait(work: asyncio.Task[None]) -> None:
+    """Returns when it has ended, with whatever; its own awaiter hears of that."""
+    work.cancel()
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
 
 
 def shift_owners(top: Path, first_id: int) -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from k8e.engine import EngineError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SHOWN = 2000  # bytes of a tool's complaint
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,6 +32,16 @@ class Finished:
     @property
     def complaint(self) -> str:
         return self.output.strip() or f"exit status {self.status}"
+
+
+async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, but a cancellation waits for the end of the work: a roll-back must not meet it."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 def find_tool(name: str) -> str | None:
