@@ -18,7 +18,7 @@ from k8e.engine.local import LocalEngine
 from k8e.engine.local.layout import SandboxPaths
 from k8e.link import AgentLink
 from k8e.link.model import AGENT, Completed, ExecOptions, ExecSpec, Identity
-from tests.engine.traces import CGROUPS, mount_points, wait_for_no_traces
+from tests.engine.traces import cgroup_parents, mount_points, wait_for_no_traces
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Rig:
         return task.result()
 
     def cgroups(self, name: str) -> list[Path]:
-        return list(CGROUPS.glob(f"**/{self.engine.layout.cgroup}/{name}"))
+        return [group / name for group in cgroup_parents(self.engine.layout) if (group / name).is_dir()]
 
     def host_processes(self, name: str) -> set[int]:
         pids: set[int] = set()
@@ -144,7 +144,7 @@ async def open_engine(state: Path, run: Path) -> AsyncIterator[LocalEngine]:
         for name in await engine.list():
             await engine.destroy(name)
         await engine.close()
-        for group in CGROUPS.glob(f"**/{engine.layout.cgroup}"):
+        for group in cgroup_parents(engine.layout):
             with contextlib.suppress(OSError):  # not empty: the check for traces says so better
                 os.rmdir(group)
 

@@ -23,9 +23,9 @@ class Trace:
 
 
 def mount_points() -> Iterator[str]:
-    for line in Path("/proc/self/mountinfo").read_text().split("\n"):
+    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
         if line:
-            yield line.split(" ")[4].encode("latin-1").decode("unicode_escape")
+            yield os.fsdecode(line.split(b" ")[4].decode("unicode_escape").encode("latin-1"))
 
 
 def living_processes() -> Iterator[tuple[int, Path]]:
@@ -66,8 +66,14 @@ def _processes(layout: Layout) -> Iterator[Trace]:
             yield Trace("process", f"{pid} {words[:200]!r}")
 
 
+def cgroup_parents(layout: Layout) -> list[Path]:
+    """The engine's group in every hierarchy: one below the root in version 2, one for each controller in version 1."""
+    tops = [CGROUPS, *(path for path in CGROUPS.iterdir() if path.is_dir())]
+    return [top / layout.cgroup for top in tops if (top / layout.cgroup).is_dir()]
+
+
 def _cgroups(layout: Layout) -> Iterator[Trace]:
-    for parent in CGROUPS.glob(f"**/{layout.cgroup}"):
+    for parent in cgroup_parents(layout):
         for group, _, _ in os.walk(parent):
             if Path(group) != parent:
                 yield Trace("cgroup", group)
