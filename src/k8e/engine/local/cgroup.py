@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from k8e.engine import EngineError
+from k8e.engine.local.mountinfo import read_mounts
 
 
 def hierarchies() -> list[Path]:
     """Every mounted hierarchy; one in a pure v2 system."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, kind = line.partition(" - ")
-        if kind.startswith(("cgroup2 ", "cgroup ")):
-            found.append(Path(fields.split()[4].encode().decode("unicode_escape")))
-    return found
+    return [mount.point for mount in read_mounts() if mount.kind in ("cgroup", "cgroup2")]
 
 
 class Cgroups:

@@ -12,18 +12,17 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 import time
 from pathlib import Path
 
 from k8e.engine import EngineError
+from k8e.engine.local.mountinfo import read_mounts
 from k8e.engine.local.tool import run_tool
 
 MIN_DISK = 32 << 20
 _UMOUNT_NOFOLLOW = 8
 _BUSY_PAUSE = 0.01  # nothing tells when a mount stops being busy
 _libc = ctypes.CDLL(None, use_errno=True)
-_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 async def make_template(content: Path, size: int, inodes: int, target: Path) -> None:
@@ -51,12 +50,7 @@ async def mount_copy(template: Path, image: Path, where: Path) -> None:
 
 def mounts_below(top: Path) -> list[Path]:
     """Mount points at and below a directory, the innermost first."""
-    prefix = os.fspath(top)
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), line.split()[4])
-        if point == prefix or point.startswith(prefix + "/"):
-            found.append(Path(point))
+    found = [mount.point for mount in read_mounts() if mount.point == top or top in mount.point.parents]
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
 
