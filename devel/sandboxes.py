@@ -54,6 +54,7 @@ class Variation:
     bwrap: Sequence[str] = ()
     inherit_listener: bool = False  # `--fd`: the socket is nowhere inside the sandbox
     as_pid_1: bool = True
+    prefix: Sequence[str] = ()  # a command that starts bwrap, such as prlimit
 
 
 def find_runsc() -> str | None:
@@ -101,7 +102,7 @@ def launch_bare(variation: Variation | None = None) -> Iterator[Launched]:
         status_read, status_write = os.pipe()
         stack.callback(os.close, status_read)
         inherited = [status_write]
-        arguments = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
+        arguments = [*chosen.prefix, "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
         arguments += ["--as-pid-1"] if chosen.as_pid_1 else []
         arguments += ["--die-with-parent", "--json-status-fd", str(status_write)]
         for capability in CAPABILITIES:
