@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "c673084707a81d8cf3de177ba1372e5bf8bb5553d994c02aa74867c735531ac1",
-        "aarch64": "8c4a953d18cc3834d934f81d9dcbfa1b1d2526885a643fa1d98eadf3f1258862",
+        "x86_64": "71252117a78df875ede8cd5302d8648c49cb54022ad03dd8278beb0a8602f4a1",
+        "aarch64": "b69a01eff1d6b26fa1309d8169044ec7eb19eaacdf67726b8550d3c5c93f79a7",
     }
 )
 
