@@ -230,6 +230,16 @@ class TestChannels:
             link.send(frame(kind, 12345, payload, stream=1 if kind == ACK else 0))
         assert link.run(b"true") == 0
 
+    def test_a_terminal_without_stdin_takes_no_input(self, fresh: RawLink) -> None:
+        """Content for it is dropped, or ends the connection; in no case the agent."""
+        channel = fresh.request(EXEC, exec_payload(b"sleep", b"1000", flags=1 | 2))
+        fresh.until(OPENED, channel)
+        fresh.send(frame(DATA, channel, bytes(8) + b"nobody reads this"))
+        fresh.send(frame(PING, 0, bytes(8)))
+        fresh.until(PONG, 0)
+        fresh.send(frame(END, channel, struct.pack("<I", 0)))
+        assert code_of(fresh, channel) == 0
+
     def test_the_number_of_kept_commands_is_limited(self, fresh: RawLink) -> None:
         link = fresh
         kept = []
