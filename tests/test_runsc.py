@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from tests.engine.rig import Rig, find_report, open_engine, place_for_engine
 
 DISTRIBUTION = find_tool("runsc")
 BUILT = os.fspath(build_runsc.BINARY)
-FLAGS = ("--network=none", "--host-uds=create", "--overlay2=none", "--platform=systrap")
 NAMESPACE_STACK = "network: the stack of the sandbox's namespace (--network=host)"
 OWN_STACK = "network: gVisor's own stack (--network=sandbox)"
 
@@ -81,8 +81,10 @@ async def examine() -> RuntimeReport:
 class TestEach:
     @pytest.fixture
     async def rig(self, binary: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+        usual = (await runtime.find_runtimes(Runtime.GVISOR))[0]
+
         async def only_this(wanted: Runtime) -> Sequence[OciRuntime]:
-            return [OciRuntime(wanted, binary, native=False, flags=FLAGS)] if wanted is Runtime.GVISOR else []
+            return [replace(usual, binary=binary)] if wanted is Runtime.GVISOR else []
 
         monkeypatch.setattr(engine_module, "find_runtimes", only_this)
         async with gvisor_engine() as engine:
