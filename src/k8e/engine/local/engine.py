@@ -301,7 +301,7 @@ class LocalEngine:
                 limits=spec.limits,
                 overlays=host_image.host_overlays(self._tools),
                 first_id=first_id,
-                seccomp=build_profile(platform.machine()),
+                seccomp=build_profile(platform.machine(), runtime.native),
                 hard_files=hard_files,
             )
         )

@@ -59,7 +59,7 @@ def allow(names: Iterable[str], args: list[dict[str, Any]] | None = None) -> dic
     return {"names": sorted(names), "action": "SCMP_ACT_ALLOW", **({"args": args} if args else {})}
 
 
-def build_profile(machine: str) -> Mapping[str, Any]:
+def build_profile(machine: str, native: bool = True) -> Mapping[str, Any]:
     lists = json.loads(resources.files("k8e.engine.local").joinpath("syscalls.json").read_text())
     plain = set(lists["any"]) | set(lists.get(machine, ()))
     rules = [allow(plain)]
@@ -72,7 +72,10 @@ def build_profile(machine: str) -> Mapping[str, Any]:
         rules.append(allow(["mknodat"], [match(2, kind, _TYPE_MASK)]))
     # PER_LINUX, and the query; 32-bit personalities and ADDR_NO_RANDOMIZE's neighbours are not needed.
     rules += [allow(["personality"], [match(0, value)]) for value in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)]
-    rules.append({"names": sorted(lists["absent"]), "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS})
+    # gVisor knows no other errno than EPERM, on which glibc does not fall back and no thread starts. But it answers
+    # ENOSYS to a call that an absent tracer should decide on; whoever brings one is alone with gVisor's own kernel.
+    answer = {"action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS} if native else {"action": "SCMP_ACT_TRACE"}
+    rules.append({"names": sorted(lists["absent"]), **answer})
     architectures = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64"]}
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
