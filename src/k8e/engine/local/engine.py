@@ -383,6 +383,8 @@ class LocalEngine:
         for link in self._links.values():
             await link.close()
         self._links.clear()
+        if not await self.list():
+            await asyncio.to_thread(self._cgroups.remove_all)
 
 
 async def cancel_and_wait(work: asyncio.Task[None]) -> None:
