@@ -5,7 +5,7 @@ AGENT := build/agent/k8e-agent
 # The folder too: a file that was removed counts as a change.
 AGENT_SOURCES := agent/. $(wildcard agent/*.c agent/*.h) scripts/build_agent.py
 
-.PHONY: help setup demo test lint format bench agent runsc current-runsc lock pin release clean
+.PHONY: help setup demo test soak lint format bench agent runsc current-runsc lock pin release clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -18,6 +18,10 @@ demo: setup agent  ## run code in a sandbox
 
 test: setup agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
 	$(PYTHON) -m pytest $(ARGS)
+
+soak: setup agent current-runsc  ## the long forms of what `make test` runs scaled down: kills, cycles, fuzzing
+	K8E_SOAK=1 K8E_KILLS=200 K8E_CYCLES=1000 K8E_FUZZ_CASES=50000 $(PYTHON) -m pytest \
+		tests/core/test_crashes.py tests/engine/test_crashes.py tests/engine/test_cycles.py tests/test_agent_fuzz.py
 
 lint: setup  ## style, types, layers, scripts
 	.venv/bin/ruff check .
