@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from k8e.engine import EngineError, Health, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
-from tests.engine.rig import Rig, Room
+from tests.engine.rig import Rig, Room, open_engine, place_for_engine
 from tests.engine.traces import wait_for_no_traces
 
 
@@ -139,3 +140,22 @@ async def test_nothing_is_left_after_a_module(rig: Rig) -> None:
     with pytest.raises(AssertionError, match=r"process.*cgroup.*loop device.*directory.*mount"):
         await wait_for_no_traces(rig.engine.layout, rig.names, deadline=0.2)
     await rig.engine.destroy(name)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+async def test_any_umask_makes_the_same_sandbox(rig: Rig, umask: int) -> None:
+    """A daemon's umask is whatever its starter had: what a sandbox may enter must not depend on it."""
+    with place_for_engine() as (state, run):
+        previous = os.umask(umask)
+        try:
+            async with open_engine(state, run) as engine:
+                other = Rig(rig.runtime, engine, rig.report)
+                async with other.room() as room:
+                    assert await room.output("id", "-un") == "user\n"
+                    modes = [await room.output("stat", "-c", "%a", path) for path in ("/", "/workspace", "/tmp", "/etc")]
+                    assert modes == ["755\n", "755\n", "1777\n", "755\n"]
+                    assert os.stat(state).st_mode & 0o777 == 0o711
+                    assert os.stat(run).st_mode & 0o777 == 0o711
+        finally:
+            os.umask(previous)
+        await wait_for_no_traces(engine.layout)

@@ -100,14 +100,11 @@ class LocalEngine:
             raise EngineError("image", f"cannot be prepared: {error}") from error
 
     def _prepare(self) -> Path:
-        for directory, mode in ((self.layout.state, 0o711), (self.layout.run, 0o711)):
-            directory.mkdir(mode=mode, parents=True, exist_ok=True)
-        for directory, mode in (
-            (self.layout.sandboxes, 0o711),
-            (self.layout.images, 0o700),
-            (self.layout.agents, 0o711),
-        ):
-            directory.mkdir(mode=mode, exist_ok=True)
+        layout = self.layout
+        shared, private = (layout.state, layout.run, layout.sandboxes, layout.agents), (layout.images,)
+        for directory in (*shared, *private):
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o711 if directory in shared else 0o700)  # whatever the umask is
         binary = agent_binary()
         target = self.layout.agents / binary.sha256
         if not target.exists():
@@ -119,7 +116,8 @@ class LocalEngine:
                     self._slots.add(slot)
         with tempfile.TemporaryDirectory(dir=self.layout.images, prefix=".root-") as scratch:
             content = Path(scratch, "content")
-            content.mkdir(mode=0o755)
+            content.mkdir()
+            content.chmod(0o755)
             host_image.build_root(content / "root")
             final = self.layout.images / f"host-{host_image.digest_tree(content)}"
             if not final.exists():
@@ -240,7 +238,8 @@ class LocalEngine:
         paths = self.layout.sandbox(sandbox)
         try:
             # Not in a thread: cancelled there, it could still happen afterwards.
-            os.mkdir(paths.top, 0o711 if runtime.native else 0o700)
+            os.mkdir(paths.top, 0o700)
+            os.chmod(paths.top, 0o711 if runtime.native else 0o700)  # whatever the umask is
         except FileExistsError as error:
             raise EngineError("sandbox", f"{sandbox} exists already") from error
         except OSError as error:

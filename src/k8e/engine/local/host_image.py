@@ -209,10 +209,21 @@ def build_root(target: Path) -> None:
     _copy_etc(target / "etc")
     _write_etc(target / "etc")
     _write_venv(target / "home/user")
+    set_modes(target)
     for name, mode in {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "run/k8e": 0o700}.items():
         (target / name).chmod(mode)
     for name in ("workspace", "home/user"):
         give_tree(target / name, USER_ID, USER_ID)
+
+
+def set_modes(top: Path) -> None:
+    """Readable by everybody inside, whatever umask the daemon was started with."""
+    top.chmod(0o755)
+    for parent, directories, files in os.walk(top):
+        for name in (*directories, *files):
+            path = Path(parent, name)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def give_tree(top: Path, uid: int, gid: int) -> None:
