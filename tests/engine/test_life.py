@@ -152,7 +152,9 @@ async def test_any_umask_makes_the_same_sandbox(rig: Rig, umask: int) -> None:
                 other = Rig(rig.runtime, engine, rig.report)
                 async with other.room() as room:
                     assert await room.output("id", "-un") == "user\n"
-                    modes = [await room.output("stat", "-c", "%a", path) for path in ("/", "/workspace", "/tmp", "/etc")]
+                    modes = [
+                        await room.output("stat", "-c", "%a", path) for path in ("/", "/workspace", "/tmp", "/etc")
+                    ]
                     assert modes == ["755\n", "755\n", "1777\n", "755\n"]
                     assert os.stat(state).st_mode & 0o777 == 0o711
                     assert os.stat(run).st_mode & 0o777 == 0o711
