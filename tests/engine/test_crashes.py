@@ -209,6 +209,8 @@ async def test_killed_processes_of_a_sandbox_are_its_end(rig: Rig, part: str) ->
 
     await eventually(is_dead, "health says that it is dead")
     assert name in await rig.engine.list(), "there is still something to clean up"
+    with pytest.raises(EngineError):
+        await rig.engine.attach(name)
     await rig.engine.destroy(name)
     assert not [trace for trace in find_traces(rig.engine.layout, [name]) if name in trace.what]
 
