@@ -310,6 +310,9 @@ class LocalEngine:
     # Using -----------------------------------------------------------------------------------------------------------
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
+        # A link learns of the end a little later than the kernel.
+        if not (await self.health(sandbox)).alive:
+            raise EngineError("sandbox", f"{sandbox} is not running")
         try:
             return await self._open_link(sandbox), host_image.host_place()
         except (LinkError, FileNotFoundError) as error:
