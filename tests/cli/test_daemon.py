@@ -169,6 +169,7 @@ class TestStopping:
             assert client.stdout.read() == b"got it\n"
             assert client.wait() == 0
             assert daemon.wait() == 0
+        destroy_sessions(fresh)
 
     def test_one_that_was_killed_loses_the_connection_and_says_so(self, fresh: Machine) -> None:
         with (
@@ -201,9 +202,14 @@ def run_killed_launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
             assert daemon.wait() == -signal.SIGKILL
             daemon.returncode = 0
     finally:
-        with run_launcher(machine):
-            for session in machine.live_sessions():
-                machine.k8e("sandbox", "destroy", session)
+        destroy_sessions(machine)
+
+
+def destroy_sessions(machine: Machine) -> None:
+    """With a daemon of its own: the one they came from has ended, and they live on."""
+    with run_launcher(machine):
+        for session in machine.live_sessions():
+            machine.k8e("sandbox", "destroy", session)
 
 
 class TestOtherUsers:
