@@ -184,11 +184,14 @@ def parse_outcome(payload: bytes) -> Outcome:
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
+    value = outcome.signal if outcome.exit_code is None else outcome.exit_code
+    if value is None:
+        raise ValueError("an outcome has an exit code or a signal")
     return _OUTCOME.pack(
         _EXITED if outcome.exit_code is not None else _SIGNALLED,
         next(number for number, cause in _CAUSES.items() if cause is outcome.cause),
         0,
-        outcome.signal if outcome.exit_code is None and outcome.signal is not None else outcome.exit_code or 0,
+        value,
         outcome.stdout_bytes,
         outcome.stderr_bytes,
         round(outcome.wall_seconds * 1e6),
