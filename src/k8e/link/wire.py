@@ -189,12 +189,6 @@ class Wire(asyncio.BufferedProtocol):
         except TimeoutError:
             raise LinkTimeout(f"the agent did not answer the greeting within {deadline} s") from None
 
-    async def writable(self) -> None:
-        while self.paused:
-            self._check()
-            await self.bell.wait()
-        self._check()
-
     async def confirm(self) -> None:
         """Returns when the agent has dealt with everything posted so far."""
         if self._pongs == self._pings:
