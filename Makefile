@@ -17,7 +17,7 @@ demo: setup agent  ## run code in a sandbox
 	@scripts/demo
 
 test: setup agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
-	$(PYTHON) -m pytest $(ARGS)
+	@scripts/test $(ARGS)
 
 soak: setup agent current-runsc  ## the long forms of what `make test` runs scaled down: kills, cycles, fuzzing
 	K8E_SOAK=1 K8E_KILLS=200 K8E_CYCLES=1000 K8E_FUZZ_CASES=50000 $(PYTHON) -m pytest \
@@ -28,7 +28,7 @@ lint: setup  ## style, types, layers, scripts
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
-	shellcheck scripts/setup scripts/demo .ci/run
+	shellcheck scripts/setup scripts/demo scripts/test .ci/run
 
 format: setup  ## apply the style
 	.venv/bin/ruff check --fix .

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from k8e.link.model import Identity, Sandbox
+from k8e.policy import NOTHING, HostList
 
 
 class Runtime(enum.Enum):
@@ -39,6 +40,7 @@ class SandboxSpec:
     image: str = "host"
     limits: Limits = Limits()
     hostname: str = "sandbox"
+    egress: HostList = NOTHING  # in force before the first process of the sandbox starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,17 @@ class Health:
 
     alive: bool
     oom_kills: int  # so far
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that a sandbox asked of the network and did not get."""
+
+    host: str  # the name that was asked for, or by which the address is known here; empty: no name is known
+    address: str  # empty: it was the name that was refused
+    port: int  # 0: none is known
+    reason: str  # a stable word, see docs/egress.md
+    at: float  # unix seconds, of the last time
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,16 @@ class Engine(Protocol):
         """A way in; the same one for every caller. EngineError when it is gone."""
 
     async def health(self, sandbox: str) -> Health: ...
+
+    async def default_egress(self) -> HostList:
+        """What a session may reach that said nothing: the machine's package registries and where code comes from."""
+
+    async def set_egress(self, sandbox: str, hosts: HostList) -> None:
+        """In force when it returns, with no moment in between: new connections follow the new list, those that it
+        does not allow any more are cut. On EngineError the old list is in force."""
+
+    async def refusals(self, sandbox: str) -> Sequence[Refusal]:
+        """What was refused since this was last asked for this sandbox: each is told once."""
 
     async def destroy(self, sandbox: str) -> None:
         """Removes every trace, whatever state it is in. Fine to call twice, or for one that never was."""
