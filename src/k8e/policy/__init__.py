@@ -1,5 +1,6 @@
-"""Which hosts a session may reach, as pure logic: one canonical form of a list decides everywhere. No I/O, nothing of ours
-is imported."""
+"""Which hosts a session may reach, as pure logic: one canonical form of a list decides everywhere.
+
+No I/O, and nothing of ours is imported."""
 
 from k8e.policy.addresses import Address, AddressKind, kind_of, may_answer, may_list
 from k8e.policy.hosts import DEFAULT_PORTS, NOTHING, HostEntry, HostList, InvalidEntry, canonical_name, excess
