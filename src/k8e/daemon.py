@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from k8e import settings as k8e_settings
+from k8e.settings import Settings, SettingsError
+
 if TYPE_CHECKING:
     from k8e.engine import Engine
 
@@ -33,6 +36,8 @@ SUCCESSION = 20.0  # for a daemon that is stopping to be gone
 LOG_SIZE = 16 << 20  # of each of two files
 
 log = logging.getLogger("k8e.daemon")
+
+MakeEngine = Callable[["Paths", Settings], "Engine"]
 
 
 class Refused(Exception):
@@ -126,7 +131,14 @@ def take_lock(path: Path, patience: float) -> int:
     return descriptor
 
 
-def make_local_engine(paths: Paths) -> Engine:
+def load_settings() -> Settings:
+    try:
+        return k8e_settings.load()
+    except SettingsError as error:
+        raise Refused(error.code, error.error, detail=error.detail, hint=error.hint) from error
+
+
+def make_local_engine(paths: Paths, settings: Settings) -> Engine:
     from k8e.engine import EngineError
     from k8e.engine.local import LocalEngine
 
@@ -143,23 +155,24 @@ def make_local_engine(paths: Paths) -> Engine:
 
 
 def run_daemon(
-    make_engine: Callable[[Paths], Engine],
+    make_engine: MakeEngine,
     *,
     announce: Callable[[], None],
     detached: bool = False,
 ) -> None:
     """Until it is told to stop. Raises Refused when it cannot begin; `announce` is called when it listens."""
     paths = Paths.from_environment()
+    settings = load_settings()
     os.umask(0o022)  # whoever started us may have another, and what we make is made for other users too
     raise_descriptor_limit()
-    engine = make_engine(paths)
+    engine = make_engine(paths, settings)
     paths.prepare()
     # Whoever starts us because there is no socket may have come upon a daemon that is just leaving.
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
     try:
-        asyncio.run(serve(engine, paths, announce))
+        asyncio.run(serve(engine, paths, settings, announce))
     finally:
         os.close(lock)
 
@@ -174,7 +187,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", opener=open_private)
 
 
-async def serve(engine: Engine, paths: Paths, announce: Callable[[], None]) -> None:
+async def serve(engine: Engine, paths: Paths, settings: Settings, announce: Callable[[], None]) -> None:
     from k8e.core.errors import Fault
     from k8e.core.service import Service
     from k8e.core.store import Store
@@ -185,7 +198,7 @@ async def serve(engine: Engine, paths: Paths, announce: Callable[[], None]) -> N
     stop = heed_signals()
     try:
         store = await Store.open(paths.database)
-        service = Service(engine, store)
+        service = Service(engine, store, settings=settings)
         await service.recover()
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
@@ -239,7 +252,7 @@ def run_in_foreground() -> None:
     run_daemon(make_local_engine, announce=notify_systemd)
 
 
-def run_detached(ready: int, make_engine: Callable[[Paths], Engine] = make_local_engine) -> int:
+def run_detached(ready: int, make_engine: MakeEngine = make_local_engine) -> int:
     """Says on that descriptor how it went, once; whoever started us waits there."""
     os.set_inheritable(ready, False)
 
@@ -260,11 +273,17 @@ def run_doctor(*, as_json: bool) -> int:
     from k8e.engine import EngineError
     from k8e.engine.local import doctor
 
+    file = k8e_settings.find_file()
+    load_settings()  # a daemon would not start with a broken file, and so there is nothing to examine
     try:
         report = asyncio.run(doctor.examine_machine())
     except EngineError as error:
         raise Refused("doctor_failed", str(error), hint=error.hint) from error
-    sys.stdout.write(json.dumps(report.as_dict()) + "\n" if as_json else doctor.render(report))
+    if as_json:
+        sys.stdout.write(json.dumps({"settings": file and str(file), **report.as_dict()}) + "\n")
+    else:
+        sys.stdout.write(f"settings: {file or f'defaults, as there is no {k8e_settings.USUAL}'}\n\n")
+        sys.stdout.write(doctor.render(report))
     sys.stdout.flush()
     return 0 if report.safe else 1
 

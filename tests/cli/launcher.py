@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from k8e.daemon import Paths, run_detached
+from k8e.settings import Settings
 from tests.core.bare_engine import BareEngine
 
 
-def make_bare_engine(paths: Paths) -> BareEngine:
+def make_bare_engine(paths: Paths, settings: Settings) -> BareEngine:
     return BareEngine(paths.state_dir / "bare")
 
 

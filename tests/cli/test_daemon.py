@@ -295,3 +295,17 @@ def test_the_unit_for_systemd_is_sound(tmp_path: Path) -> None:
     (tmp_path / "k8e.service").write_text(unit)
     done = subprocess.run(["systemd-analyze", "verify", tmp_path / "k8e.service"], capture_output=True, text=True)
     assert "k8e.service" not in done.stderr, done.stderr
+
+
+class TestSettings:
+    def test_it_does_not_start_with_a_broken_file_and_says_where(self, fresh: Machine) -> None:
+        file = fresh.folder / "k8e.toml"
+        file.write_text("[limits]\nmemory = 5\n")
+        fresh.overrides["K8E_CONFIG"] = str(file)
+        for words in (["sandbox", "sessions"], ["server"], ["doctor"]):
+            done = fresh.k8e(*words)
+            assert done.code in (1, 2)
+            assert done.json["code"] == "settings_invalid"
+            assert f"{file}: limits.memory" in done.json["error"]
+            assert "16m" in done.json["hint"]
+        assert not (fresh.folder / "r" / "k8e.sock").exists()

@@ -3,25 +3,32 @@
 Everything of a sandbox lies in one directory named after it, and its processes are found again by their command lines:
 it can be destroyed by a process that knows nothing but its name. There is no isolation worth the word and no memory
 limit; kills for want of memory are a number in a file, which tests write.
+
+Nor is there a network: nothing is ever reachable. What a sandbox would be allowed is a file, as the rules of a kernel
+are there whatever becomes of the daemon, and what it was refused is another one, which tests write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
-from k8e.engine import EngineError, Health, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Health, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.link import AgentLink, Timing
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
 from k8e.link.model import ExecSpec, Identity
+from k8e.policy import HostList
 
 USER = Identity(uid=20_001, gid=20_001)
 ENV = (
@@ -29,6 +36,7 @@ ENV = (
     (b"HOME", b"/workspace"),
     (b"LANG", b"C.UTF-8"),
 )
+DEFAULT_HOSTS = ("packages.test", "code.test")
 # A sandbox that dies must not hold a test up.
 TIMING = Timing(reconnect=3.0)
 
@@ -58,6 +66,7 @@ class BareEngine:
         self._folder = folder
         self._links: dict[str, AgentLink] = {}
         self._pids: dict[str, int | None] = {}
+        self.egress_failure: EngineError | None = None  # what setting a list comes to
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
             RuntimeReport(Runtime.NATIVE, available=True, version="bwrap"),
@@ -78,6 +87,7 @@ class BareEngine:
         try:
             (top / "run").mkdir(parents=True, mode=0o700)
             (top / "oom_kills").write_text("0")
+            (top / "egress").write_text("\n".join(spec.egress.texts))
             self._spawn(sandbox, top)
             await self._chown_workspace(sandbox)
         except BaseException as error:
@@ -136,6 +146,34 @@ class BareEngine:
     def count_oom_kill(self, sandbox: str) -> None:
         kills = self._top(sandbox) / "oom_kills"
         kills.write_text(str(int(kills.read_text()) + 1))
+
+    async def default_egress(self) -> HostList:
+        return HostList.parse(DEFAULT_HOSTS)
+
+    async def set_egress(self, sandbox: str, hosts: HostList) -> None:
+        if self.egress_failure is not None:
+            raise self.egress_failure
+        draft = self._top(sandbox) / "egress.new"
+        try:
+            draft.write_text("\n".join(hosts.texts))
+        except FileNotFoundError as error:
+            raise EngineError("network", f"there is no sandbox {sandbox}") from error
+        draft.rename(self._top(sandbox) / "egress")
+
+    def egress(self, sandbox: str) -> tuple[str, ...]:
+        """What is in force."""
+        return tuple((self._top(sandbox) / "egress").read_text().split())
+
+    def refuse(self, sandbox: str, refusal: Refusal) -> None:
+        with (self._top(sandbox) / "refusals").open("a") as notes:
+            notes.write(json.dumps(asdict(refusal)) + "\n")
+
+    async def refusals(self, sandbox: str) -> Sequence[Refusal]:
+        taken = self._top(sandbox) / "refusals.taken"
+        with contextlib.suppress(FileNotFoundError):
+            (self._top(sandbox) / "refusals").rename(taken)
+            return [Refusal(**json.loads(line)) for line in taken.read_text().splitlines()]
+        return []
 
     def kill_sandbox(self, sandbox: str) -> None:
         for pid in self.processes(sandbox):

@@ -16,7 +16,7 @@ from k8e.cli.ending import UNREACHABLE, Failure
 
 PATIENCE = 60.0  # for a daemon that recovers what a crash left behind
 # All that the daemon gets of our environment: it outlives us and works for others, so nothing of ours may leak into it.
-ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "K8E_STATE_DIR", "K8E_RUN_DIR")
+ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "K8E_STATE_DIR", "K8E_RUN_DIR", "K8E_CONFIG")
 
 
 def explain(path: str, error: OSError) -> Failure:

@@ -66,6 +66,7 @@ is the unit for systemd. Members of the group k8e may use the daemon, when there
 
   K8E_STATE_DIR   where sandboxes live (/var/lib/k8e)
   K8E_RUN_DIR     where the socket is (/run/k8e)
+  K8E_CONFIG      the file with settings (/etc/k8e/k8e.toml, when it is there)
 """
 
 DOCTOR = """\

@@ -25,6 +25,7 @@ from k8e.core.tasks import Tasks
 from k8e.core.translation import translated
 from k8e.engine import Engine
 from k8e.link.model import CommandInfo, Entry
+from k8e.settings import Settings
 
 UPKEEP_SECONDS: Final = 2.0
 _PATIENCE: Final = 15.0  # at the end, for what is under way
@@ -51,8 +52,11 @@ def counted(method: Method[P, T]) -> Method[P, T]:
 class Service:
     """Implements `model.SandboxService`. Call `recover` before anything else, then `keep_up`, in the end `close`."""
 
-    def __init__(self, engine: Engine, store: Store, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, *, clock: Clock | None = None, settings: Settings | None = None
+    ) -> None:
         self.metrics = Metrics()
+        self.settings = settings or Settings()
         self._tasks = Tasks()
         self._sessions = Sessions(engine, store, clock or SystemClock(), self.metrics, self._tasks)
         self._runs = Runs(self._sessions)
