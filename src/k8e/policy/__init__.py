@@ -2,19 +2,24 @@
 
 No I/O, and nothing of ours is imported."""
 
-from k8e.policy.addresses import Address, AddressKind, kind_of, may_answer, may_list
-from k8e.policy.hosts import DEFAULT_PORTS, NOTHING, HostEntry, HostList, InvalidEntry, canonical_name, excess
+from k8e.policy.addresses import FORBIDDEN, Address, AddressKind, Network, kind_of, may_answer, may_list
+from k8e.policy.entries import DEFAULT_PORTS, HostEntry
+from k8e.policy.hosts import NOTHING, HostList, excess
+from k8e.policy.names import InvalidEntry, canonical_name, is_metadata_name
 
 __all__ = [
     "DEFAULT_PORTS",
+    "FORBIDDEN",
     "NOTHING",
     "Address",
     "AddressKind",
     "HostEntry",
     "HostList",
     "InvalidEntry",
+    "Network",
     "canonical_name",
     "excess",
+    "is_metadata_name",
     "kind_of",
     "may_answer",
     "may_list",

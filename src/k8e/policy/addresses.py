@@ -1,14 +1,17 @@
 """What kind of address it is, and what follows from that.
 
-Every spelling that leads to an IPv4 address (mapped, NAT64, 6to4, ...) is judged as that address.
+Every spelling that leads to an IPv4 address (mapped, NAT64, 6to4, Teredo) is judged as that address. `FORBIDDEN` says
+the same as `may_list` in blocks, for rules in the kernel, which always win over any list.
 """
 
 from __future__ import annotations
 
 import enum
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses
 
 Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
 
 
 class AddressKind(enum.Enum):
@@ -20,15 +23,134 @@ class AddressKind(enum.Enum):
     UNUSABLE = "unusable"  # unspecified, multicast, broadcast, reserved
 
 
+_METADATA_4 = tuple(
+    IPv4Network(text)
+    for text in (
+        "169.254.169.254",  # nearly everybody
+        "169.254.170.2",  # credentials of container tasks
+        "100.100.100.200",
+        "192.0.0.192",
+        "168.63.129.16",  # public by number, and answers on the host's own wire
+    )
+)
+_METADATA_6 = tuple(IPv6Network(text) for text in ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254"))
+_LOOPBACK_4 = IPv4Network("127.0.0.0/8")
+_LINK_LOCAL_4 = IPv4Network("169.254.0.0/16")
+_UNUSABLE_4 = (IPv4Network("0.0.0.0/8"), IPv4Network("224.0.0.0/4"), IPv4Network("240.0.0.0/4"))
+
+_MAPPED = IPv6Network("::ffff:0:0/96")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/96")  # of 64:ff9b:1::/48 the part whose last 32 bits are the address
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_TEREDO = IPv6Network("2001::/32")
+_LINK_LOCAL_6 = IPv6Network("fe80::/10")
+_LOOPBACK_6 = IPv6Address("::1")
+# What may be an endpoint at all; everything else is unspecified, multicast, or not given to anybody.
+_UNICAST_6 = tuple(IPv6Network(text) for text in ("2000::/3", "fc00::/7", "fe80::/10", "fec0::/10"))
+
+_LISTABLE = frozenset({AddressKind.PUBLIC, AddressKind.PRIVATE})
+
+
+def plain(address: Address) -> Address:
+    """An IPv4 address for one written as IPv6: the kernel sends such connections over IPv4."""
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
+
+
+def plain_network(network: Network) -> Network:
+    if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+        return IPv4Network((int(network.network_address) & 0xFFFF_FFFF, network.prefixlen - 96))
+    return network
+
+
 def kind_of(address: Address) -> AddressKind:
-    raise NotImplementedError
+    return _kind_of_4(address) if isinstance(address, IPv4Address) else _kind_of_6(address)
 
 
 def may_answer(address: Address, *, registry: bool) -> bool:
     """Whether a listed name may stand for it. A registry of the machine's own configuration may be private."""
-    raise NotImplementedError
+    kind = kind_of(address)
+    return kind is AddressKind.PUBLIC or (registry and kind is AddressKind.PRIVATE)
 
 
 def may_list(address: Address) -> bool:
     """Whether a list may name it: private ones yes, loopback, link-local and metadata never."""
-    raise NotImplementedError
+    return kind_of(address) in _LISTABLE
+
+
+def is_forbidden(network: Network) -> bool:
+    """Whether no list can open any address of the block."""
+    network = plain_network(network)
+    return any(_within(network, forbidden) for forbidden in FORBIDDEN)
+
+
+def _within(inner: Network, outer: Network) -> bool:
+    if isinstance(inner, IPv4Network):
+        return isinstance(outer, IPv4Network) and inner.subnet_of(outer)
+    return isinstance(outer, IPv6Network) and inner.subnet_of(outer)
+
+
+def _kind_of_4(address: IPv4Address) -> AddressKind:
+    if any(address in network for network in _METADATA_4):
+        return AddressKind.METADATA
+    if address in _LOOPBACK_4:
+        return AddressKind.LOOPBACK
+    if address in _LINK_LOCAL_4:
+        return AddressKind.LINK_LOCAL
+    if any(address in network for network in _UNUSABLE_4):
+        return AddressKind.UNUSABLE
+    return AddressKind.PUBLIC if address.is_global else AddressKind.PRIVATE
+
+
+def _kind_of_6(address: IPv6Address) -> AddressKind:
+    address = IPv6Address(int(address))  # without a zone, which would make it unequal to itself
+    if address in _MAPPED or address in _NAT64 or address in _LOCAL_NAT64:
+        return _kind_of_4(IPv4Address(int(address) & 0xFFFF_FFFF))
+    if address in _SIX_TO_FOUR:
+        return _kind_of_4(IPv4Address(int(address) >> 80 & 0xFFFF_FFFF))
+    if address in _TEREDO:
+        # A tunnel through one address to another, and nobody's server: what leads to no worse place is unusable.
+        server, client = (int(address) >> 64 & 0xFFFF_FFFF, ~int(address) & 0xFFFF_FFFF)
+        kinds = {_kind_of_4(IPv4Address(number)) for number in (server, client)}
+        return next((kind for kind in _WORST if kind in kinds), AddressKind.UNUSABLE)
+    if any(address in network for network in _METADATA_6):
+        return AddressKind.METADATA
+    if address == _LOOPBACK_6:
+        return AddressKind.LOOPBACK
+    if address in _LINK_LOCAL_6:
+        return AddressKind.LINK_LOCAL
+    if not any(address in network for network in _UNICAST_6):
+        return AddressKind.UNUSABLE
+    # Site-local addresses are old private ones; `ipaddress` calls them global.
+    return AddressKind.PUBLIC if address.is_global and not address.is_site_local else AddressKind.PRIVATE
+
+
+_WORST = (AddressKind.METADATA, AddressKind.LOOPBACK, AddressKind.LINK_LOCAL)
+
+
+def _excluding(network: IPv6Network, holes: Iterable[IPv6Network]) -> list[IPv6Network]:
+    rest = [network]
+    for hole in holes:
+        rest = [
+            part
+            for block in rest
+            for part in (
+                block.address_exclude(hole) if hole.subnet_of(block) else () if block.subnet_of(hole) else [block]
+            )
+        ]
+    return rest
+
+
+def _forbidden_6(forbidden_4: Iterable[IPv4Network]) -> Iterator[IPv6Network]:
+    yield from _excluding(IPv6Network("::/0"), (*_UNICAST_6, _NAT64, _LOCAL_NAT64))
+    yield from (*_METADATA_6, _LINK_LOCAL_6, _TEREDO)
+    for network in forbidden_4:
+        number = int(network.network_address)
+        for prefix in (_NAT64, _LOCAL_NAT64):
+            yield IPv6Network((int(prefix.network_address) | number, 96 + network.prefixlen))
+        yield IPv6Network((int(_SIX_TO_FOUR.network_address) | number << 80, 16 + network.prefixlen))
+
+
+_FORBIDDEN_4 = tuple(collapse_addresses((*_METADATA_4, _LOOPBACK_4, _LINK_LOCAL_4, *_UNUSABLE_4)))
+
+# Disjoint blocks of both families: exactly what `may_list` refuses, but for mapped addresses, which no packet carries.
+FORBIDDEN: tuple[Network, ...] = (*_FORBIDDEN_4, *collapse_addresses(_forbidden_6(_FORBIDDEN_4)))

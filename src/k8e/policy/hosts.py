@@ -1,43 +1,16 @@
-"""Lists of hosts: parsed, normalised, matched, merged, compared."""
+"""Lists of hosts: matched, merged, compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 
-from k8e.policy.addresses import Address
+from k8e.policy.addresses import Address, may_list, plain
+from k8e.policy.entries import HostEntry, parse_entry
+from k8e.policy.names import InvalidEntry, is_local_name, is_metadata_name
 
-DEFAULT_PORTS = (80, 443)
 MAX_ENTRIES = 512
-
-
-class InvalidEntry(ValueError):
-    """`text` is no entry: `cause` says why, `hint` what to write instead."""
-
-    def __init__(self, text: str, cause: str, hint: str = "") -> None:
-        self.text = text
-        self.cause = cause
-        self.hint = hint
-        super().__init__(f"{text!r}: {cause}")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class HostEntry:
-    """One thing that may be reached, in its canonical form: `example.com`, `*.example.com`, `192.0.2.0/24`,
-    `[2001:db8::1]:8443`. Exactly one of `name` and `network` is set."""
-
-    name: str = ""  # lower case A-labels, no trailing dot
-    wildcard: bool = False  # every subdomain of the name, not the name
-    network: IPv4Network | IPv6Network | None = None  # one address is a block of one
-    port: int | None = None  # None: DEFAULT_PORTS
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        return DEFAULT_PORTS if self.port is None else (self.port,)
-
-    def __str__(self) -> str:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +22,20 @@ class HostList:
     @classmethod
     def parse(cls, texts: Iterable[str]) -> HostList:
         """Raises InvalidEntry for the first text that is none."""
-        raise NotImplementedError
+        return cls._of(parse_entry(text) for text in texts)
+
+    @classmethod
+    def _of(cls, entries: Iterable[HostEntry]) -> HostList:
+        kept: set[HostEntry] = set()
+        for entry in entries:
+            kept.add(entry)
+            if len(kept) > MAX_ENTRIES:
+                raise InvalidEntry(
+                    str(entry),
+                    f"the list has more than {MAX_ENTRIES} entries",
+                    "use a wildcard (*.example.com) or a block of addresses (192.0.2.0/24)",
+                )
+        return cls(tuple(sorted(kept)))
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -57,27 +43,51 @@ class HostList:
         return tuple(str(entry) for entry in self.entries)
 
     def entries_for_name(self, name: str) -> tuple[HostEntry, ...]:
-        """The entries that name is on; the name is in canonical form."""
-        raise NotImplementedError
+        """The entries that name is on; the name is in canonical form. None for names that no list opens."""
+        if is_metadata_name(name) or is_local_name(name):
+            return ()
+        return tuple(entry for entry in self.entries if entry.matches_name(name))
 
     def entries_for_address(self, address: Address) -> tuple[HostEntry, ...]:
-        raise NotImplementedError
+        """The blocks it is in. None for addresses that no list opens, also when they lie within a block."""
+        if not may_list(address):
+            return ()
+        return tuple(entry for entry in self.entries if entry.matches_address(plain(address)))
 
     def plus(self, other: HostList) -> HostList:
-        raise NotImplementedError
+        return self._of((*self.entries, *other.entries))
 
     def minus(self, other: HostList) -> HostList:
-        raise NotImplementedError
+        """Without exactly those entries: `example.com` does not take `example.com:8443` along."""
+        return HostList(tuple(entry for entry in self.entries if entry not in other.entries))
 
 
 NOTHING = HostList()
 
 
-def canonical_name(text: str) -> str:
-    """The one form of a host name (IDNA, lower case, no trailing dot). Raises InvalidEntry."""
-    raise NotImplementedError
-
-
 def excess(child: HostList, parent: HostList) -> tuple[HostEntry, ...]:
     """The entries of the child that reach further than the parent; empty: a subset."""
-    raise NotImplementedError
+    granted = {port: _Grant(parent, port) for port in {port for entry in child.entries for port in entry.ports}}
+    return tuple(entry for entry in child.entries if not all(granted[port].covers(entry) for port in entry.ports))
+
+
+class _Grant:
+    """What a list gives on one port. Blocks that together make a larger one count as that one."""
+
+    def __init__(self, hosts: HostList, port: int) -> None:
+        entries = [entry for entry in hosts.entries if port in entry.ports]
+        self._names = {entry.name for entry in entries if entry.name and not entry.wildcard}
+        self._domains = {entry.name for entry in entries if entry.wildcard}
+        networks = [entry.network for entry in entries]
+        self._blocks_4 = list(collapse_addresses(block for block in networks if isinstance(block, IPv4Network)))
+        self._blocks_6 = list(collapse_addresses(block for block in networks if isinstance(block, IPv6Network)))
+
+    def covers(self, entry: HostEntry) -> bool:
+        if isinstance(entry.network, IPv4Network):
+            return any(entry.network.subnet_of(block) for block in self._blocks_4)
+        if isinstance(entry.network, IPv6Network):
+            return any(entry.network.subnet_of(block) for block in self._blocks_6)
+        if entry.name in (self._domains if entry.wildcard else self._names):
+            return True
+        labels = entry.name.split(".")
+        return any(".".join(labels[start:]) in self._domains for start in range(1, len(labels)))
