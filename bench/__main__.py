@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--json FILE]`."""
+"""`python -m bench [--quick] [--only GROUP ...]`."""
 
 from __future__ import annotations
 
@@ -6,43 +6,69 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from bench.agent import measure_agent
-from bench.product import measure_product
+from bench.budgets import render_budgets
+from bench.creates import measure_creates
+from bench.crowd import measure_crowd, measure_densities
+from bench.oneshot import measure_oneshots
+from bench.runs import measure_runs
 from bench.samples import Measure, machine_facts, render
-from devel.sandboxes import find_runsc
+from bench.stream import measure_streams
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
+Group = Callable[[bool, Path], AsyncIterator[Measure]]
+GROUPS: dict[str, Group] = {
+    "oneshot": measure_oneshots,
+    "runs": measure_runs,
+    "creates": measure_creates,
+    "stream": measure_streams,
+    "crowd": measure_crowd,
+    "density": measure_densities,
+    "agent": measure_agent,
+}
 
-async def collect(quick: bool) -> list[Measure]:
+
+async def collect(quick: bool, names: list[str]) -> list[Measure]:
     measures = []
-    for group in (measure_agent(quick, find_runsc() is not None), measure_product(quick)):
-        async for measure in group:
-            ratio = f"{measure.ratio:.2f} of {measure.baseline_name}" if measure.ratio is not None else ""
-            print(f"{measure.name}: {measure.samples[0]:.3g} {measure.unit} {ratio}", file=sys.stderr, flush=True)
-            measures.append(measure)
+    for name in names:
+        scratch = Path(tempfile.mkdtemp(prefix="k8e-bench-"))
+        os.chmod(scratch, 0o711)
+        try:
+            async for measure in GROUPS[name](quick, scratch):
+                ratio = f"{measure.ratio:.2f} of {measure.baseline_name}" if measure.ratio is not None else ""
+                print(f"{measure.name}: {measure.p50:.3g} {measure.unit} {ratio}", file=sys.stderr, flush=True)
+                measures.append(measure)
+        finally:
+            shutil.rmtree(scratch)
     return measures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description="Measure k8e against baselines of the same run.")
     parser.add_argument("--quick", action="store_true", help="fewer samples")
-    parser.add_argument("--json", type=Path, default=RESULTS / "latest.json", metavar="FILE")
+    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS), metavar="GROUP")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS / "latest", metavar="STEM", help="STEM.json and STEM.md"
+    )
     options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("sandboxes need root")
     facts = machine_facts()
-    measures = asyncio.run(collect(options.quick))
-    table = render(facts, measures)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(
-        json.dumps({"machine": facts, "measures": [m.as_dict() for m in measures]}, indent=1) + "\n"
-    )
-    options.json.with_suffix(".md").write_text(table)
-    print(table)
+    facts["mode"] = "quick" if options.quick else "full"
+    measures = asyncio.run(collect(options.quick, options.only))
+    page = "\n".join([render(facts, measures), render_budgets(measures)])
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    record = {"machine": facts, "measures": [measure.as_dict() for measure in measures]}
+    options.results.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    options.results.with_suffix(".md").write_text(page)
+    print(page)
 
 
 if __name__ == "__main__":

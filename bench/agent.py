@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from bench.samples import Measure, measure_pairs
-from devel.sandboxes import Launched, filesystem_arguments, launch_bare, launch_gvisor, scratch_folder
+from devel.sandboxes import Launched, filesystem_arguments, find_runsc, launch_bare, launch_gvisor, scratch_folder
 from k8e.link import AgentLink
 from k8e.link.dial import UnixDialer
 from k8e.link.model import ExecSpec
@@ -133,10 +133,10 @@ def resident_kib(pid: int) -> float:
     raise RuntimeError(f"no VmRSS for {pid}")
 
 
-async def measure_agent(quick: bool, have_gvisor: bool) -> AsyncIterator[Measure]:
+async def measure_agent(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
     scale = 1 if quick else 4
     places: list[tuple[str, Launcher]] = [("namespaces", launch_bare)]
-    if have_gvisor:
+    if find_runsc():
         places.append(("gVisor", launch_gvisor))
     for where, launcher in places:
         yield await measure_ready(launcher, where, 5 * scale)

@@ -25,8 +25,12 @@ class Measure:
     better: str = "less"
 
     @property
+    def p50(self) -> float:
+        return percentile(self.samples, 50)
+
+    @property
     def ratio(self) -> float | None:
-        return percentile(self.samples, 50) / percentile(self.baseline, 50) if self.baseline else None
+        return self.p50 / percentile(self.baseline, 50) if self.baseline else None
 
     def as_dict(self) -> dict[str, Any]:
         return {

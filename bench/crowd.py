@@ -1,0 +1,85 @@
+"""Many at once: commands of many clients, and how one command's latency grows with the sessions that are there.
+
+Every session has its network and its list of hosts, as by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench.creates import COLD
+from bench.daemon import Daemon, serving
+from bench.samples import Measure
+
+EXEC = {"argv": ["/usr/bin/true"]}
+
+
+async def execute(daemon: Daemon, session: str) -> float:
+    started = time.perf_counter()
+    await daemon.call("POST", f"/v1/sessions/{session}/runs", EXEC)
+    return (time.perf_counter() - started) * 1000
+
+
+async def measure_concurrency(daemon: Daemon, runtime: str, sessions: list[str], clients: int, count: int) -> Measure:
+    """`clients` that each send one command after the other, spread over the sessions."""
+
+    async def work(number: int) -> list[float]:
+        session = sessions[number % len(sessions)]
+        return [await execute(daemon, session) for _ in range(count)]
+
+    started = time.perf_counter()
+    taken = [sample for samples in await asyncio.gather(*map(work, range(clients))) for sample in samples]
+    rate = len(taken) / (time.perf_counter() - started)
+    return Measure(f"{runtime}: exec true, {clients} clients ({rate:.0f}/s)", "ms", tuple(taken))
+
+
+def available_memory() -> float:
+    """MiB"""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1]) / 1024
+    raise RuntimeError("no MemAvailable")
+
+
+async def measure_density(daemon: Daemon, runtime: str, sizes: list[int], count: int) -> AsyncIterator[Measure]:
+    """Memory that the machine has less, and how long `true` takes in the first session, with that many idle ones."""
+    sessions = [await daemon.create(runtime)]
+    alone = tuple([await execute(daemon, sessions[0]) for _ in range(count)])
+    before = available_memory()
+    for size in sizes:
+        missing = size - len(sessions)
+        slots = asyncio.Semaphore(4)
+
+        async def create(slots: asyncio.Semaphore = slots) -> str:
+            async with slots:
+                return await daemon.create(runtime)
+
+        sessions += await asyncio.gather(*(create() for _ in range(missing)))
+        used = (before - available_memory()) / (size - 1)
+        yield Measure(f"{runtime}: memory of a session, {size} idle", "MiB", (used,))
+        taken = tuple([await execute(daemon, sessions[0]) for _ in range(count)])
+        yield Measure(f"{runtime}: exec true, {size} sessions", "ms", taken, "1 session", alone)
+    for session in sessions:
+        await daemon.destroy(session)
+
+
+async def measure_crowd(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
+    async with serving(scratch / "crowd", COLD) as daemon:
+        for runtime in await daemon.runtimes():
+            sessions = list(await asyncio.gather(*(daemon.create(runtime) for _ in range(4 if quick else 10))))
+            for clients in (1, 10, 100):
+                yield await measure_concurrency(daemon, runtime, sessions, clients, 100 // clients if quick else 20)
+            for session in sessions:
+                await daemon.destroy(session)
+
+
+async def measure_densities(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
+    settings = COLD + "[quotas]\nsessions = 1000\ncpus = 1000.0\nmemory = 1099511627776\ncreates_per_minute = 100000\n"
+    async with serving(scratch / "density", settings) as daemon:
+        for runtime in await daemon.runtimes():
+            sizes = [10, 30] if quick else [10, 100, 500] if runtime == "native" else [10, 100]
+            async for measure in measure_density(daemon, runtime, sizes, 50):
+                yield measure
