@@ -18,10 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = ROOT / "build" / "bench"
 SANDBOX_RUNTIME = "@anthropic-ai/sandbox-runtime"
 
-# A machine may lack CAP_SYS_RESOURCE and have mixed cgroups: podman's own defaults fail there.
+# A machine may have mixed cgroups, with which podman's own default fails.
 CONTAINERS = """
 [containers]
-default_ulimits = ["nofile=1024:1024"]
 netns = "none"
 [engine]
 cgroup_manager = "cgroupfs"
@@ -82,7 +81,9 @@ def podman(runsc: str | None) -> Iterator[OneShot]:
         if os.path.islink(f"/{name}") and not (root / name).is_symlink():
             (root / name).symlink_to(f"usr/{name}")
     env = (("CONTAINERS_CONF", str(settings)),)
-    flags = ("run", "--rm", "--network=none", "--cgroups=disabled", "-v", "/usr:/usr:ro", "--rootfs", str(root))
+    # It would raise these, which fails on a machine without CAP_SYS_RESOURCE.
+    limits = ("--ulimit", "nproc=1024:1024", "--ulimit", "nofile=1024:1024")
+    flags = ("run", "--rm", "--network=none", *limits, "-v", "/usr:/usr:ro", "--rootfs", str(root))
     for name, runtime in (("runc", shutil.which("runc")), ("runsc", runsc)):
         if runtime is None:
             continue
