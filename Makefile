@@ -23,11 +23,12 @@ soak: setup agent current-runsc  ## the long forms of what `make test` runs scal
 	K8E_SOAK=1 K8E_KILLS=200 K8E_CYCLES=1000 K8E_FUZZ_CASES=50000 $(PYTHON) -m pytest \
 		tests/core/test_crashes.py tests/engine/test_crashes.py tests/engine/test_cycles.py tests/test_agent_fuzz.py
 
-lint: setup  ## style, types, layers, scripts
+lint: setup  ## style, types, layers, the gateway's contract, scripts
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
+	$(PYTHON) scripts/check_proto.py
 	shellcheck scripts/setup scripts/demo scripts/test .ci/run
 
 format: setup  ## apply the style

@@ -1,6 +1,8 @@
-"""Puts the agent into the wheel: compiled for both architectures here, and only if it is the one that is pinned.
+"""Puts into the wheel what is not in the repository: the agent, compiled for both architectures here and only if it is
+the one that is pinned, and the messages of the gateway, generated from proto/.
 
-An editable install builds nothing: a checkout uses build/agent/k8e-agent, which `make agent` makes in seconds.
+An editable install builds nothing: a checkout uses build/agent/k8e-agent, which `make agent` makes in seconds, and what
+`make setup` generates.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ class AgentBuildHook(BuildHookInterface[Any]):
         root = Path(self.root)
         sys.path.insert(0, str(root))
         try:
-            from scripts import build_agent
+            from scripts import build_agent, build_proto
         finally:
             sys.path.remove(str(root))
 
@@ -34,3 +36,5 @@ class AgentBuildHook(BuildHookInterface[Any]):
                 )
             name = f"k8e-agent-{architecture}"
             build_data["force_include"][str(folder / name)] = f"k8e/_agent/{name}"
+        for module in build_proto.generate(root / "build" / "proto"):
+            build_data["force_include"][str(module)] = f"k8e/doors/grpc/{module.name}"
