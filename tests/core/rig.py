@@ -14,7 +14,9 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunResult, RunSpec, SandboxService, SessionSpec, Status
 from k8e.core.service import Service
 from k8e.core.store import Store
+from k8e.engine import EngineError
 from k8e.link.model import AGENT
+from k8e.settings import Settings
 from tests.core.bare_engine import BareEngine, find_processes
 
 ALICE = Caller(1000)
@@ -44,11 +46,13 @@ class ManualClock:
 class Rig:
     """One daemon's worth of service on a folder; the next rig on the same folder is the next daemon."""
 
-    def __init__(self, folder: Path, engine: BareEngine, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, engine: BareEngine, store: Store, clock: Clock, settings: Settings | None = None
+    ) -> None:
         self.folder = folder
         self.engine = engine
         self.store = store
-        self.service = Service(engine, store, clock=clock)
+        self.service = Service(engine, store, clock=clock, settings=settings)
         self.as_door: SandboxService = self.service
 
     async def create(self, caller: Caller = ALICE, spec: SessionSpec | None = None) -> str:
@@ -92,11 +96,17 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def open_rig(folder: Path, clock: Clock | None = None) -> AsyncIterator[Rig]:
+async def open_rig(
+    folder: Path,
+    clock: Clock | None = None,
+    settings: Settings | None = None,
+    failing: EngineError | None = None,
+) -> AsyncIterator[Rig]:
     """A daemon that comes and goes orderly. Sandboxes stay."""
     engine = BareEngine(folder / "sandboxes")
+    engine.egress_failure = failing
     store = await Store.open(folder / "state.db")
-    rig = Rig(folder, engine, store, clock or SystemClock())
+    rig = Rig(folder, engine, store, clock or SystemClock(), settings)
     try:
         await rig.service.recover()
         yield rig

@@ -18,8 +18,8 @@ from k8e.core.model import (
     RunSpec,
     SessionSpec,
 )
-from k8e.core.sessions import MAX_SESSIONS
-from k8e.engine import EngineError, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Limits, Runtime, RuntimeReport, SandboxSpec
+from k8e.settings import LimitsSettings, QuotasSettings, Settings
 from tests.core.rig import ALICE, BOB, ROOT, ManualClock, Rig, fault, open_rig
 from tests.sandboxes import needs_root
 
@@ -161,16 +161,24 @@ async def test_who_leaves_while_creating_leaves_nothing(rig: Rig) -> None:
     await rig.assert_no_trace()
 
 
-async def test_the_number_of_sessions_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.sessions.MAX_SESSIONS", 2)
-    assert MAX_SESSIONS > 2
-    await rig.create()
-    session = await rig.create()
-    with fault(Kind.EXHAUSTED, "too_many_sessions"):
+async def test_the_number_of_sessions_is_bounded(folder: Path) -> None:
+    async with open_rig(folder, settings=Settings(quotas=QuotasSettings(sessions=2))) as rig:
         await rig.create()
-    await rig.create(BOB)
-    await rig.service.destroy(ALICE, session)
-    await rig.create()
+        session = await rig.create()
+        with fault(Kind.EXHAUSTED, "too_many_sessions"):
+            await rig.create()
+        await rig.create(BOB)
+        await rig.service.destroy(ALICE, session)
+        await rig.create()
+
+
+async def test_the_settings_say_what_a_session_gets_that_says_nothing(folder: Path) -> None:
+    settings = Settings(limits=LimitsSettings(cpus=2.0, memory=1 << 30, ttl=60.0))
+    async with open_rig(folder, settings=settings) as rig:
+        plain = await rig.service.create(ALICE, SessionSpec())
+        assert (plain.limits, plain.ttl) == (Limits(cpus=2.0, memory=1 << 30), 60.0)
+        wished = await rig.service.create(ALICE, SessionSpec(limits=Limits(), ttl=30.0))
+        assert (wished.limits, wished.ttl) == (Limits(), 30.0)
 
 
 # Runtimes

@@ -14,6 +14,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     Caller,
     Chunk,
+    HostsChange,
     LiveRun,
     Phase,
     RunResult,
@@ -24,8 +25,9 @@ from k8e.core.model import (
     SessionSpec,
     Status,
 )
-from k8e.engine import Runtime, RuntimeReport
+from k8e.engine import Limits, Runtime, RuntimeReport
 from k8e.link.model import Cause, CommandInfo, Entry, FileType
+from k8e.policy import HostList
 
 
 class Process:
@@ -99,6 +101,7 @@ class StandIn:
     entries: Sequence[Entry] = ()
     callers: list[Caller] = field(default_factory=list)
     specs: list[SessionSpec | RunSpec] = field(default_factory=list)
+    changes: list[HostsChange] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     results: dict[str, RunResult] = field(default_factory=dict)
     fault: Exception | None = None  # raised by whatever is asked next
@@ -119,11 +122,12 @@ class StandIn:
             phase=Phase.ACTIVE,
             runtime=spec.runtime or Runtime.GVISOR,
             image=spec.image,
-            limits=spec.limits,
+            limits=spec.limits or Limits(),
             env_keys=tuple(sorted(spec.env)),
             created=1.5,
             last_used=2.5,
-            ttl=spec.ttl,
+            ttl=3600.0 if spec.ttl is None else spec.ttl,
+            hosts=HostList.parse(["usual.test"] if spec.allowed_hosts is None else spec.allowed_hosts),
         )
         self.sessions_by_id[session.session_id] = session
         return session
@@ -142,6 +146,20 @@ class StandIn:
     async def destroy(self, caller: Caller, session_id: str) -> None:
         await self.get(caller, session_id)
         self.sessions_by_id[session_id] = replace(self.sessions_by_id[session_id], phase=Phase.DESTROYED)
+
+    async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
+        session = await self.get(caller, session_id)
+        self.changes.append(change)
+        if change.hosts is None:
+            hosts = session.hosts.minus(HostList.parse(change.remove)).plus(HostList.parse(change.add))
+        else:
+            hosts = HostList.parse(change.hosts)
+        self.sessions_by_id[session_id] = replace(session, hosts=hosts)
+        return self.sessions_by_id[session_id]
+
+    @property
+    def default_limits(self) -> Limits:
+        return Limits()
 
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
         if spec.background:

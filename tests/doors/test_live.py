@@ -57,6 +57,7 @@ class TestStreaming:
             "truncated": False,
             "stdout_bytes": 2,
             "stderr_bytes": 1,
+            "denied": [],
         }
 
     async def test_output_arrives_while_the_command_runs(self, house: House) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import base64
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller, ManifestDir, ManifestFile, ManifestRepo, RunResult, RunSpec, SessionSpec, Status
+from k8e.core.model import (
+    Caller,
+    Denial,
+    Denials,
+    HostsChange,
+    ManifestDir,
+    ManifestFile,
+    ManifestRepo,
+    RunResult,
+    RunSpec,
+    SessionSpec,
+    Status,
+)
 from k8e.doors.problems import STATUS
 from k8e.engine import Limits, Runtime
 from k8e.link.model import FileType
@@ -23,6 +36,7 @@ RUN = {
     "status": "completed",
     "duration_ms": 1,
     "truncated": False,
+    "denied": [],
 }
 LIMITS = {"cpus": 0.5, "memory": 512 << 20, "pids": 512, "disk": 2 << 30, "inodes": 131_072, "open_files": 4096}
 
@@ -64,7 +78,7 @@ class TestService:
 class TestSessions:
     async def test_create(self, house: House) -> None:
         answer = await house.ask("POST", "/v1/sessions", {})
-        policy = {"image": "host", "limits": LIMITS, "ttl": 3600}
+        policy = {"image": "host", "limits": LIMITS, "ttl": 3600, "allowed_hosts": ["usual.test"]}
         assert (answer.status, answer.json) == (201, {"session_id": "sess-1", "runtime": "gvisor", "policy": policy})
         assert house.service.specs == [SessionSpec()]
 
@@ -78,6 +92,7 @@ class TestSessions:
             "env": {"KEY": "secret"},
             "limits": {"cpus": 2, "memory": 1 << 30, "pids": 9, "disk": 1 << 31, "inodes": 70, "open_files": 20},
             "ttl": 60,
+            "allowed_hosts": ["*.Example.org", "192.0.2.0/24"],
             "manifest": manifest,
             "git_repo": "https://example.org/team/app.git",
             "git_ref": "v1",
@@ -93,6 +108,7 @@ class TestSessions:
                 env={"KEY": "secret"},
                 limits=Limits(2.0, 1 << 30, 9, 1 << 31, 70, 20),
                 ttl=60.0,
+                allowed_hosts=["*.Example.org", "192.0.2.0/24"],
                 manifest=(
                     ManifestDir("data"),
                     ManifestFile("a", b"b", 0o600),
@@ -113,6 +129,8 @@ class TestSessions:
             "created": 1.5,
             "last_used": 2.5,
             "ttl": 60,
+            "policy": {"allowed_hosts": ["*.example.org", "192.0.2.0/24"]},
+            "denied": [],
         }
         assert b"secret" not in shown.body
 
@@ -220,6 +238,58 @@ class TestRuns:
                 }
             ]
         }
+
+
+class TestHosts:
+    async def test_shown_replaced_added_removed_and_cleared(self, house: House) -> None:
+        session = await house.make_session()
+        target = f"/v1/sessions/{session}/hosts"
+
+        async def change(**body: object) -> list[str]:
+            answer = await house.ask("POST", target, body)
+            assert answer.status == 200, answer.json
+            assert answer.json == (await house.ask("GET", target)).json
+            assert set(answer.json) == {"session_id", "policy"}
+            return list(answer.json["policy"]["allowed_hosts"])
+
+        assert await change() == ["usual.test"]
+        assert await change(hosts=["B.test", "a.test:22"]) == ["a.test:22", "b.test"]
+        assert await change(add=["c.test"], remove=["b.test"]) == ["a.test:22", "c.test"]
+        assert await change(clear=True) == []
+        assert house.service.changes[-1] == HostsChange(hosts=())
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            ({"add": "a.test"}, "add"),
+            ({"remove": [1]}, "remove"),
+            ({"hosts": {}}, "hosts"),
+            ({"clear": 1}, "clear"),
+            ({"clear": True, "add": ["a.test"]}, "clear"),
+            ({"clear": True, "hosts": []}, "clear"),
+            ({"hots": []}, "hots"),
+        ],
+    )
+    async def test_nonsense_changes_nothing(self, house: House, body: dict[str, object], field: str) -> None:
+        session = await house.make_session()
+        answer = await house.ask("POST", f"/v1/sessions/{session}/hosts", body)
+        assert (answer.status, answer.json["field"]) == (400, field)
+        assert house.service.changes == []
+
+    async def test_an_empty_list_is_not_no_list(self, house: House) -> None:
+        await house.ask("POST", "/v1/sessions", {"allowed_hosts": []})
+        assert house.service.specs == [SessionSpec(allowed_hosts=[])]
+
+    async def test_what_was_denied_is_in_a_run_and_in_its_session(self, house: House) -> None:
+        session = await house.make_session()
+        denied = Denials((Denial("a.test", "", 0, "not_listed", "Ask for it.", 5.5),), 2)
+        result = RunResult("run-9", session, Status.COMPLETED, 0, b"", b"", 0, 0, False, 1, denied)
+        house.service.results["run-9"] = result
+        house.service.sessions_by_id[session] = replace(house.service.sessions_by_id[session], denied=denied)
+        expected = {"host": "a.test", "address": "", "port": 0, "reason": "not_listed", "hint": "Ask for it."}
+        for target in ("/v1/runs/run-9", f"/v1/sessions/{session}"):
+            answer = await house.ask("GET", target)
+            assert (answer.json["denied"], answer.json["denied_more"]) == ([expected], 2)
 
 
 class TestFiles:

@@ -7,7 +7,7 @@ is a Fault that names the field.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from k8e.core.errors import Fault, Kind
@@ -22,6 +22,7 @@ from k8e.core.model import (
     SessionSpec,
 )
 from k8e.engine import Limits
+from k8e.policy import HostList, InvalidEntry
 
 MAX_TIMEOUT: Final = 86_400.0
 MAX_TTL: Final = 30 * 86_400.0
@@ -157,6 +158,15 @@ def check_image(value: object) -> str:
     return value
 
 
+def check_hosts(field: str, value: object) -> HostList:
+    if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value) or isinstance(value, str):
+        refuse(field, "must be a list of hosts")
+    try:
+        return HostList.parse(value)
+    except InvalidEntry as error:
+        refuse(field, f"{error.text[:100]!r}: {error.cause}", error.hint)
+
+
 def check_session(spec: SessionSpec) -> tuple[tuple[bytes, bytes], ...]:
     """Everything but the manifest, whose entries are checked by `manifest.check_entries`. Returns the environment."""
     if spec.session_id:
@@ -164,8 +174,10 @@ def check_session(spec: SessionSpec) -> tuple[tuple[bytes, bytes], ...]:
     if spec.tenant:
         check_name("tenant", spec.tenant)
     check_image(spec.image)
-    check_limits(spec.limits)
-    _check_seconds("ttl", spec.ttl, MAX_TTL)
+    if spec.limits is not None:
+        check_limits(spec.limits)
+    if spec.ttl is not None:
+        _check_seconds("ttl", spec.ttl, MAX_TTL)
     return check_env("env", spec.env)
 
 

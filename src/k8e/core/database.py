@@ -64,6 +64,11 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         ) STRICT""",
         "CREATE INDEX runs_of_a_sandbox ON runs (sandbox)",
     ),
+    # Sessions of that time had no network.
+    (
+        "ALTER TABLE sessions ADD COLUMN hosts TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE runs ADD COLUMN denied TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 

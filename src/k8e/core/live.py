@@ -32,6 +32,8 @@ class Live:
         self.unsaved = False  # the last use is not in the store yet
         self.background: set[str] = set()  # ids of runs that were not seen to end
         self.collecting = asyncio.Lock()
+        self.changing_hosts = asyncio.Lock()
+        self.hosts_unsaved = False  # the list in force is not the one on record
         self.building: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.stored = False

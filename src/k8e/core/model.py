@@ -9,10 +9,10 @@ from typing import Protocol
 
 from k8e.engine import Limits, Runtime, RuntimeReport
 from k8e.link.model import CommandInfo, Entry
+from k8e.policy import NOTHING, HostList
 
 WORKSPACE = b"/workspace"
 DEFAULT_TIMEOUT = 30.0
-DEFAULT_TTL = 3600.0
 OUTPUT_LIMIT = 1 << 20  # kept per stream: the first half and the last half
 MAX_ENV_KEYS = 64
 MAX_ENV_BYTES = 32 << 10
@@ -85,9 +85,40 @@ class SessionSpec:
     runtime: Runtime | None = None  # None: the strongest that works
     image: str = "host"
     env: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    ttl: float = DEFAULT_TTL
+    limits: Limits | None = None  # None: the settings'
+    ttl: float | None = None  # None: the settings'
+    allowed_hosts: Sequence[str] | None = None  # None: the settings' or the engine's; none at all: nothing
     manifest: Sequence[ManifestEntry] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChange:
+    """What is to become of a session's list of hosts: all of it, or what is taken off and what comes on."""
+
+    hosts: Sequence[str] | None = None  # instead of what is there; none at all: nothing is allowed any more
+    add: Sequence[str] = ()
+    remove: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Something that a sandbox asked of the network and did not get, and what to do about it."""
+
+    host: str  # empty: no name is known
+    address: str  # empty: the name was refused
+    port: int  # 0: none is known
+    reason: str  # a stable word, see docs/egress.md
+    hint: str
+    at: float  # the last time
+
+
+@dataclass(frozen=True, slots=True)
+class Denials:
+    entries: tuple[Denial, ...] = ()  # oldest first, each different from the others
+    more: int = 0  # that are not among them
+
+
+NONE_DENIED = Denials()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +134,8 @@ class Session:
     created: float
     last_used: float
     ttl: float
+    hosts: HostList = NOTHING  # what it may reach
+    denied: Denials = NONE_DENIED  # lately; only where one session is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +163,7 @@ class RunResult:
     stderr_bytes: int
     truncated: bool
     duration_ms: int
+    denied: Denials = NONE_DENIED  # while it ran, by whatever in the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +208,9 @@ class SandboxService(Protocol):
     async def get(self, caller: Caller, session_id: str) -> Session: ...
     async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]: ...
     async def destroy(self, caller: Caller, session_id: str) -> None: ...
+    async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
+        """In force and on record when it returns; connections that are not allowed any more are cut."""
+
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult: ...
     async def start(self, caller: Caller, spec: RunSpec) -> LiveRun: ...
     async def poll(self, caller: Caller, run_id: str) -> RunResult:
@@ -193,3 +230,7 @@ class SandboxService(Protocol):
         """Everything below the path (empty: the workspace) that was modified since; names are absolute paths."""
 
     async def status(self, caller: Caller) -> ServiceStatus: ...
+
+    @property
+    def default_limits(self) -> Limits:
+        """What a session gets that says nothing."""

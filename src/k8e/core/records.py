@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from k8e.core.model import Caller, Phase, RunResult, Session, Status
+from k8e.core.model import NONE_DENIED, Caller, Denial, Denials, Phase, RunResult, Session, Status
 from k8e.engine import Limits, Runtime
+from k8e.policy import NOTHING, HostList, InvalidEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class SessionRecord:
     boot: str  # within which `used_at` means something
     used_at: float  # monotonic
     reason: str = ""  # why it ended
+    hosts: HostList = NOTHING  # what it may reach
 
     def show(self) -> Session:
         return Session(
@@ -41,6 +44,7 @@ class SessionRecord:
             created=self.created,
             last_used=self.last_used,
             ttl=self.ttl,
+            hosts=self.hosts,
         )
 
 
@@ -65,12 +69,26 @@ def write_session(record: SessionRecord) -> tuple[object, ...]:
         record.boot,
         record.used_at,
         record.reason,
+        write_hosts(record.hosts),
     )
 
 
+def write_hosts(hosts: HostList) -> str:
+    return json.dumps(hosts.texts)
+
+
+def read_hosts(text: str) -> HostList:
+    """What an earlier version allowed to be listed and this one does not is off the list: no session gets more."""
+    hosts = NOTHING
+    for entry in json.loads(text):
+        with contextlib.suppress(InvalidEntry):
+            hosts = hosts.plus(HostList.parse([entry]))
+    return hosts
+
+
 def read_session(row: tuple[Any, ...]) -> SessionRecord:
-    sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *times, boot, used_at, reason = row
-    created, last_used, ttl = times
+    sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *rest = row
+    created, last_used, ttl, boot, used_at, reason, hosts = rest
     return SessionRecord(
         sandbox=sandbox,
         session_id=session_id,
@@ -87,6 +105,7 @@ def read_session(row: tuple[Any, ...]) -> SessionRecord:
         boot=boot,
         used_at=used_at,
         reason=reason,
+        hosts=read_hosts(hosts),
     )
 
 
@@ -107,6 +126,7 @@ class RunRecord:
     duration_ms: int = 0
     kept_stdout: int | None = None  # bytes of output kept in the sandbox
     kept_stderr: int | None = None
+    denied: Denials = NONE_DENIED
 
     def show(self, session_id: str, stdout: bytes = b"", stderr: bytes = b"") -> RunResult:
         return RunResult(
@@ -120,6 +140,7 @@ class RunRecord:
             stderr_bytes=self.stderr_bytes,
             truncated=self.truncated,
             duration_ms=self.duration_ms,
+            denied=self.denied,
         )
 
 
@@ -140,12 +161,24 @@ def write_run(run: RunRecord) -> tuple[object, ...]:
         run.kept_stdout,
         run.kept_stderr,
         run.oom_before,
+        write_denials(run.denied),
     )
+
+
+def write_denials(denials: Denials) -> str:
+    return json.dumps(asdict(denials)) if denials.entries or denials.more else ""
+
+
+def read_denials(text: str) -> Denials:
+    if not text:
+        return Denials()
+    value = json.loads(text)
+    return Denials(tuple(Denial(**entry) for entry in value["entries"]), value["more"])
 
 
 def read_run(row: tuple[Any, ...]) -> RunRecord:
     run_id, sandbox, command, background, started, finished, status, exit_code, *counts = row
-    stdout_bytes, stderr_bytes, truncated, duration_ms, kept_stdout, kept_stderr, oom_before = counts
+    stdout_bytes, stderr_bytes, truncated, duration_ms, kept_stdout, kept_stderr, oom_before, denied = counts
     return RunRecord(
         run_id=run_id,
         sandbox=sandbox,
@@ -162,4 +195,5 @@ def read_run(row: tuple[Any, ...]) -> RunRecord:
         duration_ms=duration_ms,
         kept_stdout=kept_stdout,
         kept_stderr=kept_stderr,
+        denied=read_denials(denied),
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core.background import Background, put_away
+from k8e.core.egress import Egress
 from k8e.core.errors import Fault
 from k8e.core.journal import note, warn
 from k8e.core.live import Live
@@ -27,7 +28,8 @@ _AT_ONCE: Final = 8
 
 
 class Recovery:
-    def __init__(self, runs: Runs, background: Background) -> None:
+    def __init__(self, runs: Runs, background: Background, egress: Egress) -> None:
+        self._egress = egress
         self._runs = runs
         self._background = background
         self._sessions = runs.sessions
@@ -93,6 +95,8 @@ class Recovery:
             await self._end(live, LOST)
             return
         try:
+            # First of all: what runs in there must not have more than the record says for longer than need be.
+            await self._egress.restore(live)
             opened = await self._sessions.enter(live)
             if live.record.env_keys:
                 live.env = await recall_env(opened.sandbox)

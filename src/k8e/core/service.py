@@ -11,19 +11,20 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from k8e.core.background import Background
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
+from k8e.core.egress import Egress
 from k8e.core.errors import Fault
 from k8e.core.files import Files
 from k8e.core.journal import LOGGER, warn
 from k8e.core.live import Live
 from k8e.core.metrics import Metrics
-from k8e.core.model import Caller, LiveRun, Phase, RunResult, RunSpec, ServiceStatus, Session, SessionSpec
+from k8e.core.model import Caller, HostsChange, LiveRun, Phase, RunResult, RunSpec, ServiceStatus, Session, SessionSpec
 from k8e.core.recovery import Recovery
 from k8e.core.runs import Runs
 from k8e.core.sessions import Sessions
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translated
-from k8e.engine import Engine
+from k8e.engine import Engine, Limits
 from k8e.link.model import CommandInfo, Entry
 from k8e.settings import Settings
 
@@ -58,7 +59,8 @@ class Service:
         self.metrics = Metrics()
         self.settings = settings or Settings()
         self._tasks = Tasks()
-        self._sessions = Sessions(engine, store, clock or SystemClock(), self.metrics, self._tasks)
+        self._sessions = Sessions(engine, store, clock or SystemClock(), self.metrics, self._tasks, self.settings)
+        self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
         self._files = Files(self._sessions)
@@ -67,7 +69,7 @@ class Service:
     # The service's own life
 
     async def recover(self) -> None:
-        await Recovery(self._runs, self._background).recover()
+        await Recovery(self._runs, self._background, self._egress).recover()
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
@@ -102,6 +104,7 @@ class Service:
         await asyncio.gather(*(self._sessions.examine(live) for live in active if live.uses or live.background))
         await self.expire()
         self._sessions.resume_ends()
+        await self._egress.save()
         await self._sessions.save_uses()
 
     async def expire(self) -> Sequence[str]:
@@ -133,6 +136,10 @@ class Service:
     @counted
     async def destroy(self, caller: Caller, session_id: str) -> None:
         await self._sessions.destroy(caller, session_id)
+
+    @counted
+    async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
+        return await self._egress.change(caller, session_id, change)
 
     @counted
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
@@ -172,6 +179,10 @@ class Service:
     @counted
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         return await self._files.list(caller, session_id, path, since=since)
+
+    @property
+    def default_limits(self) -> Limits:
+        return self._sessions.default_limits
 
     @counted
     async def status(self, caller: Caller) -> ServiceStatus:

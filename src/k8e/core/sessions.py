@@ -25,11 +25,11 @@ from k8e.core.records import SessionRecord
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
-from k8e.engine import Engine, EngineError, Health, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import Engine, EngineError, Health, Limits, Place, Runtime, RuntimeReport, SandboxSpec
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
-
-MAX_SESSIONS: Final = 256  # of one owner
+from k8e.policy import HostList
+from k8e.settings import Settings
 
 DESTROYED: Final = "destroyed"
 EXPIRED: Final = "expired"
@@ -62,13 +62,22 @@ def _failed(task: asyncio.Task[None]) -> bool:
 
 
 class Sessions:
-    def __init__(self, engine: Engine, store: Store, clock: Clock, metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, clock: Clock, metrics: Metrics, tasks: Tasks, settings: Settings
+    ) -> None:
         self.registry = Registry()
         self.engine = engine
         self.store = store
         self.clock = clock
         self.metrics = metrics
         self.tasks = tasks
+        self.settings = settings
+
+    @property
+    def default_limits(self) -> Limits:
+        """What a session gets that says nothing."""
+        given = self.settings.limits
+        return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
 
     # Asking
 
@@ -90,10 +99,13 @@ class Sessions:
     async def open(self, caller: Caller, session_id: str) -> Opened:
         return await self.enter(self.find(caller, session_id))
 
-    async def enter(self, live: Live) -> Opened:
+    def check_active(self, live: Live) -> None:
         if live.phase is not Phase.ACTIVE:
             what = "is still being created" if live.phase is Phase.CREATING else "is being destroyed"
             raise Fault(Kind.CONFLICT, f"session_{live.phase.value}", f"session {live.session_id} {what}")
+
+    async def enter(self, live: Live) -> Opened:
+        self.check_active(live)
         try:
             sandbox, place = await self.engine.attach(live.sandbox)
         except (EngineError, LinkError) as error:
@@ -134,8 +146,9 @@ class Sessions:
         check_entries(spec.manifest)
         if caller.tenant and spec.tenant not in ("", caller.tenant) and caller.uid != 0:
             raise Fault(Kind.DENIED, "wrong_tenant", "the session would belong to another tenant", field="tenant")
+        hosts = await self._choose_hosts(spec)
         runtime = await self._choose_runtime(spec.runtime)
-        live = Live(self._make_record(caller, spec, runtime), self.clock, env)
+        live = Live(self._make_record(caller, spec, runtime, hosts), self.clock, env)
         self._check_quota(caller)
         self.registry.add(live)
         live.building = self.tasks.spawn(self._build(live, spec, env), watched=True)
@@ -150,7 +163,15 @@ class Sessions:
         note("session_created", session=live.session_id, owner=caller.uid, runtime=runtime.value, sandbox=live.sandbox)
         return live.show()
 
-    def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime) -> SessionRecord:
+    async def _choose_hosts(self, spec: SessionSpec) -> HostList:
+        if spec.allowed_hosts is not None:
+            return checks.check_hosts("allowed_hosts", spec.allowed_hosts)
+        if self.settings.egress.allowed_hosts is not None:
+            return self.settings.egress.allowed_hosts
+        with translated("finding out the usual list of hosts"):
+            return await self.engine.default_egress()
+
+    def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> SessionRecord:
         return SessionRecord(
             sandbox=secrets.token_hex(8),
             session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
@@ -159,19 +180,21 @@ class Sessions:
             phase=Phase.CREATING,
             runtime=runtime,
             image=spec.image,
-            limits=spec.limits,
+            limits=spec.limits or self.default_limits,
             env_keys=tuple(sorted(spec.env)),
             created=self.clock.wall(),
             last_used=self.clock.wall(),
-            ttl=spec.ttl,
+            ttl=self.settings.limits.ttl if spec.ttl is None else spec.ttl,
             boot=self.clock.boot,
             used_at=self.clock.monotonic(),
+            hosts=hosts,
         )
 
     def _check_quota(self, caller: Caller) -> None:
-        if sum(live.record.owner == caller.uid for live in self.registry) >= MAX_SESSIONS:
+        most = self.settings.quotas.sessions
+        if most and sum(live.record.owner == caller.uid for live in self.registry) >= most:
             hint = "Destroy some, or try again when one has expired."
-            raise Fault(Kind.EXHAUSTED, "too_many_sessions", f"you have {MAX_SESSIONS} sessions already", hint=hint)
+            raise Fault(Kind.EXHAUSTED, "too_many_sessions", f"you have {most} sessions already", hint=hint)
 
     async def probe(self) -> Sequence[RuntimeReport]:
         with translated("trying the runtimes"):
@@ -195,7 +218,9 @@ class Sessions:
         await self.store.insert_session(live.record)
         live.stored = True
         with translated("creating the sandbox"):
-            await self.engine.create(live.sandbox, SandboxSpec(live.record.runtime, spec.image, spec.limits))
+            record = live.record
+            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts)
+            await self.engine.create(live.sandbox, wanted)
             sandbox, place = await self.engine.attach(live.sandbox)
         await prepare_state(sandbox, env)
         await apply_manifest(sandbox, place, env, spec.manifest)

@@ -8,7 +8,18 @@ from typing import Final
 
 from k8e.core.database import Database
 from k8e.core.model import Caller, Phase, Status
-from k8e.core.records import RunRecord, SessionRecord, may_see, read_run, read_session, write_run, write_session
+from k8e.core.records import (
+    RunRecord,
+    SessionRecord,
+    may_see,
+    read_run,
+    read_session,
+    write_denials,
+    write_hosts,
+    write_run,
+    write_session,
+)
+from k8e.policy import HostList
 
 KEPT_SESSIONS: Final = 1000  # records of sessions that are gone
 
@@ -41,6 +52,9 @@ class Store(Database):
 
     async def set_phase(self, sandbox: str, phase: Phase, reason: str = "") -> None:
         await self._execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", phase.value, reason, sandbox)
+
+    async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
+        await self._execute("UPDATE sessions SET hosts = ? WHERE sandbox = ?", write_hosts(hosts), sandbox)
 
     async def end_session(self, sandbox: str, reason: str, now: float, *, keep_runs: bool) -> None:
         """Its runs are forgotten with it, or remembered as lost. Of gone sessions the latest stay on record."""
@@ -102,7 +116,7 @@ class Store(Database):
     async def finish_run(self, run: RunRecord) -> None:
         await self._execute(
             "UPDATE runs SET finished = ?, status = ?, exit_code = ?, stdout_bytes = ?, stderr_bytes = ?, "
-            "truncated = ?, duration_ms = ?, kept_stdout = ?, kept_stderr = ? WHERE run_id = ?",
+            "truncated = ?, duration_ms = ?, kept_stdout = ?, kept_stderr = ?, denied = ? WHERE run_id = ?",
             run.finished,
             run.status.value,
             run.exit_code,
@@ -112,6 +126,7 @@ class Store(Database):
             run.duration_ms,
             run.kept_stdout,
             run.kept_stderr,
+            write_denials(run.denied),
             run.run_id,
         )
 

@@ -48,6 +48,8 @@ class Routes:
             Route("GET", sessions, self._list_sessions),
             Route("GET", (*sessions, "*"), self._get_session),
             Route("DELETE", (*sessions, "*"), self._destroy),
+            Route("GET", (*sessions, "*", "hosts"), self._get_hosts),
+            Route("POST", (*sessions, "*", "hosts"), self._set_hosts, (JSON,)),
             Route("POST", (*sessions, "*", "runs"), self._run, (JSON, frames.CONTENT_TYPE)),
             Route("GET", (*sessions, "*", "runs"), self._list_runs),
             Route("GET", (*sessions, "*", "processes"), self._list_processes),
@@ -92,7 +94,7 @@ class Routes:
     async def _create(self, exchange: Exchange, request: Request) -> None:
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
         # In a thread, because a large manifest takes its time.
-        spec = await asyncio.to_thread(specs.read_session_spec, fields)
+        spec = await asyncio.to_thread(specs.read_session_spec, fields, self._service.default_limits)
         session = await self._service.create(exchange.caller, spec)
         await exchange.send_json(201, shapes.shape_created(session))
 
@@ -107,7 +109,16 @@ class Routes:
 
     async def _get_session(self, exchange: Exchange, request: Request) -> None:
         session = await self._service.get(exchange.caller, request.path[2])
-        await exchange.send_json(200, shapes.shape_session(session))
+        await exchange.send_json(200, shapes.shape_session_closely(session))
+
+    async def _get_hosts(self, exchange: Exchange, request: Request) -> None:
+        session = await self._service.get(exchange.caller, request.path[2])
+        await exchange.send_json(200, shapes.shape_hosts(session))
+
+    async def _set_hosts(self, exchange: Exchange, request: Request) -> None:
+        change = specs.read_hosts_change(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        session = await self._service.set_hosts(exchange.caller, request.path[2], change)
+        await exchange.send_json(200, shapes.shape_hosts(session))
 
     async def _destroy(self, exchange: Exchange, request: Request) -> None:
         await self._service.destroy(exchange.caller, request.path[2])

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from k8e.core.model import RunResult, ServiceStatus, Session
+from k8e.core.model import Denials, RunResult, ServiceStatus, Session
 from k8e.engine import Limits
 from k8e.link.model import CommandInfo, Entry, FileType
 
@@ -49,11 +49,39 @@ def shape_limits(limits: Limits) -> Json:
     }
 
 
+def shape_policy(session: Session) -> Json:
+    return {"allowed_hosts": list(session.hosts.texts)}
+
+
+def shape_hosts(session: Session) -> Json:
+    return {"session_id": session.session_id, "policy": shape_policy(session)}
+
+
+def shape_denials(denials: Denials) -> Json:
+    """How many more there are is said only where there are more."""
+    denied = [
+        {
+            "host": denial.host,
+            "address": denial.address,
+            "port": denial.port,
+            "reason": denial.reason,
+            "hint": denial.hint,
+        }
+        for denial in denials.entries
+    ]
+    return {"denied": denied, "denied_more": denials.more} if denials.more else {"denied": denied}
+
+
 def shape_created(session: Session) -> Json:
     return {
         "session_id": session.session_id,
         "runtime": session.runtime.value,
-        "policy": {"image": session.image, "limits": shape_limits(session.limits), "ttl": session.ttl},
+        "policy": {
+            "image": session.image,
+            "limits": shape_limits(session.limits),
+            "ttl": session.ttl,
+            **shape_policy(session),
+        },
     }
 
 
@@ -70,7 +98,13 @@ def shape_session(session: Session) -> Json:
         "created": session.created,
         "last_used": session.last_used,
         "ttl": session.ttl,
+        "policy": shape_policy(session),
     }
+
+
+def shape_session_closely(session: Session) -> Json:
+    """With what it was refused lately."""
+    return {**shape_session(session), **shape_denials(session.denied)}
 
 
 def shape_run(run: RunResult) -> Json:
@@ -92,6 +126,7 @@ def shape_run_summary(run: RunResult) -> Json:
         "truncated": run.truncated,
         "stdout_bytes": run.stdout_bytes,
         "stderr_bytes": run.stderr_bytes,
+        **shape_denials(run.denied),
     }
 
 

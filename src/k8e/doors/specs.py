@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.manifest import parse_manifest
-from k8e.core.model import Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
+from k8e.core.model import HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
 from k8e.engine import Limits, Runtime
 
 Value = TypeVar("Value")
@@ -43,6 +43,9 @@ class Fields:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._prefix = prefix
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
     def take_text(self, name: str, default: str = "") -> str:
         return self._take(name, str, "a string", default)
 
@@ -66,6 +69,15 @@ class Fields:
 
     def take_list(self, name: str) -> list[Any]:
         return self._take(name, list, "a list", [])
+
+    def take_texts(self, name: str) -> list[str] | None:
+        """None when it is not there, which is not the same as an empty list."""
+        if name not in self._values:
+            return None
+        values = self.take_list(name)
+        if not all(isinstance(value, str) for value in values):
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a list of strings")
+        return values
 
     def take_fields(self, name: str) -> Fields:
         return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
@@ -113,9 +125,7 @@ class Fields:
 
 
 def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
-    argv = fields.take_list("argv")
-    if not all(isinstance(word, str) for word in argv):
-        raise invalid("argv", "argv is not a list of strings")
+    argv = fields.take_texts("argv") or []
     defaults = RunSpec(session_id)
     spec = RunSpec(
         session_id=session_id,
@@ -132,7 +142,22 @@ def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
     return spec
 
 
-def read_session_spec(fields: Fields) -> SessionSpec:
+def read_hosts_change(fields: Fields) -> HostsChange:
+    change = HostsChange(
+        hosts=fields.take_texts("hosts"),
+        add=fields.take_texts("add") or (),
+        remove=fields.take_texts("remove") or (),
+    )
+    if fields.take_flag("clear"):
+        if change != HostsChange():
+            raise invalid("clear", "clear leaves nothing on the list and cannot be given together with anything else")
+        change = HostsChange(hosts=())
+    fields.finish()
+    return change
+
+
+def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
+    """`limits` are for what the request does not say."""
     defaults = SessionSpec()
     spec = SessionSpec(
         session_id=fields.take_text("session_id"),
@@ -140,16 +165,16 @@ def read_session_spec(fields: Fields) -> SessionSpec:
         runtime=fields.take_choice("runtime", Runtime),
         image=fields.take_text("image", defaults.image),
         env=fields.take_mapping("env"),
-        limits=_read_limits(fields.take_fields("limits")),
-        ttl=fields.take_number("ttl", defaults.ttl),
+        limits=_read_limits(fields.take_fields("limits"), limits) if "limits" in fields else None,
+        ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
+        allowed_hosts=fields.take_texts("allowed_hosts"),
         manifest=_read_manifest(fields),
     )
     fields.finish()
     return spec
 
 
-def _read_limits(fields: Fields) -> Limits:
-    defaults = Limits()
+def _read_limits(fields: Fields, defaults: Limits) -> Limits:
     limits = Limits(
         cpus=fields.take_number("cpus", defaults.cpus),
         memory=fields.take_count("memory", defaults.memory),

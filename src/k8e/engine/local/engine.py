@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from k8e.engine import EngineError, Health, Limits, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local import disk, host_image
 from k8e.engine.local.bundle import ID_COUNT, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
@@ -34,6 +34,7 @@ from k8e.link.binary import agent_binary, place
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
 from k8e.link.model import ExecSpec, Sandbox
+from k8e.policy import NOTHING, HostList
 
 # Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
 _FIRST_ID = 0x30000000
@@ -218,6 +219,7 @@ class LocalEngine:
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         if spec.image != "host":
             raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
+        self._refuse_network(spec.egress)
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._template(spec.limits)
@@ -344,6 +346,21 @@ class LocalEngine:
         if lock is None:
             lock = self._locks[sandbox] = asyncio.Lock()
         return lock
+
+    # Network: none but loopback yet ---------------------------------------------------------------------------------
+
+    async def default_egress(self) -> HostList:
+        return NOTHING
+
+    async def set_egress(self, sandbox: str, hosts: HostList) -> None:
+        self._refuse_network(hosts)
+
+    def _refuse_network(self, hosts: HostList) -> None:
+        if hosts != NOTHING:
+            raise EngineError("network", "sandboxes have no network but loopback yet", "leave the list empty")
+
+    async def refusals(self, sandbox: str) -> Sequence[Refusal]:
+        return ()
 
     # Ending ----------------------------------------------------------------------------------------------------------
 
