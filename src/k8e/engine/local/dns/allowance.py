@@ -1,0 +1,65 @@
+"""How much of the resolver a sandbox may use: questions per second, and questions and connections at once.
+
+What exceeds it is not read from the socket, so it costs the daemon nothing: it waits in, or falls out of, a small
+buffer of the kernel that belongs to that sandbox alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RATE = 300.0  # questions per second, sustained
+BURST = 600.0
+MAX_AT_ONCE = 64  # questions of one sandbox while others are quiet
+LEAST_AT_ONCE = 4  # and what it keeps however many there are
+ALL_AT_ONCE = 256  # shared out among those that ask
+MAX_CONNECTIONS = 8
+
+
+@dataclass(slots=True)
+class Crowd:
+    """How many sandboxes have questions under way."""
+
+    busy: int = 0
+
+    @property
+    def share(self) -> int:
+        return max(LEAST_AT_ONCE, min(MAX_AT_ONCE, ALL_AT_ONCE // max(1, self.busy)))
+
+
+class Allowance:
+    """The caller tells the time, so that this can be tested without waiting."""
+
+    def __init__(self, crowd: Crowd, now: float) -> None:
+        self._crowd = crowd
+        self._tokens = BURST
+        self._since = now
+        self._at_once = 0
+        self.connections = 0
+
+    def may_connect(self, now: float) -> bool:
+        return self.connections < MAX_CONNECTIONS and self._can_pay(now)
+
+    def may_ask(self, now: float) -> bool:
+        return self._at_once < self._crowd.share and self._can_pay(now)
+
+    def _can_pay(self, now: float) -> bool:
+        self._tokens = min(BURST, self._tokens + (now - self._since) * RATE)
+        self._since = now
+        return self._tokens >= 1
+
+    def connect(self) -> None:
+        self._tokens -= 1
+        self.connections += 1
+
+    def disconnect(self) -> None:
+        self.connections -= 1
+
+    def begin(self) -> None:
+        self._tokens -= 1
+        self._crowd.busy += self._at_once == 0
+        self._at_once += 1
+
+    def end(self) -> None:
+        self._at_once -= 1
+        self._crowd.busy -= self._at_once == 0
