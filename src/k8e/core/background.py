@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.access import may_see
 from k8e.core.errors import Fault, Kind
 from k8e.core.foreground import GRACE
 from k8e.core.journal import warn
@@ -20,7 +21,7 @@ from k8e.core.live import Live
 from k8e.core.model import OUTPUT_LIMIT, Caller, Phase, RunResult, RunSpec, Status
 from k8e.core.output import HeadTail
 from k8e.core.provisioning import STATE, read_into
-from k8e.core.records import RunRecord, may_see
+from k8e.core.records import RunRecord
 from k8e.core.runs import Runs, check_run, place_run
 from k8e.core.sessions import Opened
 from k8e.core.translation import translated
@@ -87,13 +88,14 @@ class Background:
         """The run, its session if that lives, and the session's id."""
         checks.check_caller(caller)
         record = await self._store.find_run(checks.check_run_id(run_id))
-        if record is not None:
-            live = self._sessions.registry.find_sandbox(caller, record.sandbox)
-            if live is not None:
-                return record, live, live.session_id
-            session = await self._store.find_session(record.sandbox)
-            if session and session.phase is Phase.DESTROYED and may_see(caller, session.owner, session.tenant):
-                return record, None, session.session_id
+        live = self._sessions.registry.find_sandbox(caller, record.sandbox) if record else None
+        if record and live:
+            return record, live, live.session_id
+        # Asked for one that does not exist, too: somebody else's must not take longer.
+        session = await self._store.find_session(record.sandbox if record else "")
+        gone = session is not None and session.phase is Phase.DESTROYED
+        if record and session and gone and may_see(caller, session.owner, session.tenant):
+            return record, None, session.session_id
         raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="Runs end with their session.")
 
     async def poll(self, caller: Caller, run_id: str) -> RunResult:

@@ -10,6 +10,8 @@ Doors translate `Fault.kind` into their own status (HTTP, gRPC, exit codes) and 
     DENIED          known, and not allowed
     FAILED          it was tried and did not work (git clone, a control that could not be applied)
     LOST            it ran, and how it ended is not known
+    STRANGER        who calls is not known, or not any more
+    NOT_YET         this version cannot do it
 """
 
 from __future__ import annotations
@@ -26,16 +28,32 @@ class Kind(enum.Enum):
     DENIED = "denied"
     FAILED = "failed"
     LOST = "lost"
+    STRANGER = "stranger"
+    NOT_YET = "not_yet"
 
 
 class Fault(Exception):
-    """`code` is snake_case and never changes once released; `error` is for people, `hint` says what to do next."""
+    """`code` is snake_case and never changes once released; `error` is for people, `hint` says what to do next.
 
-    def __init__(self, kind: Kind, code: str, error: str, *, detail: str = "", hint: str = "", field: str = "") -> None:
+    `retry_after` are seconds after which it may work; 0 when waiting does not help, or nobody knows.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        code: str,
+        error: str,
+        *,
+        detail: str = "",
+        hint: str = "",
+        field: str = "",
+        retry_after: float = 0,
+    ) -> None:
         self.kind = kind
         self.code = code
         self.error = error
         self.detail = detail
         self.hint = hint
         self.field = field
+        self.retry_after = retry_after
         super().__init__(f"{code}: {error}" + (f" ({detail})" if detail else ""))

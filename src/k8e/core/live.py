@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from k8e.core.access import Payer, find_payer, may_see
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Phase, Session
-from k8e.core.records import SessionRecord, may_see
+from k8e.core.records import SessionRecord
 
 REMEMBERED = 1000  # names of sessions that are gone, for a better answer than "never heard of it"
 
@@ -56,6 +57,10 @@ class Live:
     @property
     def name(self) -> Name:
         return self.record.owner, self.record.tenant, self.record.session_id
+
+    @property
+    def payer(self) -> Payer:
+        return find_payer(self.record.owner, self.record.tenant)
 
     def show(self) -> Session:
         return replace(self.record, last_used=self.last_used).show()

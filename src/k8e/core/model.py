@@ -44,16 +44,34 @@ class Status(enum.Enum):
     LOST = "lost"
 
 
+class Scope(enum.Enum):
+    """What a caller may do; each includes the ones before it."""
+
+    RUN = "run"  # use the sandboxes of its own tenant
+    OPERATOR = "operator"  # of all its tenants, and answer for people
+    ADMIN = "admin"  # everything, API keys included
+
+
+REMOTE = -1  # the owner of what API keys made: no user of this machine
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Doors establish it, the service trusts it.
+    """Who asks. Doors establish it, the service trusts it; what it means is in access.py.
 
     Somebody whom a door knows as one tenant has that tenant's sessions; a local user has all of their own, whatever
     tenant they named; root has everybody's.
     """
 
-    uid: int
+    uid: int  # REMOTE: known by a key
     tenant: str = ""  # empty: not bound to one
+    tenants: tuple[str, ...] = ()  # an operator's others
+    scope: Scope = Scope.RUN
+    name: str = ""  # of the key, for the log
+
+    @property
+    def label(self) -> str:
+        return f"key:{self.name}" if self.name else f"uid:{self.uid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +143,7 @@ NONE_DENIED = Denials()
 class Session:
     session_id: str
     tenant: str
-    owner: int  # uid
+    owner: int  # uid, or REMOTE
     phase: Phase
     runtime: Runtime
     image: str

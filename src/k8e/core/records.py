@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from k8e.core.model import NONE_DENIED, Caller, Denial, Denials, Phase, RunResult, Session, Status
+from k8e.core.model import NONE_DENIED, Denial, Denials, Phase, RunResult, Session, Status
 from k8e.engine import Limits, Runtime
 from k8e.policy import NOTHING, HostList, InvalidEntry
 
@@ -46,10 +46,6 @@ class SessionRecord:
             ttl=self.ttl,
             hosts=self.hosts,
         )
-
-
-def may_see(caller: Caller, owner: int, tenant: str) -> bool:
-    return caller.uid == 0 or (caller.uid == owner and caller.tenant in ("", tenant))
 
 
 def write_session(record: SessionRecord) -> tuple[object, ...]:

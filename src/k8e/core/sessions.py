@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.access import choose_tenant
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note, warn
@@ -144,8 +145,7 @@ class Sessions:
         checks.check_caller(caller)
         env = checks.check_session(spec)
         check_entries(spec.manifest)
-        if caller.tenant and spec.tenant not in ("", caller.tenant) and caller.uid != 0:
-            raise Fault(Kind.DENIED, "wrong_tenant", "the session would belong to another tenant", field="tenant")
+        choose_tenant(caller, spec.tenant)
         hosts = await self._choose_hosts(spec)
         runtime = await self._choose_runtime(spec.runtime)
         live = Live(self._make_record(caller, spec, runtime, hosts), self.clock, env)
@@ -160,7 +160,8 @@ class Sessions:
         await self._check_built(live, live.building)
         self.metrics.creates.add()
         self.metrics.create_seconds.observe(self.clock.monotonic() - began)
-        note("session_created", session=live.session_id, owner=caller.uid, runtime=runtime.value, sandbox=live.sandbox)
+        facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
+        note("session_created", **facts, runtime=runtime.value)
         return live.show()
 
     async def _choose_hosts(self, spec: SessionSpec) -> HostList:
@@ -175,7 +176,7 @@ class Sessions:
         return SessionRecord(
             sandbox=secrets.token_hex(8),
             session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
-            tenant=spec.tenant or caller.tenant or "default",
+            tenant=choose_tenant(caller, spec.tenant),
             owner=caller.uid,
             phase=Phase.CREATING,
             runtime=runtime,

@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from k8e.core.access import may_see
 from k8e.core.database import Database
 from k8e.core.model import Caller, Phase, Status
 from k8e.core.records import (
     RunRecord,
     SessionRecord,
-    may_see,
     read_run,
     read_session,
     write_denials,

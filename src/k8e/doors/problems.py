@@ -13,6 +13,8 @@ STATUS = {
     Kind.DENIED: 403,
     Kind.FAILED: 502,
     Kind.LOST: 500,
+    Kind.STRANGER: 401,
+    Kind.NOT_YET: 501,
 }
 
 
@@ -28,13 +30,20 @@ class Refusal(Exception):
         super().__init__(f"{code}: {error}")
 
 
-def describe(problem: Fault | Refusal) -> tuple[int, dict[str, str]]:
+def describe(problem: Fault | Refusal) -> tuple[int, dict[str, str | float]]:
     """The status and the body."""
-    body = {"error": problem.error, "detail": problem.detail, "code": problem.code, "hint": problem.hint}
+    body: dict[str, str | float] = {
+        "error": problem.error,
+        "detail": problem.detail,
+        "code": problem.code,
+        "hint": problem.hint,
+    }
     if isinstance(problem, Refusal):
         return problem.status, body
     if problem.field:
         body["field"] = problem.field
+    if problem.retry_after:
+        body["retry_after"] = round(problem.retry_after, 3)
     return STATUS[problem.kind], body
 
 

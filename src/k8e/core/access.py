@@ -1,0 +1,57 @@
+"""Who may see and do what. The doors say who calls; every rule about it is here. Pure.
+
+Sessions belong to an owner, a user of this machine or REMOTE, and to a tenant. Users of this machine know their own by
+their uid and give tenants whatever names they like; whoever comes with an API key knows their tenant's. The two never
+meet: a tenant of the gateway and a local user's tenant of the same name are different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import REMOTE, Caller, Scope
+
+_RANKS: Final[Mapping[Scope, int]] = {Scope.RUN: 0, Scope.OPERATOR: 1, Scope.ADMIN: 2}
+
+
+class Payer(NamedTuple):
+    """On whose account something goes: quotas and turns are counted by this."""
+
+    owner: int
+    tenant: str
+
+
+def sees_all(caller: Caller) -> bool:
+    return caller.uid == 0 or caller.scope is Scope.ADMIN
+
+
+def may_see(caller: Caller, owner: int, tenant: str) -> bool:
+    if sees_all(caller):
+        return True
+    return caller.uid == owner and (not caller.tenant or tenant == caller.tenant or tenant in caller.tenants)
+
+
+def require_scope(caller: Caller, scope: Scope) -> None:
+    held = Scope.ADMIN if sees_all(caller) else caller.scope
+    if _RANKS[held] < _RANKS[scope]:
+        raise Fault(
+            Kind.DENIED,
+            "scope_missing",
+            f"this needs the scope {scope.value}",
+            detail=f"the caller has {held.value}",
+            hint=f"Use a key with the scope {scope.value}, or ask somebody who has one.",
+        )
+
+
+def choose_tenant(caller: Caller, wanted: str) -> str:
+    """The tenant that a new session belongs to."""
+    if wanted and not may_see(caller, caller.uid, wanted):
+        raise Fault(Kind.DENIED, "wrong_tenant", "the session would belong to another tenant", field="tenant")
+    return wanted or caller.tenant or "default"
+
+
+def find_payer(owner: int, tenant: str) -> Payer:
+    """A local user pays for all of their tenants together; they could name as many as they like."""
+    return Payer(owner, tenant if owner == REMOTE else "")
