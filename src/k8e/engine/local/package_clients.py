@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from k8e.engine import EngineError
@@ -205,7 +206,7 @@ async def _ask_node() -> list[str]:
 def _recall(memory: Path, tools: Path, env: Mapping[str, str]) -> Answers | None:
     try:
         record = json.loads(memory.read_text())
-        kept = dict(record["answers"])
+        kept: dict[str, Any] = dict(record["answers"])
         answers = Answers(**{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()})
         same = record["fingerprint"] == _fingerprint(tools, env, answers.made_from)
     except (OSError, ValueError, TypeError, KeyError):
