@@ -24,11 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from k8e import settings as k8e_settings
-from k8e.settings import Settings, SettingsError
-
 if TYPE_CHECKING:
     from k8e.engine import Engine
+    from k8e.settings import Settings
 
 GRACE = 10.0  # for requests that are under way when we are told to stop
 SUCCESSION = 20.0  # for a daemon that is stopping to be gone
@@ -37,7 +35,7 @@ LOG_SIZE = 16 << 20  # of each of two files
 
 log = logging.getLogger("k8e.daemon")
 
-MakeEngine = Callable[["Paths", Settings], "Engine"]
+MakeEngine = Callable[["Paths", "Settings"], "Engine"]
 
 
 class Refused(Exception):
@@ -131,9 +129,20 @@ def take_lock(path: Path, patience: float) -> int:
     return descriptor
 
 
+def require_root() -> None:
+    if os.geteuid() != 0:
+        raise Refused(
+            "needs_root",
+            "the daemon needs root to make sandboxes",
+            hint="`sudo k8e server`, or use the daemon that runs",
+        )
+
+
 def load_settings() -> Settings:
+    from k8e.settings import SettingsError, load
+
     try:
-        return k8e_settings.load()
+        return load()
     except SettingsError as error:
         raise Refused(error.code, error.error, detail=error.detail, hint=error.hint) from error
 
@@ -142,12 +151,6 @@ def make_local_engine(paths: Paths, settings: Settings) -> Engine:
     from k8e.engine import EngineError
     from k8e.engine.local import LocalEngine
 
-    if os.geteuid() != 0:
-        raise Refused(
-            "needs_root",
-            "the daemon needs root to make sandboxes",
-            hint="`sudo k8e server`, or use the daemon that runs",
-        )
     try:
         return LocalEngine(paths.state_dir, paths.run_dir)
     except EngineError as error:
@@ -161,6 +164,7 @@ def run_daemon(
     detached: bool = False,
 ) -> None:
     """Until it is told to stop. Raises Refused when it cannot begin; `announce` is called when it listens."""
+    require_root()
     paths = Paths.from_environment()
     settings = load_settings()
     os.umask(0o022)  # whoever started us may have another, and what we make is made for other users too
@@ -272,8 +276,9 @@ def run_doctor(*, as_json: bool) -> int:
     """1 when the default would not be safe. Works beside a daemon, and without one."""
     from k8e.engine import EngineError
     from k8e.engine.local import doctor
+    from k8e.settings import USUAL, find_file
 
-    file = k8e_settings.find_file()
+    file = find_file()
     load_settings()  # a daemon would not start with a broken file, and so there is nothing to examine
     try:
         report = asyncio.run(doctor.examine_machine())
@@ -282,7 +287,7 @@ def run_doctor(*, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps({"settings": file and str(file), **report.as_dict()}) + "\n")
     else:
-        sys.stdout.write(f"settings: {file or f'defaults, as there is no {k8e_settings.USUAL}'}\n\n")
+        sys.stdout.write(f"settings: {file or f'defaults, as there is no {USUAL}'}\n\n")
         sys.stdout.write(doctor.render(report))
     sys.stdout.flush()
     return 0 if report.safe else 1
