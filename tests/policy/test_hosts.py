@@ -63,7 +63,7 @@ def test_any_text_is_an_entry_or_an_invalid_entry(text: str) -> None:
     try:
         hosts = HostList.parse([text])
     except InvalidEntry as fault:
-        words = (fault.cause, fault.hint)
+        words: tuple[str, ...] = (fault.cause, fault.hint)
     else:
         words = hosts.texts * 2
         assert HostList.parse(hosts.texts) == hosts
@@ -133,7 +133,8 @@ def test_lookalikes_are_not_on_the_list() -> None:
 
 def test_the_empty_list_has_nobody() -> None:
     assert HostList.parse([]) == NOTHING
-    assert NOTHING.texts == NOTHING.entries_for_name("example.com") == ()
+    assert NOTHING.texts == ()
+    assert NOTHING.entries_for_name("example.com") == ()
     assert NOTHING.entries_for_address(ip_address("192.0.2.1")) == ()
 
 

@@ -207,7 +207,10 @@ def _recall(memory: Path, tools: Path, env: Mapping[str, str]) -> Answers | None
     try:
         record = json.loads(memory.read_text())
         kept: dict[str, Any] = dict(record["answers"])
-        answers = Answers(**{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()})
+        for key, value in kept.items():
+            if isinstance(value, list):
+                kept[key] = tuple(value)
+        answers = Answers(**kept)
         same = record["fingerprint"] == _fingerprint(tools, env, answers.made_from)
     except (OSError, ValueError, TypeError, KeyError):
         return None
