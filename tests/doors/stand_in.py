@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from k8e.core.errors import Fault, Kind
@@ -229,6 +229,27 @@ class StandIn:
         if path not in self.files:
             raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}")
         return self.files[path]
+
+    async def upload(
+        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+    ) -> int:
+        content = b"".join([piece async for piece in pieces])
+        return await self.write_file(caller, session_id, path, content, append=append)
+
+    async def download(
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        content = await self.read_file(caller, session_id, path)
+
+        async def give() -> AsyncIterator[bytes]:
+            yield content[offset:][:length]
+
+        return give()
+
+    async def pip_install(
+        self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
+    ) -> RunResult:
+        return await self.run(caller, RunSpec(session_id, argv=(b"echo", *(name.encode() for name in packages))))
 
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         await self.get(caller, session_id)

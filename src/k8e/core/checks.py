@@ -29,6 +29,7 @@ MAX_TTL: Final = 30 * 86_400.0
 MAX_PATH: Final = 4095  # PATH_MAX without the NUL
 MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
 MAX_ARGV: Final = 1 << 20
+MAX_PACKAGES: Final = 256
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
@@ -201,3 +202,18 @@ def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
     if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
         refuse("argv", f"takes more than {MAX_ARGV} bytes")
     return spec.argv
+
+
+def check_packages(packages: Sequence[str]) -> tuple[bytes, ...]:
+    """The command that installs them. What looks like an option is none of pip's requirements."""
+    if not packages:
+        refuse("packages", "is empty")
+    if len(packages) > MAX_PACKAGES:
+        refuse("packages", f"has {len(packages)} entries, the limit is {MAX_PACKAGES}")
+    words = []
+    for index, package in enumerate(packages):
+        word = encode(f"packages[{index}]", package)
+        if not word.strip() or word.startswith(b"-"):
+            refuse(f"packages[{index}]", "is not a requirement", "Name packages only, such as requests or requests>=2.")
+        words.append(word)
+    return (b"pip", b"install", b"--no-input", b"--disable-pip-version-check", b"--", *words)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from dataclasses import replace
 
 from k8e.core import checks
 from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
 from k8e.core.provisioning import file_identity
-from k8e.core.sessions import Sessions
+from k8e.core.sessions import Opened, Sessions
 from k8e.core.translation import translated
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import Entry
@@ -34,6 +34,39 @@ class Files:
                 await opened.sandbox.write_file(target, content, append=append, identity=identity)
         return len(content)
 
+    async def upload(
+        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+    ) -> int:
+        """Of any size. What was there stays until the last piece has come, unless it is appended to."""
+        target = checks.check_path("path", path)
+        opened = await self._sessions.open(caller, session_id)
+        identity = file_identity(opened.place)
+        counted = _Counted(pieces)
+        with opened.live.in_use(), translated(f"writing {path}"):
+            # Before the first piece is taken: it could not be sent a second time.
+            await opened.sandbox.mkdir(target.rstrip(b"/").rpartition(b"/")[0] or b"/", identity=identity)
+            await opened.sandbox.write_file(target, counted, append=append, identity=identity)
+        return counted.size
+
+    async def download(
+        self, caller: Caller, session_id: str, path: str, offset: int, length: int | None
+    ) -> AsyncIterator[bytes]:
+        """Of any size, or a part."""
+        source = checks.check_path("path", path)
+        checks.check_number("offset", offset, 0, 1 << 62)
+        checks.check_number("length", length or 0, 0, 1 << 62)
+        opened = await self._sessions.open(caller, session_id)
+        return self._stream(opened, source, path, offset, length)
+
+    async def _stream(
+        self, opened: Opened, source: bytes, path: str, offset: int, length: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        identity = file_identity(opened.place)
+        with opened.live.in_use(), translated(f"reading {path}"):
+            stream = opened.sandbox.read_stream(source, offset=offset, length=length, identity=identity)
+            async for piece in stream:
+                yield piece
+
     async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
         source = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
@@ -48,3 +81,16 @@ class Files:
             entries = await opened.sandbox.list_dir(top, recursive=True, identity=file_identity(opened.place))
         prefix = top.rstrip(b"/") + b"/"
         return [replace(entry, name=prefix + entry.name) for entry in entries if entry.mtime_ns >= since * 1e9]
+
+
+class _Counted:
+    """Pieces on their way, and how much they were."""
+
+    def __init__(self, pieces: AsyncIterable[bytes]) -> None:
+        self.size = 0
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._pieces:
+            self.size += len(piece)
+            yield piece

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -244,6 +244,17 @@ class SandboxService(Protocol):
         """How many bytes were written. Missing directories are made."""
 
     async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes: ...
+    async def upload(
+        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+    ) -> int:
+        """Of any size; how many bytes they were. Pieces are taken as fast as they can be written."""
+
+    async def download(
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]: ...
+    async def pip_install(
+        self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
+    ) -> RunResult: ...
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         """Everything below the path (empty: the workspace) that was modified since; names are absolute paths."""
 

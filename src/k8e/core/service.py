@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.metadata
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from k8e.core import checks
 from k8e.core.background import Background
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
@@ -29,6 +30,7 @@ from k8e.link.model import CommandInfo, Entry
 from k8e.settings import Settings
 
 UPKEEP_SECONDS: Final = 2.0
+PIP_SECONDS: Final = 300.0
 _PATIENCE: Final = 15.0  # at the end, for what is under way
 
 P = ParamSpec("P")
@@ -175,6 +177,26 @@ class Service:
     @counted
     async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes:
         return await self._files.read(caller, session_id, path)
+
+    @counted
+    async def upload(
+        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+    ) -> int:
+        return await self._files.upload(caller, session_id, path, pieces, append=append)
+
+    @counted
+    async def download(
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        return await self._files.download(caller, session_id, path, offset, length)
+
+    @counted
+    async def pip_install(
+        self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
+    ) -> RunResult:
+        argv = checks.check_packages(packages)
+        spec = RunSpec(session_id, argv=argv, timeout=PIP_SECONDS if seconds is None else seconds)
+        return await self._runs.run(caller, spec)
 
     @counted
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
