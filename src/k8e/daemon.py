@@ -202,7 +202,7 @@ async def serve(engine: Engine, paths: Paths, settings: Settings, announce: Call
     stop = heed_signals()
     try:
         store = await Store.open(paths.database)
-        service = Service(engine, store, settings=settings)
+        service = Service(engine, store, settings=settings, pool=settings.pool)
         await service.recover()
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault

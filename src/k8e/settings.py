@@ -228,10 +228,22 @@ class QuotasSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Sandboxes that are made ahead."""
+
+    enabled: bool = key(True, FLAG)
+    min: int = key(1, count(0, 1000))
+    max: int = key(8, count(0, 1000))
+    free_memory: float = key(0.2, number(0, 1))
+    prewarm: bool = key(False, FLAG)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     egress: EgressSettings = EgressSettings()
     limits: LimitsSettings = LimitsSettings()
     quotas: QuotasSettings = QuotasSettings()
+    pool: PoolSettings = PoolSettings()
 
 
 # Reading

@@ -47,6 +47,7 @@ class Machine:
             "HOME": str(self.home),
             "K8E_RUN_DIR": str(self.folder / "r"),
             "K8E_STATE_DIR": str(self.folder / "s"),
+            "K8E_CONFIG": str(self.folder / "k8e.toml"),
             **self.overrides,
         }
 
@@ -117,6 +118,10 @@ def make_folder() -> Iterator[Path]:
     """Short, because sockets lie in it, and a place that others can walk through."""
     folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
     folder.chmod(0o755)
+    settings = folder / "k8e.toml"
+    # Nothing is made ahead: tests look at what is there.
+    settings.write_text("[pool]\nenabled = false\n")
+    settings.chmod(0o644)
     try:
         yield folder
     finally:

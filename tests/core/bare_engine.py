@@ -66,6 +66,7 @@ class BareEngine:
         self._folder = folder
         self._links: dict[str, AgentLink] = {}
         self._pids: dict[str, int | None] = {}
+        self.made_of = "bwrap and whatever is there"
         self.egress_failure: EngineError | None = None  # what setting a list comes to
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
@@ -114,13 +115,21 @@ class BareEngine:
             )
 
     async def _chown_workspace(self, sandbox: str) -> None:
-        link, place = await self.attach(sandbox)
+        link, place = await self._dial(sandbox)
         argv = (b"chown", b"%d:%d" % (USER.uid or 0, USER.gid or 0), place.workspace)
         process = await link.start(ExecSpec(argv, ENV, stdin=False, keep_capabilities=True))
         process.discard()
         assert (await process.wait()).exit_code == 0
 
+    async def edition(self, spec: SandboxSpec) -> str:
+        return self.made_of
+
     async def attach(self, sandbox: str) -> tuple[AgentLink, Place]:
+        if not (await self.health(sandbox)).alive:
+            raise EngineError("sandbox", f"{sandbox} is not running")
+        return await self._dial(sandbox)
+
+    async def _dial(self, sandbox: str) -> tuple[AgentLink, Place]:
         if sandbox not in self._links:
             dialer = UnixDialer(self._top(sandbox) / "run" / "agent.sock")
             try:

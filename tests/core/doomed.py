@@ -20,6 +20,7 @@ from k8e.core.errors import Fault
 from k8e.core.model import ManifestFile, RunSpec, SessionSpec, Status
 from k8e.core.service import Service
 from k8e.core.store import Store
+from k8e.settings import PoolSettings
 from tests.core.bare_engine import BareEngine
 from tests.core.rig import ALICE
 
@@ -70,6 +71,22 @@ async def live_once(service: Service) -> None:
     await service.destroy(ALICE, "two")
     tell("destroyed", session="two")
     await write_line(service, "one", "d")
+
+
+async def live_ahead(service: Service) -> None:
+    """With a pool: made ahead, claimed, and given back."""
+    pool = service._pool
+    for session in ("one", "two"):
+        tell("creating", session=session)
+        await service.create(ALICE, SessionSpec(session_id=session, env={"WORD": "kept"}))
+        tell("created", session=session)
+        await pool.settle()
+    tell("destroying", session="two")
+    await service.destroy(ALICE, "two")
+    tell("destroyed", session="two")
+    for name in (pool._take(template) for template in list(pool._ready)):
+        assert name
+        await pool._destroy(name)
 
 
 async def write_line(service: Service, session: str, line: str) -> None:
@@ -133,12 +150,16 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
     store = await Store.open(folder / "state.db")
     moments.watch(engine, "create", "attach", "destroy", "health")
     moments.watch(store, "insert_session", "set_phase", "end_session", "forget_session")
+    moments.watch(store, "insert_warm", "set_ready", "forget_warm", "claim_warm")
     moments.watch(store, "insert_run", "set_command", "finish_run", "set_duration")
-    service = Service(engine, store)
+    warm = orders.get("warm")
+    service = Service(engine, store, pool=PoolSettings(min=warm, max=warm) if warm else None)
     await service.recover()
     service.keep_up(0.05)
     if "seed" in orders:
         await live_wildly(service, orders["seed"])
+    elif warm:
+        await live_ahead(service)
     else:
         await live_once(service)
     tell("through", moments=moments.seen)

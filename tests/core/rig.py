@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,12 +13,13 @@ import pytest
 
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.errors import Fault, Kind
+from k8e.core.memory import Memory
 from k8e.core.model import Caller, RunResult, RunSpec, SandboxService, SessionSpec, Status
 from k8e.core.service import Service
 from k8e.core.store import Store
 from k8e.engine import EngineError
 from k8e.link.model import AGENT
-from k8e.settings import Settings
+from k8e.settings import PoolSettings, Settings
 from tests.core.bare_engine import BareEngine, find_processes
 
 ALICE = Caller(1000)
@@ -47,12 +50,19 @@ class Rig:
     """One daemon's worth of service on a folder; the next rig on the same folder is the next daemon."""
 
     def __init__(
-        self, folder: Path, engine: BareEngine, store: Store, clock: Clock, settings: Settings | None = None
+        self,
+        folder: Path,
+        engine: BareEngine,
+        store: Store,
+        clock: Clock,
+        settings: Settings | None = None,
+        pool: PoolSettings | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.folder = folder
         self.engine = engine
         self.store = store
-        self.service = Service(engine, store, clock=clock, settings=settings)
+        self.service = Service(engine, store, clock=clock, settings=settings, pool=pool, memory=memory)
         self.as_door: SandboxService = self.service
 
     async def create(self, caller: Caller = ALICE, spec: SessionSpec | None = None) -> str:
@@ -101,12 +111,14 @@ async def open_rig(
     clock: Clock | None = None,
     settings: Settings | None = None,
     failing: EngineError | None = None,
+    pool: PoolSettings | None = None,
+    memory: Memory | None = None,
 ) -> AsyncIterator[Rig]:
     """A daemon that comes and goes orderly. Sandboxes stay."""
     engine = BareEngine(folder / "sandboxes")
     engine.egress_failure = failing
     store = await Store.open(folder / "state.db")
-    rig = Rig(folder, engine, store, clock or SystemClock(), settings)
+    rig = Rig(folder, engine, store, clock or SystemClock(), settings, pool, memory)
     try:
         await rig.service.recover()
         yield rig
@@ -118,6 +130,9 @@ async def open_rig(
 
 async def remove_sandboxes(folder: Path) -> None:
     engine = BareEngine(folder / "sandboxes")
+    for pid in find_processes(f"{folder / 'sandboxes'}/"):  # all at once: looking takes longest
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for sandbox in await engine.list():
         await engine.destroy(sandbox)
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from k8e.core.model import Phase, SessionSpec, Status
+from k8e.settings import PoolSettings
 from tests.core.bare_engine import find_processes
 from tests.core.rig import ALICE, Rig, open_rig
 from tests.sandboxes import needs_root
@@ -174,3 +175,38 @@ async def test_killed_at_random_under_a_mixed_load_again_and_again(folder: Path)
         alive = await check_sessions(rig, story)
         await check_commands(rig, story, alive)
         await check_service(rig, alive)
+
+
+# With sandboxes made ahead
+
+AHEAD = range(1, 70, 1 if SOAK else 5)
+
+
+@pytest.mark.parametrize("moment", AHEAD)
+async def test_killed_at_every_step_of_a_pool_it_leaves_nothing_half_made(folder: Path, moment: int) -> None:
+    story = Story()
+    status = await live_and_die(folder, story, {"warm": 2, "moment": moment})
+    assert status in (0, -signal.SIGKILL), story.end
+    async with open_rig(folder, pool=PoolSettings(min=2, max=2)) as rig:
+        await rig.service._pool.settle()
+        await rig.service._tasks.close(30)
+        sessions = {rig.sandbox_of(session.session_id) for session in await rig.service.sessions(ALICE)}
+        warm = {row.sandbox for row in await rig.store.warm() if row.ready}
+        assert set(await rig.engine.list()) == sessions | warm, "an orphan, or a record of nothing"
+        assert len(await rig.store.warm()) == len(warm) == rig.service._pool.warm
+        assert not sessions & warm, "a session's sandbox would be given to another one"
+        for name in warm:
+            link, _ = await rig.engine.attach(name)
+            assert await link.list_dir(b"/run/k8e-session") == [], "something of a session is in it"
+    async with open_rig(folder) as rig:
+        alive = await check_sessions(rig, story)
+        if "one" in alive:
+            assert (await rig.run("one", "echo $WORD")).stdout == b"kept\n"
+        await check_service(rig, alive)
+
+
+async def test_the_steps_of_a_pool_are_all_tried(folder: Path) -> None:
+    story = Story()
+    assert await live_and_die(folder, story, {"warm": 2}) == 0
+    assert story.end["what"] == "through"
+    assert 40 < story.end["moments"] < AHEAD.stop

@@ -258,7 +258,7 @@ class StandIn:
     async def status(self, caller: Caller) -> ServiceStatus:
         self._meet(caller)
         reports = (RuntimeReport(Runtime.GVISOR, True, "release-1", notes=("own network stack",)),)
-        return ServiceStatus(True, "0.1.0", Runtime.GVISOR, reports, len(self.sessions_by_id))
+        return ServiceStatus(True, "0.1.0", Runtime.GVISOR, reports, len(self.sessions_by_id), 3)
 
 
 async def feed(live: LiveRun, content: bytes) -> None:

@@ -67,6 +67,7 @@ class TestService:
             "runtime": "gvisor",
             "version": "0.1.0",
             "sessions": 0,
+            "warm": 3,
             "runtimes": [report],
         }
 

@@ -124,10 +124,9 @@ def status(options: argparse.Namespace) -> int:
         return FAILED
     found = client.request("GET", f"/v1/sessions/{quote(answer['session_id'])}") if answer["session_id"] else None
     session = json.loads(found.read()) if found else {}
-    warm = session.get("phase") == "active"
-    if not warm:
+    if session.get("phase") != "active":
         answer["session_id"] = None
-    print_json(answer | service | {"warm": warm})
+    print_json(answer | service)
     return 0 if service["available"] else UNREACHABLE
 
 

@@ -69,6 +69,16 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         "ALTER TABLE sessions ADD COLUMN hosts TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE runs ADD COLUMN denied TEXT NOT NULL DEFAULT ''",
     ),
+    (
+        """CREATE TABLE warm (
+            sandbox TEXT PRIMARY KEY,
+            runtime TEXT NOT NULL,
+            image TEXT NOT NULL,
+            limits TEXT NOT NULL,
+            edition TEXT NOT NULL,
+            ready INTEGER NOT NULL
+        ) STRICT""",
+    ),
 )
 
 

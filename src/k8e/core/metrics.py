@@ -81,6 +81,10 @@ class Metrics:
         self.create_seconds = Histogram("k8e_create_seconds", "From the request to a session that is ready.")
         self.start_seconds = Histogram("k8e_exec_start_seconds", "From the request to a command that runs.")
         self.exec_seconds = Histogram("k8e_exec_seconds", "Wall clock of commands.")
+        self.warm = Gauge("k8e_pool_warm", "Sandboxes that are ready for a session.")
+        self.claims = Counter("k8e_pool_claims_total", "Sessions that asked for a sandbox, by what they got.", "start")
+        self.discards = Counter("k8e_pool_discards_total", "Warm sandboxes nobody claimed, by reason.", "reason")
+        self.refill_seconds = Histogram("k8e_pool_refill_seconds", "From deciding to make one until it is ready.")
 
     def render(self) -> str:
         """In Prometheus' text format."""
@@ -93,5 +97,9 @@ class Metrics:
             self.create_seconds,
             self.start_seconds,
             self.exec_seconds,
+            self.warm,
+            self.claims,
+            self.discards,
+            self.refill_seconds,
         )
         return "".join(line + "\n" for one in series for line in one.render())

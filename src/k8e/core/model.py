@@ -217,6 +217,7 @@ class ServiceStatus:
     runtime: Runtime | None  # the default
     runtimes: Sequence[RuntimeReport]
     sessions: int
+    warm: int  # sandboxes that are ready for a session
 
 
 class SandboxService(Protocol):

@@ -43,10 +43,15 @@ def merge_env(*layers: Variables) -> Variables:
     return tuple(merged.items())
 
 
-async def prepare_state(sandbox: Sandbox, env: Variables) -> None:
+async def prepare_state(sandbox: Sandbox) -> None:
+    """What every session has, whoever it is for."""
     with translated("preparing the session's own directory"):
         await sandbox.mkdir(STATE, mode=0o700)
-        if env:
+
+
+async def keep_env(sandbox: Sandbox, env: Variables) -> None:
+    if env:
+        with translated("keeping the session's environment"):
             content = b"".join(name + b"=" + value + b"\0" for name, value in env)
             await sandbox.write_file(_ENV, content, mode=0o600)
 

@@ -1,4 +1,4 @@
-"""Sessions and runs as the store keeps them, and their way into rows and back."""
+"""Sessions, runs and warm sandboxes as the store keeps them, and their way into rows and back."""
 
 from __future__ import annotations
 
@@ -193,3 +193,25 @@ def read_run(row: tuple[Any, ...]) -> RunRecord:
         kept_stderr=kept_stderr,
         denied=read_denials(denied),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WarmRecord:
+    """A sandbox that is nobody's yet."""
+
+    sandbox: str
+    runtime: Runtime
+    image: str
+    limits: Limits
+    edition: str  # what it was made of, in the engine's words
+    ready: bool  # False while it is made, and again from when it is to be destroyed
+
+
+def write_warm(record: WarmRecord) -> tuple[object, ...]:
+    limits = json.dumps(asdict(record.limits))
+    return record.sandbox, record.runtime.value, record.image, limits, record.edition, record.ready
+
+
+def read_warm(row: tuple[Any, ...]) -> WarmRecord:
+    sandbox, runtime, image, limits, edition, ready = row
+    return WarmRecord(sandbox, Runtime(runtime), image, Limits(**json.loads(limits)), edition, bool(ready))

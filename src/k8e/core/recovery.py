@@ -46,7 +46,8 @@ class Recovery:
             lives.append(await self._restore(record))
         with translated("listing the sandboxes that there are"):
             found = set(await sessions.engine.list())
-        orphans = found - {live.sandbox for live in lives}
+        warm = await sessions.pool.recover(found)
+        orphans = found - {live.sandbox for live in lives} - warm
         work: list[Awaitable[None]] = [self._within_slot(self._settle(live, live.sandbox in found)) for live in lives]
         work += [self._within_slot(self._remove_orphan(sandbox)) for sandbox in orphans]
         await asyncio.gather(*work)

@@ -17,8 +17,10 @@ from k8e.core.errors import Fault
 from k8e.core.files import Files
 from k8e.core.journal import LOGGER, warn
 from k8e.core.live import Live
+from k8e.core.memory import Memory, SystemMemory
 from k8e.core.metrics import Metrics
 from k8e.core.model import Caller, HostsChange, LiveRun, Phase, RunResult, RunSpec, ServiceStatus, Session, SessionSpec
+from k8e.core.pool import Pool
 from k8e.core.recovery import Recovery
 from k8e.core.runs import Runs
 from k8e.core.sessions import Sessions
@@ -27,7 +29,7 @@ from k8e.core.tasks import Tasks
 from k8e.core.translation import translated
 from k8e.engine import Engine, Limits
 from k8e.link.model import CommandInfo, Entry
-from k8e.settings import Settings
+from k8e.settings import PoolSettings, Settings
 
 UPKEEP_SECONDS: Final = 2.0
 PIP_SECONDS: Final = 300.0
@@ -56,12 +58,22 @@ class Service:
     """Implements `model.SandboxService`. Call `recover` before anything else, then `keep_up`, in the end `close`."""
 
     def __init__(
-        self, engine: Engine, store: Store, *, clock: Clock | None = None, settings: Settings | None = None
+        self,
+        engine: Engine,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        settings: Settings | None = None,
+        pool: PoolSettings | None = None,  # None: nothing is made ahead
+        memory: Memory | None = None,
     ) -> None:
         self.metrics = Metrics()
         self.settings = settings or Settings()
         self._tasks = Tasks()
-        self._sessions = Sessions(engine, store, clock or SystemClock(), self.metrics, self._tasks, self.settings)
+        clock = clock or SystemClock()
+        pool = pool or PoolSettings(enabled=False)
+        self._pool = Pool(engine, store, clock, self.metrics, self._tasks, pool, memory or SystemMemory())
+        self._sessions = Sessions(engine, store, clock, self.metrics, self._tasks, self.settings, self._pool)
         self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
@@ -75,6 +87,7 @@ class Service:
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
+        self._sessions.prewarm()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(seconds))
 
     async def close(self) -> None:
@@ -82,6 +95,7 @@ class Service:
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.wait({self._upkeep})
+        await self._pool.close()
         for run in list(self._runs.running.values()):
             run.leave()
         await self._tasks.close(_PATIENCE)
@@ -108,6 +122,7 @@ class Service:
         self._sessions.resume_ends()
         await self._egress.save()
         await self._sessions.save_uses()
+        await self._pool.review()
 
     async def expire(self) -> Sequence[str]:
         """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
@@ -217,4 +232,5 @@ class Service:
             runtime=default,
             runtimes=reports,
             sessions=len(self._sessions.registry.visible(caller)),
+            warm=self._pool.warm,
         )

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from k8e.core import checks
 from k8e.core.access import choose_tenant
 from k8e.core.clock import Clock
+from k8e.core.demand import Template
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note, warn
 from k8e.core.live import Live, Registry
 from k8e.core.manifest import check_entries
 from k8e.core.metrics import Metrics
 from k8e.core.model import Caller, Phase, Session, SessionSpec
-from k8e.core.provisioning import Variables, apply_manifest, prepare_state
+from k8e.core.pool import Claimed, Pool
+from k8e.core.provisioning import Variables, apply_manifest, keep_env, prepare_state
 from k8e.core.records import SessionRecord
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
@@ -64,7 +66,14 @@ def _failed(task: asyncio.Task[None]) -> bool:
 
 class Sessions:
     def __init__(
-        self, engine: Engine, store: Store, clock: Clock, metrics: Metrics, tasks: Tasks, settings: Settings
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        metrics: Metrics,
+        tasks: Tasks,
+        settings: Settings,
+        pool: Pool,
     ) -> None:
         self.registry = Registry()
         self.engine = engine
@@ -73,6 +82,7 @@ class Sessions:
         self.metrics = metrics
         self.tasks = tasks
         self.settings = settings
+        self.pool = pool
 
     @property
     def default_limits(self) -> Limits:
@@ -148,16 +158,18 @@ class Sessions:
         choose_tenant(caller, spec.tenant)
         hosts = await self._choose_hosts(spec)
         runtime = await self._choose_runtime(spec.runtime)
-        live = Live(self._make_record(caller, spec, runtime, hosts), self.clock, env)
-        self._check_quota(caller)
-        self.registry.add(live)
-        live.building = self.tasks.spawn(self._build(live, spec, env), watched=True)
-        try:
-            await asyncio.wait({live.building})
-        except asyncio.CancelledError:
-            self.end(live, ABANDONED)
-            raise
-        await self._check_built(live, live.building)
+        record = self._make_record(caller, spec, runtime, hosts)
+        with self.pool.foreground():
+            claimed = await self._claim(spec, record)
+            live = Live(replace(record, sandbox=claimed.name) if claimed else record, self.clock, env)
+            self._register(caller, live, claimed)
+            live.building = self.tasks.spawn(self._build(live, spec, env, claimed), watched=True)
+            try:
+                await asyncio.wait({live.building})
+            except asyncio.CancelledError:
+                self.end(live, ABANDONED)
+                raise
+            await self._check_built(live, live.building)
         self.metrics.creates.add()
         self.metrics.create_seconds.observe(self.clock.monotonic() - began)
         facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
@@ -171,6 +183,20 @@ class Sessions:
             return self.settings.egress.allowed_hosts
         with translated("finding out the usual list of hosts"):
             return await self.engine.default_egress()
+
+    async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
+        template = Template(record.runtime, record.image, record.limits)
+        usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
+        return await self.pool.claim(template, usual=usual)
+
+    def _register(self, caller: Caller, live: Live, claimed: Claimed | None) -> None:
+        try:
+            self._check_quota(caller)
+            self.registry.add(live)
+        except Fault:
+            if claimed:
+                self.pool.put_back(claimed)
+            raise
 
     def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> SessionRecord:
         return SessionRecord(
@@ -215,21 +241,38 @@ class Sessions:
         hint = next((report.hint for report in reports if report.hint), "")
         raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
 
-    async def _build(self, live: Live, spec: SessionSpec, env: Variables) -> None:
-        await self.store.insert_session(live.record)
-        live.stored = True
-        with translated("creating the sandbox"):
-            record = live.record
-            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts)
-            await self.engine.create(live.sandbox, wanted)
-            sandbox, place = await self.engine.attach(live.sandbox)
-        await prepare_state(sandbox, env)
+    async def _build(self, live: Live, spec: SessionSpec, env: Variables, claimed: Claimed | None) -> None:
+        sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
+        await keep_env(sandbox, env)
         await apply_manifest(sandbox, place, env, spec.manifest)
         await self.store.set_phase(live.sandbox, Phase.ACTIVE)
         if live.ending is None:
             live.enter(Phase.ACTIVE)
             live.touch()
             self.metrics.sessions.value = len(self.registry)
+
+    async def _make(self, live: Live) -> tuple[Sandbox, Place]:
+        record = live.record
+        await self.store.insert_session(record)
+        live.stored = True
+        with translated("creating the sandbox"):
+            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts)
+            await self.engine.create(live.sandbox, wanted)
+            sandbox, place = await self.engine.attach(live.sandbox)
+        await prepare_state(sandbox)
+        return sandbox, place
+
+    async def _bind(self, live: Live, claimed: Claimed) -> tuple[Sandbox, Place]:
+        """Makes a warm sandbox this session's: on record first, so that no crash can give it to another one."""
+        try:
+            await self.store.claim_warm(live.record)
+        except Fault:
+            self.pool.waste(claimed)
+            raise
+        live.stored = True
+        with translated("putting the session's list of hosts in force"):
+            await self.engine.set_egress(live.sandbox, live.record.hosts)
+        return claimed.sandbox, claimed.place
 
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
         if building.cancelled() or live.ending is not None:
@@ -288,6 +331,14 @@ class Sessions:
         note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
 
     # Upkeep
+
+    def prewarm(self) -> None:
+        """Has sandboxes ready from the beginning, where that is wanted."""
+        if self.pool.settings.prewarm:
+            self.tasks.spawn(self._prewarm())
+
+    async def _prewarm(self) -> None:
+        self.pool.keep(Template(await self._choose_runtime(None), limits=self.default_limits))
 
     async def expire(self) -> Sequence[str]:
         """Ends the sessions that nobody has used for longer than their ttl; returns their ids."""

@@ -1,4 +1,4 @@
-"""What survives the daemon: sessions with the phase they are in, and runs."""
+"""What survives the daemon: sessions with the phase they are in, runs, and sandboxes that wait for a session."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from k8e.core.model import Caller, Phase, Status
 from k8e.core.records import (
     RunRecord,
     SessionRecord,
+    WarmRecord,
     read_run,
     read_session,
+    read_warm,
     write_denials,
     write_hosts,
     write_run,
     write_session,
+    write_warm,
 )
 from k8e.policy import HostList
 
@@ -49,6 +52,16 @@ class Store(Database):
     async def insert_session(self, record: SessionRecord) -> None:
         values = write_session(record)
         await self._execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", *values)
+
+    async def claim_warm(self, record: SessionRecord) -> None:
+        """The sandbox of that name is the session's, and not ready for anybody any more, in one step."""
+        values = write_session(record)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM warm WHERE sandbox = ?", (record.sandbox,))
+            connection.execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", values)
+
+        await self._transact(work)
 
     async def set_phase(self, sandbox: str, phase: Phase, reason: str = "") -> None:
         await self._execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", phase.value, reason, sandbox)
@@ -150,3 +163,19 @@ class Store(Database):
         values = [(run_id,) for run_id in run_ids]
         statement = f"UPDATE runs SET {_NO_OUTPUT} WHERE run_id = ?"
         await self._transact(lambda connection: connection.executemany(statement, values))
+
+    # Warm sandboxes
+
+    async def warm(self) -> list[WarmRecord]:
+        """Oldest first."""
+        return [read_warm(row) for row in await self._query("SELECT * FROM warm ORDER BY rowid")]
+
+    async def insert_warm(self, record: WarmRecord) -> None:
+        values = write_warm(record)
+        await self._execute(f"INSERT INTO warm VALUES ({','.join('?' * len(values))})", *values)
+
+    async def set_ready(self, sandbox: str, ready: bool) -> None:
+        await self._execute("UPDATE warm SET ready = ? WHERE sandbox = ?", ready, sandbox)
+
+    async def forget_warm(self, sandbox: str) -> None:
+        await self._execute("DELETE FROM warm WHERE sandbox = ?", sandbox)

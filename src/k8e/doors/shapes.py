@@ -165,6 +165,7 @@ def shape_status(status: ServiceStatus) -> Json:
         "runtime": status.runtime.value if status.runtime else None,
         "version": status.version,
         "sessions": status.sessions,
+        "warm": status.warm,
         "runtimes": [
             {
                 "runtime": report.runtime.value,

@@ -105,6 +105,10 @@ class Engine(Protocol):
         daemon and reach no file of the machine.
         """
 
+    async def edition(self, spec: SandboxSpec) -> str:
+        """Names what a sandbox made like this now is made of (content, agent, runtime, ...): one that was made earlier
+        is as good as a new one if this has not changed. EngineError when none could be made."""
+
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
         """A way in; the same one for every caller. EngineError when it is gone."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -145,6 +147,17 @@ class LocalEngine:
             await disk.make_template(content, size, inodes, target)
         return target
 
+    async def edition(self, spec: SandboxSpec) -> str:
+        """Changes with a new daemon at most: what it finds at its start it keeps to."""
+        report = await self._require(spec.runtime)
+        runtime = self._runtimes[spec.runtime]
+        overlays = await asyncio.to_thread(host_image.host_overlays, self._tools)
+        parts = (
+            *(importlib.metadata.version("k8e"), agent_binary().sha256, (await self._root_content()).name),
+            *(runtime.binary, runtime.flags, report.version, overlays),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
     def _all_paths(self) -> list[SandboxPaths]:
         with contextlib.suppress(FileNotFoundError):
             return [SandboxPaths(Path(entry)) for entry in os.scandir(self.layout.sandboxes)]
@@ -210,10 +223,14 @@ class LocalEngine:
 
     # Creating --------------------------------------------------------------------------------------------------------
 
-    async def create(self, sandbox: str, spec: SandboxSpec) -> None:
-        report = await self._report(spec.runtime)
+    async def _require(self, runtime: Runtime) -> RuntimeReport:
+        report = await self._report(runtime)
         if not report.available:
-            raise EngineError(f"runtime {spec.runtime.value}", report.reason, report.hint)
+            raise EngineError(f"runtime {runtime.value}", report.reason, report.hint)
+        return report
+
+    async def create(self, sandbox: str, spec: SandboxSpec) -> None:
+        await self._require(spec.runtime)
         await self._create(sandbox, spec, self._runtimes[spec.runtime])
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:

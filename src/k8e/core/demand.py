@@ -1,0 +1,87 @@
+"""How many sandboxes of which kind are worth having ready: pure arithmetic over what was asked for and when.
+
+A kind that was asked for twice within the last hour (the usual one: once) has at least `min` ready, and as many more
+as were asked for within the last half minute or so. What is not asked for any more fades, first to `min`, then to none:
+a machine that nobody uses keeps nothing ready.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from k8e.engine import Limits, Runtime
+
+HALF_LIFE: Final = 30.0  # a burst of forty is one of twenty after this many seconds
+MEMORY: Final = 3600.0  # a kind that nobody asked for since is forgotten; as long as a session lives unused
+KINDS: Final = 8  # remembered at once: callers choose limits freely
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What sandboxes have in common that can stand in for each other. All limits are in it: inside gVisor programs see
+    them as the machine's size, and `/run` and `/dev/shm` are sized by them, so they cannot be changed afterwards."""
+
+    runtime: Runtime
+    image: str = "host"
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class _Asked:
+    at: float  # last
+    recent: float = 0.0  # decays; as of then
+    count: int = 0
+    usual: bool = False
+
+    def recent_at(self, now: float) -> float:
+        return self.recent * math.exp2((self.at - now) / HALF_LIFE)
+
+
+class Demand:
+    """Times are of the monotonic clock."""
+
+    def __init__(self, minimum: int, maximum: int) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
+        self._asked: dict[Template, _Asked] = {}  # the last one asked for comes last
+        self._kept: Template | None = None
+
+    def keep(self, template: Template) -> None:
+        """This kind has its minimum ready even if nobody asks."""
+        self._kept = template
+
+    def note(self, template: Template, now: float, *, usual: bool) -> None:
+        """Somebody asked for one; `usual`: by asking for nothing special."""
+        asked = self._asked.pop(template, None) or _Asked(now)
+        asked.recent = asked.recent_at(now) + 1
+        asked.count += 1
+        asked.at = now
+        asked.usual |= usual
+        self._asked[template] = asked
+        if len(self._asked) > KINDS:
+            del self._asked[next(iter(self._asked))]
+
+    def resume(self, template: Template, now: float) -> None:
+        """One was found ready that an earlier daemon saw a need for."""
+        self.note(template, now, usual=True)
+
+    def targets(self, now: float) -> Mapping[Template, int]:
+        """How many to have ready, the kind last asked for first; not more than the maximum in all."""
+        for template in [each for each, asked in self._asked.items() if now - asked.at >= MEMORY]:
+            del self._asked[template]
+        wanted = {template: self._want(asked, now) for template, asked in reversed(self._asked.items())}
+        if self._kept is not None:
+            wanted[self._kept] = max(self._minimum, wanted.get(self._kept, 0))
+        left = self._maximum
+        for template, number in wanted.items():
+            wanted[template] = min(number, left)
+            left -= wanted[template]
+        return wanted
+
+    def _want(self, asked: _Asked, now: float) -> int:
+        if asked.count < 2 and not asked.usual:
+            return 0  # perhaps nobody ever asks for such a one again
+        return max(self._minimum, round(asked.recent_at(now)))
