@@ -218,7 +218,7 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True)
 class QuotasSettings:
-    """What one owner may have at the same time. 0 is no limit."""
+    """What one payer may have at the same time. 0 is no limit."""
 
     sessions: int = key(256, count(0, 1_000_000))
     cpus: float = key(0, number(0, 1_000_000))

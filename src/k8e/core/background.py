@@ -9,6 +9,7 @@ beyond KEPT_OUTPUT bytes the oldest goes first.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -49,7 +50,9 @@ class Background:
         if len(opened.live.background) >= MAX_BACKGROUND:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
-        launching = self._sessions.tasks.spawn(self._launch(opened, plan), watched=True)
+        give_back = self._runs.take(opened.live)
+        launching = self._sessions.tasks.spawn(self._launch(opened, plan, give_back), watched=True)
+        launching.add_done_callback(lambda _: give_back())
         try:
             await asyncio.wait({launching})
         except asyncio.CancelledError:
@@ -57,12 +60,13 @@ class Background:
             raise
         return launching.result()
 
-    async def _launch(self, opened: Opened, plan: ExecSpec) -> RunResult:
+    async def _launch(self, opened: Opened, plan: ExecSpec, give_back: Callable[[], None]) -> RunResult:
         live = opened.live
         with live.in_use():
             record = await self._runs.record(live, background=True)
             spec = replace(place_run(opened, plan), stdin=False, detached=True, window=OUTPUT_LIMIT)
             live.background.add(record.run_id)
+            give_back()  # the session counts it from here on
             try:
                 process = await self._runs.launch(opened, record, spec)
                 try:

@@ -109,18 +109,21 @@ class Registry:
     def __len__(self) -> int:
         return len(self._by_sandbox)
 
-    def add(self, live: Live) -> None:
-        namesakes = self._by_id.setdefault(live.session_id, {})
-        if live.name in namesakes:
-            phase = namesakes[live.name].phase
+    def check_name(self, live: Live) -> None:
+        """Whether nobody has it."""
+        namesake = self._by_id.get(live.session_id, {}).get(live.name)
+        if namesake is not None:
             raise Fault(
                 Kind.CONFLICT,
                 "session_exists",
                 f"session {live.session_id} exists already",
-                detail=f"it is {phase.value}",
+                detail=f"it is {namesake.phase.value}",
                 hint="Use it, destroy it first, or choose another id.",
             )
-        namesakes[live.name] = live
+
+    def add(self, live: Live) -> None:
+        self.check_name(live)
+        self._by_id.setdefault(live.session_id, {})[live.name] = live
         self._by_sandbox[live.sandbox] = live
         self._ended.pop(live.name, None)
 

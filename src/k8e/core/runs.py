@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -49,7 +50,9 @@ class Runs:
         began = self.sessions.clock.monotonic()
         plan = replace(check_run(spec), stdin=stdin)
         opened = await self.sessions.open(caller, spec.session_id)
+        give_back = self.take(opened.live)
         launching = self.sessions.tasks.spawn(self._launch(opened, plan), watched=True)
+        launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:
             await asyncio.wait({launching})
         except asyncio.CancelledError:
@@ -57,6 +60,10 @@ class Runs:
             raise
         self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
         return launching.result()
+
+    def take(self, live: Live) -> Callable[[], None]:
+        """Counts one more run of the session's payer, until what is returned is called."""
+        return self.sessions.quotas.take_run(live.payer, self.sessions.registry)
 
     async def _launch(self, opened: Opened, plan: ExecSpec) -> Foreground:
         with opened.live.in_use():
@@ -104,6 +111,14 @@ class Runs:
         except LinkError as error:
             await self.endings.conclude(opened.live, record, error)
             raise translate(error, "starting the command") from error
+
+
+def _when_settled(launching: asyncio.Task[Foreground], callback: Callable[[], None]) -> None:
+    """Calls back when the command has ended, or has not even started."""
+    if launching.cancelled() or launching.exception() is not None:
+        callback()
+    else:
+        launching.result().settled.add_done_callback(lambda _: callback())
 
 
 def check_run(spec: RunSpec) -> ExecSpec:

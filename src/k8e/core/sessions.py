@@ -24,15 +24,19 @@ from k8e.core.metrics import Metrics
 from k8e.core.model import Caller, Phase, Session, SessionSpec
 from k8e.core.pool import Claimed, Pool
 from k8e.core.provisioning import Variables, apply_manifest, keep_env, prepare_state
+from k8e.core.quotas import Quotas
 from k8e.core.records import SessionRecord
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
+from k8e.core.turns import Turns
 from k8e.engine import Engine, EngineError, Health, Limits, Place, Runtime, RuntimeReport, SandboxSpec
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
 from k8e.policy import HostList
 from k8e.settings import Settings
+
+_BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
 
 DESTROYED: Final = "destroyed"
 EXPIRED: Final = "expired"
@@ -83,6 +87,8 @@ class Sessions:
         self.tasks = tasks
         self.settings = settings
         self.pool = pool
+        self.quotas = Quotas(settings.quotas, clock)
+        self._builds = Turns(_BUILDS)
 
     @property
     def default_limits(self) -> Limits:
@@ -162,7 +168,7 @@ class Sessions:
         with self.pool.foreground():
             claimed = await self._claim(spec, record)
             live = Live(replace(record, sandbox=claimed.name) if claimed else record, self.clock, env)
-            self._register(caller, live, claimed)
+            self._register(live, claimed)
             live.building = self.tasks.spawn(self._build(live, spec, env, claimed), watched=True)
             try:
                 await asyncio.wait({live.building})
@@ -189,9 +195,10 @@ class Sessions:
         usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
         return await self.pool.claim(template, usual=usual)
 
-    def _register(self, caller: Caller, live: Live, claimed: Claimed | None) -> None:
+    def _register(self, live: Live, claimed: Claimed | None) -> None:
         try:
-            self._check_quota(caller)
+            self.registry.check_name(live)  # before it counts as a creation
+            self.quotas.check_session(live.payer, live.record.limits, self.registry)
             self.registry.add(live)
         except Fault:
             if claimed:
@@ -216,12 +223,6 @@ class Sessions:
             used_at=self.clock.monotonic(),
             hosts=hosts,
         )
-
-    def _check_quota(self, caller: Caller) -> None:
-        most = self.settings.quotas.sessions
-        if most and sum(live.record.owner == caller.uid for live in self.registry) >= most:
-            hint = "Destroy some, or try again when one has expired."
-            raise Fault(Kind.EXHAUSTED, "too_many_sessions", f"you have {most} sessions already", hint=hint)
 
     async def probe(self) -> Sequence[RuntimeReport]:
         with translated("trying the runtimes"):
@@ -255,6 +256,11 @@ class Sessions:
         record = live.record
         await self.store.insert_session(record)
         live.stored = True
+        async with self._builds.take(live.payer):
+            return await self._make_sandbox(live)
+
+    async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
+        record = live.record
         with translated("creating the sandbox"):
             wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts)
             await self.engine.create(live.sandbox, wanted)

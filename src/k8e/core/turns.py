@@ -1,0 +1,76 @@
+"""Whose turn it is. Where everybody waits for the same few places, each payer has a queue of their own, and the queues
+take turns: who asks a thousand times waits behind themselves and holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from k8e.core.access import Payer
+
+
+class Turns:
+    def __init__(self, places: int, each: int | None = None) -> None:
+        """`each`: how many places one payer can have at most, even if there are others."""
+        self._free = places
+        self._each = each or places
+        self._held: collections.Counter[Payer] = collections.Counter()
+        # In the order in which the queues come next.
+        self._queues: dict[Payer, collections.deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def take(self, payer: Payer) -> AsyncIterator[None]:
+        await self._acquire(payer)
+        try:
+            yield
+        finally:
+            self._release(payer)
+
+    async def _acquire(self, payer: Payer) -> None:
+        # Whoever could go has gone already, so a free place is free.
+        if self._free and self._held[payer] < self._each:
+            self._grant(payer)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(payer, collections.deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release(payer)  # it was our turn, and we are gone
+            else:
+                self._forget(payer, turn)
+            raise
+
+    def _grant(self, payer: Payer) -> None:
+        self._free -= 1
+        self._held[payer] += 1
+
+    def _release(self, payer: Payer) -> None:
+        self._free += 1
+        self._held[payer] -= 1
+        if not self._held[payer]:
+            del self._held[payer]
+        self._call_next()
+
+    def _call_next(self) -> None:
+        while self._free:
+            payer = next((one for one in self._queues if self._held[one] < self._each), None)
+            if payer is None:
+                return
+            queue = self._queues.pop(payer)
+            turn = queue.popleft()
+            if queue:
+                self._queues[payer] = queue  # behind the others now
+            if not turn.done():
+                self._grant(payer)
+                turn.set_result(None)
+
+    def _forget(self, payer: Payer, turn: asyncio.Future[None]) -> None:
+        queue = self._queues.get(payer)
+        if queue is not None and turn in queue:
+            queue.remove(turn)
+            if not queue:
+                del self._queues[payer]
