@@ -71,7 +71,11 @@ class Resolver:
 
 
 @contextlib.asynccontextmanager
-async def open_resolver(*servers: Server, deadline: float = 9.0) -> AsyncIterator[Resolver]:
+async def open_resolver(
+    *servers: Server, upstream: Upstream | None = None, port: int = PORT
+) -> AsyncIterator[Resolver]:
+    """With these servers upstream, or with an upstream of one's own."""
+
     async def admit(sandbox: str, entry: HostEntry, name: str, addresses: Sequence[Address], seconds: float) -> None:
         resolver.admitted.append((sandbox, str(entry), name, tuple(str(address) for address in addresses), seconds))
         if resolver.on_admit is not None:
@@ -80,8 +84,8 @@ async def open_resolver(*servers: Server, deadline: float = 9.0) -> AsyncIterato
     def refused(sandbox: str, name: str, reason: str) -> None:
         resolver.refused.append((sandbox, name, reason))
 
-    upstream = Upstream(servers, deadline=deadline)
-    resolver = Resolver(NameServer(upstream, admit, refused, lambda: resolver.mirrors, port=PORT))
+    upstream = upstream or Upstream(servers)
+    resolver = Resolver(NameServer(upstream, admit, refused, lambda: resolver.mirrors, port=port))
     try:
         yield resolver
     finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
 from collections.abc import AsyncIterator
+from ipaddress import IPv4Address, IPv6Address
 
 import dns.edns
 import dns.flags
@@ -11,7 +14,9 @@ import dns.message
 import dns.rcode
 import pytest
 
-from k8e.policy import HostList
+from k8e.engine.local.dns import ResolvConf, Upstream
+from k8e.engine.local.dns.resolv_conf import Configuration
+from k8e.policy import Address, HostList
 from tests.engine.dns.rig import Resolver, open_resolver, texts
 from tests.engine.dns.teacher import Teacher, open_teacher
 
@@ -151,3 +156,60 @@ async def test_a_long_answer_is_cut_over_udp_and_whole_over_tcp(resolver: Resolv
     reply = dns.message.from_wire(await resolver.send_over_tcp("s1", query.to_wire()))
     assert len(texts(reply)) == 9
     assert not reply.flags & dns.flags.TC
+
+
+async def test_listening_begins_before_the_address_is_there(resolver: Resolver) -> None:
+    number = random.randrange(1 << 16)
+    absent: list[Address] = [
+        IPv4Address((198 << 24) + (18 << 16) + number),
+        IPv6Address((0xFD << 120) + (0xB8 << 64) + number),
+    ]
+    for address in absent:
+        with pytest.raises(OSError, match="assign"), socket.socket(
+            socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
+        ) as plain:  # fmt: skip
+            plain.bind((str(address), 0))
+    await resolver.server.serve("s1", absent, HostList())
+
+
+async def test_over_ipv6_it_is_the_same(teacher: Teacher) -> None:
+    port = random.randrange(20_000, 32_000)
+    async with open_resolver(teacher.server, port=port) as resolver:
+        await resolver.server.serve("s1", [IPv6Address("::1")], HostList.parse(["example.com"]))
+        query = dns.message.make_query("example.com", "A")
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as client:
+            client.connect(("::1", port))
+            await loop.sock_sendall(client, query.to_wire())
+            async with asyncio.timeout(30):
+                reply = dns.message.from_wire(await loop.sock_recv(client, 4096))
+        assert texts(reply) == ["8.8.4.1", "8.8.4.2"]
+
+
+async def test_a_client_that_goes_through_the_machines_suffixes_is_told_once(teacher: Teacher) -> None:
+    class File(ResolvConf):
+        """Ports cannot be written in a resolv.conf."""
+
+        def current(self) -> Configuration:
+            return Configuration(servers=(teacher.server,), search=("corp.example", "lab.example"))
+
+    async with open_resolver(upstream=Upstream(resolv_conf=File())) as resolver:
+        await resolver.serve("s1", "example.com")
+        for name in ("evil.com", "evil.com.corp.example", "evil.com.lab.example", "example.com.lab.example"):
+            assert (await resolver.ask("s1", name)).rcode() == dns.rcode.NXDOMAIN
+        assert resolver.refused == [("s1", "evil.com", "name_not_listed")]
+        # Only what came just before explains it.
+        await resolver.ask("s1", "other.com.lab.example")
+        assert resolver.refused[1:] == [("s1", "other.com.lab.example", "name_not_listed")]
+    assert teacher.asked == []
+
+
+async def test_what_upstream_cannot_answer_is_an_error_with_a_cause(teacher: Teacher) -> None:
+    teacher.trick = lambda query, tcp: [query.id.to_bytes(2) + b"\x81\x82" + bytes(8)]
+    async with open_resolver(teacher.server) as resolver:
+        await resolver.serve("s1", "example.com")
+        reply = await resolver.ask("s1", "example.com")
+        assert reply.rcode() == dns.rcode.SERVFAIL
+        assert isinstance(reply.options[0], dns.edns.EDEOption)
+        assert "SERVFAIL" in str(reply.options[0].text)
+        assert resolver.refused == [], "nobody refused anything"

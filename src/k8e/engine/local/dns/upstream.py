@@ -102,8 +102,8 @@ class Upstream:
     async def _ask_servers(self, name: str, kind: int, configuration: Configuration) -> Finding:
         try:
             asked = dns.name.from_text(name)
-        except dns.exception.DNSException as error:
-            raise UpstreamFailed(f"not a name: {error}") from error
+        except dns.exception.DNSException:
+            return Finding(False)  # a suffix has made it too long
         cause = "there is no name server"
         loop = asyncio.get_running_loop()
         for _ in range(configuration.attempts):
@@ -112,14 +112,16 @@ class Upstream:
                     async with asyncio.timeout(configuration.timeout):
                         message = await _ask_server(server, asked, kind, tcp=configuration.tcp)
                     finding = read_answer(message, asked, kind)
-                except TimeoutError:
-                    cause = f"name server {server} does not answer"
-                except (OSError, EOFError, BadAnswer) as error:
+                except BadAnswer as error:
+                    # It may know better about other names, and the order of servers means something: not avoided.
                     cause = f"name server {server}: {error}"
+                except OSError as error:
+                    silent = isinstance(error, TimeoutError)
+                    cause = f"name server {server}: {'no answer' if silent else error.strerror}"
+                    self._avoided[server] = loop.time() + AVOIDED
                 else:
                     self._avoided.pop(server, None)
                     return finding
-                self._avoided[server] = loop.time() + AVOIDED
         raise UpstreamFailed(cause)
 
     def _order(self, configuration: Configuration, now: float) -> list[Server]:

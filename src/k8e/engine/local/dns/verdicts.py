@@ -60,7 +60,7 @@ class Say:
 def judge(query: Query, rules: Rules) -> Ask | Say:
     name = query.name
     if not name:
-        if query.shown:
+        if query.shown != ".":
             return _refuse(INVALID_NAME, "this is not a host name")
         return Say(dns.rcode.REFUSED)  # the root: of no use to anybody whose names are resolved for him
     if 128 <= query.kind < 255 and query.kind != dns.rdatatype.ANY:
