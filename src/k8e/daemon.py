@@ -71,6 +71,10 @@ class Paths:
         return self.state_dir / "daemon.log"
 
     @property
+    def audit(self) -> Path:
+        return self.state_dir / "audit.log"
+
+    @property
     def database(self) -> Path:
         return self.state_dir / "k8e.db"
 
@@ -202,7 +206,7 @@ async def serve(engine: Engine, paths: Paths, settings: Settings, announce: Call
     stop = heed_signals()
     try:
         store = await Store.open(paths.database)
-        service = Service(engine, store, settings=settings, pool=settings.pool)
+        service = Service(engine, store, settings=settings, pool=settings.pool, audit_file=paths.audit)
         await service.recover()
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault

@@ -239,11 +239,22 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """The log of who did what."""
+
+    required: bool = key(False, FLAG)
+    code: bool = key(False, FLAG)
+    size: int = key("16m", size("64k", "16g"))
+    files: int = key(8, count(1, 1000))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     egress: EgressSettings = EgressSettings()
     limits: LimitsSettings = LimitsSettings()
     quotas: QuotasSettings = QuotasSettings()
     pool: PoolSettings = PoolSettings()
+    audit: AuditSettings = AuditSettings()
 
 
 # Reading

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +64,10 @@ class Rig:
         self.folder = folder
         self.engine = engine
         self.store = store
-        self.service = Service(engine, store, clock=clock, settings=settings, pool=pool, memory=memory)
+        audit = folder / "audit.log"
+        self.service = Service(
+            engine, store, clock=clock, settings=settings, pool=pool, memory=memory, audit_file=audit
+        )
         self.as_door: SandboxService = self.service
 
     async def create(self, caller: Caller = ALICE, spec: SessionSpec | None = None) -> str:
@@ -99,6 +104,10 @@ class Rig:
     async def wait_until_alone(self, session_id: str) -> None:
         while await self.processes_inside(session_id):
             await asyncio.sleep(0.01)
+
+    def read_audit(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "audit.log").read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
     async def assert_no_trace(self) -> None:
         assert await self.engine.list() == []

@@ -15,15 +15,16 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.access import may_see
+from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
 from k8e.core.foreground import GRACE
 from k8e.core.journal import warn
 from k8e.core.live import Live
-from k8e.core.model import OUTPUT_LIMIT, Caller, Phase, RunResult, RunSpec, Status
+from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, Phase, RunResult, RunSpec, Status
 from k8e.core.output import HeadTail
 from k8e.core.provisioning import STATE, read_into
 from k8e.core.records import RunRecord
-from k8e.core.runs import Runs, check_run, place_run
+from k8e.core.runs import Facts, Runs, check_run, place_run
 from k8e.core.sessions import Opened
 from k8e.core.translation import translated
 from k8e.core.verdict import judge, suspect_oom
@@ -51,7 +52,8 @@ class Background:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
         give_back = self._runs.take(opened.live)
-        launching = self._sessions.tasks.spawn(self._launch(opened, plan, give_back), watched=True)
+        about = self._runs.describe(caller, spec)
+        launching = self._sessions.tasks.spawn(self._launch(opened, plan, about, give_back), watched=True)
         launching.add_done_callback(lambda _: give_back())
         try:
             await asyncio.wait({launching})
@@ -60,13 +62,14 @@ class Background:
             raise
         return launching.result()
 
-    async def _launch(self, opened: Opened, plan: ExecSpec, give_back: Callable[[], None]) -> RunResult:
+    async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts, give_back: Callable[[], None]) -> RunResult:
         live = opened.live
         with live.in_use():
-            record = await self._runs.record(live, background=True)
+            record, mark = await self._runs.record(live, about, background=True)
             spec = replace(place_run(opened, plan), stdin=False, detached=True, window=OUTPUT_LIMIT)
             live.background.add(record.run_id)
             give_back()  # the session counts it from here on
+            live.marks[record.run_id] = mark
             try:
                 process = await self._runs.launch(opened, record, spec)
                 try:
@@ -76,7 +79,7 @@ class Background:
                     await put_away(opened.sandbox, process.id)
                     raise
             except BaseException:
-                live.background.discard(record.run_id)
+                self._forget(live, record)
                 raise
         return record.show(live.session_id)
 
@@ -115,7 +118,7 @@ class Background:
                 info = await self._look(opened, record)
                 if info is not None and info.running:
                     seen = replace(record, stdout_bytes=info.stdout_bytes, stderr_bytes=info.stderr_bytes)
-                    return seen.show(session_id)
+                    return replace(seen, denied=await self._tell_denied(live, record)).show(session_id)
                 return await self._collect(opened, record, info)
 
     async def _look(self, opened: Opened, record: RunRecord) -> CommandInfo | None:
@@ -194,8 +197,16 @@ class Background:
         await self._store.set_duration(record.run_id, duration)
         return replace(result, duration_ms=duration)
 
-    async def _lose(self, live: Live, record: RunRecord) -> RunResult:
+    async def _tell_denied(self, live: Live, record: RunRecord) -> Denials:
+        # One that an earlier daemon started was under way all the time that this one can look back on.
+        return await self._sessions.witness.tell(live, live.marks.get(record.run_id) or Mark())
+
+    def _forget(self, live: Live, record: RunRecord) -> None:
         live.background.discard(record.run_id)
+        live.marks.pop(record.run_id, None)
+
+    async def _lose(self, live: Live, record: RunRecord) -> RunResult:
+        self._forget(live, record)
         return await self._runs.endings.keep(replace(record, status=Status.LOST), live)
 
     async def _finish(
@@ -220,9 +231,10 @@ class Background:
             duration_ms=round(end.wall_seconds * 1000) if isinstance(end, Outcome) else 0,
             kept_stdout=len(stdout) if kept else None,
             kept_stderr=len(stderr) if kept else None,
+            denied=await self._tell_denied(live, record),
         )
         result = await self._runs.endings.keep(ended if kept else replace(ended, truncated=True), live)
-        live.background.discard(record.run_id)
+        self._forget(live, record)
         live.touch()
         return replace(result, stdout=stdout, stderr=stderr, truncated=ended.truncated)
 

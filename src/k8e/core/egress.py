@@ -67,8 +67,17 @@ class Egress:
                 old = live.record.hosts
                 new = apply_change(old, change)
                 if new != old:
+                    await self._log(live, caller, old, new)
                     await self._replace(live, old, new)
+                    self._sessions.audit.note("hosts_changed", **live.identity, after=new.texts)
                     note("hosts_changed", session=live.session_id, sandbox=live.sandbox, entries=len(new.entries))
+
+    async def _log(self, live: Live, caller: Caller, old: HostList, new: HostList) -> None:
+        facts = {**live.identity, "caller": caller.label, "before": old.texts, "after": new.texts}
+        if excess(new, old):
+            await self._sessions.audit.record("hosts_changing", **facts)
+        else:
+            self._sessions.audit.note("hosts_changing", **facts)  # nothing keeps anybody from closing something
 
     async def _replace(self, live: Live, old: HostList, new: HostList) -> None:
         unwritten = await self._write(live, new, narrows=not excess(new, old))

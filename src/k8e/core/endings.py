@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note
 from k8e.core.live import Gone, Live
@@ -19,7 +20,7 @@ class Endings:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
-    async def finish(self, live: Live, record: RunRecord, outcome: Outcome) -> RunResult:
+    async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
         """A command's end was seen."""
         oom = False
         if outcome.exit_code != 0:
@@ -37,12 +38,15 @@ class Endings:
             duration_ms=round(outcome.wall_seconds * 1000),
         )
         self._sessions.metrics.exec_seconds.observe(outcome.wall_seconds)
-        return self._put(ended, live)
+        denied = await self._sessions.witness.tell(live, mark)
+        return replace(self._put(ended, live), denied=denied)
 
     async def conclude(self, live: Live, record: RunRecord, error: Exception) -> RunResult:
         """It was not seen. Says so, unless it is known that memory ended the whole sandbox."""
         if not isinstance(error, Gone):
             await self._sessions.examine(live)
+            if live.gone.done():
+                error = live.gone.result()  # which is why the link broke
         if live.record.reason == LOST and live.oom_kills > record.oom_before:
             return self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
         self._put(replace(record, status=Status.LOST), live)
@@ -71,5 +75,13 @@ class Endings:
     def _close(self, record: RunRecord) -> RunRecord:
         status = record.status.value
         self._sessions.metrics.execs.add(status)
+        self._sessions.audit.note(
+            "run_ended",
+            run=record.run_id,
+            sandbox=record.sandbox,
+            status=status,
+            exit_code=record.exit_code,
+            duration_ms=record.duration_ms,
+        )
         note("run_ended", run=record.run_id, sandbox=record.sandbox, status=status, exit_code=record.exit_code)
         return replace(record, finished=self._sessions.clock.wall())

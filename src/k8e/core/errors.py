@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import enum
 
+from k8e.core.model import NONE_DENIED, Denials
+
 
 class Kind(enum.Enum):
     NOT_FOUND = "not_found"
@@ -35,7 +37,8 @@ class Kind(enum.Enum):
 class Fault(Exception):
     """`code` is snake_case and never changes once released; `error` is for people, `hint` says what to do next.
 
-    `retry_after` are seconds after which it may work; 0 when waiting does not help, or nobody knows.
+    `denied` is what the sandbox was refused, where that may be why. `retry_after` are seconds after which it may work;
+    0 when waiting does not help, or nobody knows.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Fault(Exception):
         hint: str = "",
         field: str = "",
         retry_after: float = 0,
+        denied: Denials = NONE_DENIED,
     ) -> None:
         self.kind = kind
         self.code = code
@@ -56,4 +60,5 @@ class Fault(Exception):
         self.hint = hint
         self.field = field
         self.retry_after = retry_after
+        self.denied = denied
         super().__init__(f"{code}: {error}" + (f" ({detail})" if detail else ""))

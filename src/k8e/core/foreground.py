@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Final
 
+from k8e.core.denials import Mark
 from k8e.core.endings import Endings
 from k8e.core.live import Gone, Live
 from k8e.core.model import Chunk, RunResult
@@ -25,12 +26,15 @@ _AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks 
 class Foreground:
     """Implements `model.LiveRun`. Whether or not anybody asks for the result, the end is waited for and recorded."""
 
-    def __init__(self, endings: Endings, tasks: Tasks, live: Live, record: RunRecord, process: Process) -> None:
+    def __init__(
+        self, endings: Endings, tasks: Tasks, live: Live, record: RunRecord, mark: Mark, process: Process
+    ) -> None:
         self.record = record
         self.live = live
         self._endings = endings
         self._tasks = tasks
         self._process = process
+        self._mark = mark
         self._broken = False
         self._use = contextlib.ExitStack()
         self._use.enter_context(live.in_use())
@@ -151,7 +155,7 @@ class Foreground:
             except (LinkError, Gone) as error:
                 self._broken = True
                 return await self._endings.conclude(self.live, self.record, error)
-            return await self._endings.finish(self.live, self.record, outcome)
+            return await self._endings.finish(self.live, self.record, self._mark, outcome)
         finally:
             self._use.close()
 

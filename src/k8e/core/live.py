@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from k8e.core.access import Payer, find_payer, may_see
 from k8e.core.clock import Clock
+from k8e.core.denials import Mark, Notes
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.records import SessionRecord
@@ -35,9 +36,13 @@ class Live:
         self.collecting = asyncio.Lock()
         self.changing_hosts = asyncio.Lock()
         self.hosts_unsaved = False  # the list in force is not the one on record
+        self.refusals = Notes()
+        self.hearing = asyncio.Lock()  # while the engine is asked for refusals
+        self.marks: dict[str, Mark] = {}  # where background runs began, by their ids
         self.building: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.stored = False
+        self.ended_by = ""  # nobody: by itself
         # Done when the sandbox is, or is about to be, no more.
         self.gone: asyncio.Future[Gone] = asyncio.get_running_loop().create_future()
         self._clock = clock
@@ -53,6 +58,17 @@ class Live:
     @property
     def phase(self) -> Phase:
         return self.record.phase
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """For the audit log."""
+        record = self.record
+        return {
+            "session": record.session_id,
+            "sandbox": record.sandbox,
+            "owner": record.owner,
+            "tenant": record.tenant,
+        }
 
     @property
     def name(self) -> Name:

@@ -78,6 +78,8 @@ class Metrics:
         self.destroys = Counter("k8e_destroys_total", "Sessions ended, by reason.", "reason")
         self.execs = Counter("k8e_execs_total", "Commands ended, by status.", "status")
         self.failures = Counter("k8e_failures_total", "Requests refused or failed, by code.", "code")
+        self.refusals = Counter("k8e_refusals_total", "What sandboxes asked of the network and did not get.")
+        self.audit_lost = Counter("k8e_audit_lost_total", "Lines of the audit log that could not be written.")
         self.create_seconds = Histogram("k8e_create_seconds", "From the request to a session that is ready.")
         self.start_seconds = Histogram("k8e_exec_start_seconds", "From the request to a command that runs.")
         self.exec_seconds = Histogram("k8e_exec_seconds", "Wall clock of commands.")
@@ -94,6 +96,8 @@ class Metrics:
             self.destroys,
             self.execs,
             self.failures,
+            self.refusals,
+            self.audit_lost,
             self.create_seconds,
             self.start_seconds,
             self.exec_seconds,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.denials import Mark
 from k8e.core.endings import Endings
 from k8e.core.errors import Fault, Kind
 from k8e.core.foreground import GRACE, Foreground
@@ -24,6 +25,8 @@ from k8e.core.sessions import Opened, Sessions
 from k8e.core.translation import translate
 from k8e.link.errors import LinkError, NotStarted
 from k8e.link.model import ExecSpec, Process
+
+Facts = dict[str, object]
 
 KEPT_RUNS: Final = 1000  # ended ones on record, of one session
 # A command that still runs then is put on record with the agent's id, so that the next daemon can say how it ended.
@@ -51,7 +54,7 @@ class Runs:
         plan = replace(check_run(spec), stdin=stdin)
         opened = await self.sessions.open(caller, spec.session_id)
         give_back = self.take(opened.live)
-        launching = self.sessions.tasks.spawn(self._launch(opened, plan), watched=True)
+        launching = self.sessions.tasks.spawn(self._launch(opened, plan, self.describe(caller, spec)), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:
             await asyncio.wait({launching})
@@ -65,11 +68,11 @@ class Runs:
         """Counts one more run of the session's payer, until what is returned is called."""
         return self.sessions.quotas.take_run(live.payer, self.sessions.registry)
 
-    async def _launch(self, opened: Opened, plan: ExecSpec) -> Foreground:
+    async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts) -> Foreground:
         with opened.live.in_use():
-            record = await self.record(opened.live, background=False)
+            record, mark = await self.record(opened.live, about, background=False)
             process = await self.launch(opened, record, place_run(opened, plan))
-            run = Foreground(self.endings, self.sessions.tasks, opened.live, record, process)
+            run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process)
         self.running[run.run_id] = run
         saving = asyncio.get_running_loop().call_later(_LONG, self._save_command, run)
         run.settled.add_done_callback(lambda _: saving.cancel())
@@ -85,19 +88,28 @@ class Runs:
         if not launching.cancelled() and launching.exception() is None:
             launching.result().leave()
 
-    async def record(self, live: Live, *, background: bool) -> RunRecord:
+    def describe(self, caller: Caller, spec: RunSpec) -> Facts:
+        return {"caller": caller.label, **self.sessions.audit.describe_run(spec)}
+
+    async def record(self, live: Live, about: Facts, *, background: bool) -> tuple[RunRecord, Mark]:
+        """Puts it on record and into the audit log; what is refused from now on is refused during the run."""
         record = RunRecord(
             run_id=f"run-{secrets.token_hex(8)}",
             sandbox=live.sandbox,
             background=background,
             started=self.sessions.clock.wall(),
         )
+        await self.sessions.audit.record("run_started", run=record.run_id, **live.identity, **about)
         # At once, because this is on the way of every command.
-        health, _ = await asyncio.gather(self.sessions.examine(live), self.sessions.store.insert_run(record, KEPT_RUNS))
+        health, _, mark = await asyncio.gather(
+            self.sessions.examine(live),
+            self.sessions.store.insert_run(record, KEPT_RUNS),
+            self.sessions.witness.mark(live),
+        )
         if not health.alive:
             await self.sessions.store.forget_run(record.run_id)
             raise self.sessions.describe_loss(live)
-        return replace(record, oom_before=health.oom_kills)
+        return replace(record, oom_before=health.oom_kills), mark
 
     async def launch(self, opened: Opened, record: RunRecord, spec: ExecSpec) -> Process:
         try:

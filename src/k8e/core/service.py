@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.metadata
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from k8e.core import checks
+from k8e.core.audit import Audit
 from k8e.core.background import Background
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.egress import Egress
-from k8e.core.errors import Fault
+from k8e.core.errors import Fault, Kind
 from k8e.core.files import Files
 from k8e.core.journal import LOGGER, warn
 from k8e.core.live import Live
@@ -35,6 +38,8 @@ UPKEEP_SECONDS: Final = 2.0
 PIP_SECONDS: Final = 300.0
 _PATIENCE: Final = 15.0  # at the end, for what is under way
 
+_STRANGE: Final = ("session_not_found", "run_not_found")  # it may be somebody else's
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Method = Callable[Concatenate["Service", P], Coroutine[Any, Any, T]]
@@ -49,6 +54,8 @@ def counted(method: Method[P, T]) -> Method[P, T]:
             return await method(self, *args, **kwargs)
         except Fault as fault:
             self.metrics.failures.add(fault.code)
+            if fault.kind in (Kind.DENIED, Kind.STRANGER) or fault.code in _STRANGE:
+                self.log_denial(method.__name__, fault, args)
             raise
 
     return count
@@ -66,14 +73,18 @@ class Service:
         settings: Settings | None = None,
         pool: PoolSettings | None = None,  # None: nothing is made ahead
         memory: Memory | None = None,
+        audit_file: Path | None = None,
     ) -> None:
+        clock = clock or SystemClock()
         self.metrics = Metrics()
         self.settings = settings or Settings()
+        self.audit = Audit(audit_file, self.settings.audit, self.metrics, clock)
         self._tasks = Tasks()
-        clock = clock or SystemClock()
         pool = pool or PoolSettings(enabled=False)
         self._pool = Pool(engine, store, clock, self.metrics, self._tasks, pool, memory or SystemMemory())
-        self._sessions = Sessions(engine, store, clock, self.metrics, self._tasks, self.settings, self._pool)
+        self._sessions = Sessions(
+            engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit
+        )
         self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
@@ -83,6 +94,7 @@ class Service:
     # The service's own life
 
     async def recover(self) -> None:
+        await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         await Recovery(self._runs, self._background, self._egress).recover()
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
@@ -103,6 +115,17 @@ class Service:
             await self._sessions.save_uses()
         except Fault as fault:
             warn("uses_not_saved", detail=fault.detail)
+        self.audit.note("daemon_stopped", pid=os.getpid())
+        await self.audit.close()
+
+    def log_denial(self, call: str, fault: Fault, arguments: tuple[object, ...]) -> None:
+        """What somebody asked for and may not have, or what is not there: who tries doors sees no difference, who
+        reads the log sees every try."""
+        caller, *rest = arguments
+        named = rest[0] if rest else ""
+        subject = named if isinstance(named, str) else getattr(named, "session_id", "")
+        label = caller.label if isinstance(caller, Caller) else ""
+        self.audit.note("access_refused", caller=label, call=call, subject=subject[:100], code=fault.code)
 
     async def _keep_up(self, seconds: float) -> None:
         while True:
@@ -120,6 +143,8 @@ class Service:
         await asyncio.gather(*(self._sessions.examine(live) for live in active if live.uses or live.background))
         await self.expire()
         self._sessions.resume_ends()
+        await self._sessions.witness.look_around(active)
+        await self.audit.sync()
         await self._egress.save()
         await self._sessions.save_uses()
         await self._pool.review()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from k8e.core import checks
 from k8e.core.access import choose_tenant
+from k8e.core.audit import Audit
 from k8e.core.clock import Clock
 from k8e.core.demand import Template
 from k8e.core.errors import Fault, Kind
@@ -21,7 +22,7 @@ from k8e.core.journal import note, warn
 from k8e.core.live import Live, Registry
 from k8e.core.manifest import check_entries
 from k8e.core.metrics import Metrics
-from k8e.core.model import Caller, Phase, Session, SessionSpec
+from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
 from k8e.core.pool import Claimed, Pool
 from k8e.core.provisioning import Variables, apply_manifest, keep_env, prepare_state
 from k8e.core.quotas import Quotas
@@ -30,6 +31,7 @@ from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
 from k8e.core.turns import Turns
+from k8e.core.witness import Witness
 from k8e.engine import Engine, EngineError, Health, Limits, Place, Runtime, RuntimeReport, SandboxSpec
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
@@ -78,6 +80,7 @@ class Sessions:
         tasks: Tasks,
         settings: Settings,
         pool: Pool,
+        audit: Audit,
     ) -> None:
         self.registry = Registry()
         self.engine = engine
@@ -89,6 +92,8 @@ class Sessions:
         self.pool = pool
         self.quotas = Quotas(settings.quotas, clock)
         self._builds = Turns(_BUILDS)
+        self.audit = audit
+        self.witness = Witness(engine, metrics, audit)
 
     @property
     def default_limits(self) -> Limits:
@@ -99,7 +104,10 @@ class Sessions:
     # Asking
 
     async def get(self, caller: Caller, session_id: str) -> Session:
-        return self.find(caller, session_id).show()
+        live = self.find(caller, session_id)
+        if live.phase is Phase.ACTIVE:
+            await self.witness.hear(live)
+        return replace(live.show(), denied=live.refusals.recent(live.session_id))
 
     async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
         checks.check_caller(caller)
@@ -169,7 +177,7 @@ class Sessions:
             claimed = await self._claim(spec, record)
             live = Live(replace(record, sandbox=claimed.name) if claimed else record, self.clock, env)
             self._register(live, claimed)
-            live.building = self.tasks.spawn(self._build(live, spec, env, claimed), watched=True)
+            live.building = self.tasks.spawn(self._build(live, caller, spec, env, claimed), watched=True)
             try:
                 await asyncio.wait({live.building})
             except asyncio.CancelledError:
@@ -242,10 +250,13 @@ class Sessions:
         hint = next((report.hint for report in reports if report.hint), "")
         raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
 
-    async def _build(self, live: Live, spec: SessionSpec, env: Variables, claimed: Claimed | None) -> None:
+    async def _build(
+        self, live: Live, caller: Caller, spec: SessionSpec, env: Variables, claimed: Claimed | None
+    ) -> None:
         sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
         await keep_env(sandbox, env)
-        await apply_manifest(sandbox, place, env, spec.manifest)
+        await self._furnish(live, sandbox, place, env, spec.manifest)
+        await self._log_creation(live, caller)
         await self.store.set_phase(live.sandbox, Phase.ACTIVE)
         if live.ending is None:
             live.enter(Phase.ACTIVE)
@@ -280,6 +291,31 @@ class Sessions:
             await self.engine.set_egress(live.sandbox, live.record.hosts)
         return claimed.sandbox, claimed.place
 
+    async def _furnish(
+        self, live: Live, sandbox: Sandbox, place: Place, env: Variables, entries: Sequence[ManifestEntry]
+    ) -> None:
+        if not entries:
+            return
+        mark = await self.witness.mark(live)
+        try:
+            await apply_manifest(sandbox, place, env, entries)
+        except Fault as fault:
+            raise await self.witness.explain(live, mark, fault) from fault.__cause__
+
+    async def _log_creation(self, live: Live, caller: Caller) -> None:
+        record = live.record
+        await self.audit.record(
+            "session_created",
+            **live.identity,
+            caller=caller.label,
+            runtime=record.runtime.value,
+            image=record.image,
+            limits=asdict(record.limits),
+            ttl=record.ttl,
+            env_keys=record.env_keys,
+            allowed_hosts=record.hosts.texts,
+        )
+
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
         if building.cancelled() or live.ending is not None:
             raise Fault(Kind.CONFLICT, "session_destroyed", f"session {live.session_id} was destroyed meanwhile")
@@ -301,6 +337,7 @@ class Sessions:
             await asyncio.wait({live.ending})
             if not _failed(live.ending):
                 raise self.describe_loss(live)
+        live.ended_by = caller.label
         await asyncio.shield(self.end(live, DESTROYED))
 
     def end(self, live: Live, reason: str) -> asyncio.Task[None]:
@@ -322,6 +359,8 @@ class Sessions:
             # Goes on: a full disk must not keep anybody from destroying. An active session whose sandbox is
             # gone is what the next daemon would find, and knows to clear up.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
+        if live.stored:
+            await self.witness.hear(live)  # for the last time
         with translated("destroying the sandbox"):
             await self.engine.destroy(live.sandbox)
         reason = live.record.reason
@@ -335,6 +374,7 @@ class Sessions:
         self.metrics.destroys.add(reason)
         self.metrics.sessions.value = len(self.registry)
         note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
+        self.audit.note("session_ended", **live.identity, caller=live.ended_by, reason=reason)
 
     # Upkeep
 

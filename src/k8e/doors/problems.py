@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from k8e.core.errors import Fault, Kind
+from k8e.doors.shapes import Json, shape_denials
 
 STATUS = {
     Kind.NOT_FOUND: 404,
@@ -30,9 +31,9 @@ class Refusal(Exception):
         super().__init__(f"{code}: {error}")
 
 
-def describe(problem: Fault | Refusal) -> tuple[int, dict[str, str | float]]:
+def describe(problem: Fault | Refusal) -> tuple[int, Json]:
     """The status and the body."""
-    body: dict[str, str | float] = {
+    body: Json = {
         "error": problem.error,
         "detail": problem.detail,
         "code": problem.code,
@@ -44,6 +45,8 @@ def describe(problem: Fault | Refusal) -> tuple[int, dict[str, str | float]]:
         body["field"] = problem.field
     if problem.retry_after:
         body["retry_after"] = round(problem.retry_after, 3)
+    if problem.denied.entries:
+        body |= shape_denials(problem.denied)
     return STATUS[problem.kind], body
 
 
