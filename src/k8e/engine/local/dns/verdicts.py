@@ -63,7 +63,7 @@ def judge(query: Query, rules: Rules) -> Ask | Say:
         if query.shown != ".":
             return _refuse(INVALID_NAME, "this is not a host name")
         return Say(dns.rcode.REFUSED)  # the root: of no use to anybody whose names are resolved for him
-    if 128 <= query.kind < 255 and query.kind != dns.rdatatype.ANY:
+    if 128 <= query.kind < dns.rdatatype.ANY:
         return Say(dns.rcode.REFUSED)  # zone transfers and their like
     if name == "localhost" or name.endswith(".localhost") or name == rules.hostname:
         return Say(records=_loopback(query.kind), ttl=3600)
