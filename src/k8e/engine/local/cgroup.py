@@ -22,12 +22,21 @@ def hierarchies() -> list[Path]:
     return [mount.point for mount in read_mounts() if mount.kind in ("cgroup", "cgroup2")]
 
 
+def _read_kills(file: Path) -> int:
+    for line in file.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill":
+            return int(value)
+    return 0
+
+
 class Cgroups:
     """The groups below one name, one per sandbox."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._hierarchies = hierarchies()
+        self._kills: tuple[Path, str] | None = None  # hierarchy and file
 
     def path_of(self, sandbox: str) -> str:
         """As a bundle's `cgroupsPath` wants it."""
@@ -60,14 +69,20 @@ class Cgroups:
         return directory is not None and bool((directory / "cgroup.procs").read_bytes())
 
     def oom_kills(self, sandbox: str) -> int:
-        for directory in self._directories(sandbox):
-            for file in ("memory.events", "memory.oom_control"):
-                with contextlib.suppress(FileNotFoundError):
-                    for line in (directory / file).read_text().splitlines():
-                        key, _, value = line.partition(" ")
-                        if key == "oom_kill":
-                            return int(value)
+        """Asked before and after every run, so where the number stands is looked for once."""
+        if self._kills is None:
+            self._kills = next(self._find_kills(sandbox), None)
+        if self._kills is not None:
+            hierarchy, file = self._kills
+            with contextlib.suppress(FileNotFoundError):
+                return _read_kills(hierarchy / self.name / sandbox / file)
         return 0
+
+    def _find_kills(self, sandbox: str) -> Iterator[tuple[Path, str]]:
+        for hierarchy in self._hierarchies:
+            for file in ("memory.events", "memory.oom_control"):
+                if (hierarchy / self.name / sandbox / file).is_file():
+                    yield hierarchy, file
 
     def kill(self, sandbox: str, deadline: float = 30.0) -> None:
         """Kills until nobody is left. Blocks while they die: call it in a thread."""
