@@ -32,9 +32,14 @@ def tell(what: str, **details: object) -> None:
 class Moments:
     """Counts calls, and ends everything at the one it was told."""
 
-    def __init__(self, last: int | None) -> None:
+    def __init__(self, last: int | None, *, counts: bool = True) -> None:
         self.seen = 0
+        self._counts = counts
         self._last = last
+
+    def begin(self) -> None:
+        """Counts from here on."""
+        self._counts = True
 
     def watch(self, target: object, *names: str) -> None:
         for name in names:
@@ -50,7 +55,7 @@ class Moments:
         return wrapped
 
     def _pass(self) -> None:
-        self.seen += 1
+        self.seen += self._counts
         if self.seen == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -105,6 +110,24 @@ async def write_line_later(service: Service, session: str, line: str, *, poll: b
         await asyncio.sleep(0.002)
 
 
+async def collect_and_die(service: Service, engine: BareEngine, moments: Moments, how: str) -> None:
+    """One background run with more output than one frame takes; the moments are those of bringing it home."""
+    tell("creating", session="one")
+    await service.create(ALICE, SessionSpec(session_id="one", manifest=[ManifestFile("ledger", b"")]))
+    tell("created", session="one")
+    tell("running", session="one", line="a")
+    code = "echo a >> ledger; head -c 300000 /dev/zero | tr '\\0' x; " + ("sleep 1000" if how == "kill" else "")
+    run_id = (await service.run(ALICE, RunSpec("one", code, background=True))).run_id
+    (sandbox,) = await engine.list()
+    link, _ = await engine.attach(sandbox)
+    while not any(one.stdout_bytes == 300_000 and one.running == (how == "kill") for one in await link.commands()):
+        await asyncio.sleep(0.002)
+    tell("started", session="one", line="a", run=run_id)
+    moments.watch(link, "attach", "commands", "write_file", "release")
+    moments.begin()
+    await (service.kill(ALICE, run_id) if how == "kill" else service.poll(ALICE, run_id))
+
+
 async def live_wildly(service: Service, seed: int) -> None:
     """Several clients at once, each with sessions of its own, until the end."""
     chance = random.Random(seed)
@@ -145,16 +168,20 @@ async def be_client(service: Service, mine: list[str], chance: random.Random) ->
 
 
 async def main(folder: Path, orders: dict[str, Any]) -> None:
-    moments = Moments(orders.get("moment"))
+    moments = Moments(orders.get("moment"), counts="collect" not in orders)
     engine = BareEngine(folder / "sandboxes")
     store = await Store.open(folder / "state.db")
     moments.watch(engine, "create", "attach", "destroy", "health")
     moments.watch(store, "insert_session", "set_phase", "end_session", "forget_session")
     moments.watch(store, "insert_warm", "set_ready", "forget_warm", "claim_warm")
-    moments.watch(store, "insert_run", "set_command", "finish_run", "set_duration")
+    moments.watch(store, "insert_run", "set_command", "finish_run")
     warm = orders.get("warm")
     service = Service(engine, store, pool=PoolSettings(min=warm, max=warm) if warm else None)
     await service.recover()
+    if "collect" in orders:
+        await collect_and_die(service, engine, moments, orders["collect"])
+        tell("through", moments=moments.seen)
+        os._exit(0)
     service.keep_up(0.05)
     if "seed" in orders:
         await live_wildly(service, orders["seed"])

@@ -149,6 +149,33 @@ async def test_the_steps_are_all_tried(folder: Path) -> None:
     assert 40 < story.end["moments"] < MOMENTS.stop
 
 
+@pytest.mark.parametrize("how", ["poll", "kill"])
+async def test_killed_while_it_brings_output_home_the_next_one_has_all_of_it(folder: Path, how: str) -> None:
+    status, moment = -signal.SIGKILL, 1
+    while status != 0:  # until one comes through: how often it looks is not the same each time
+        story = Story()
+        status = await live_and_die(folder, story, {"collect": how, "moment": moment})
+        assert status in (0, -signal.SIGKILL), story.end
+        await check_output(folder, story, how)
+        moment += 1 if SOAK else 5
+    assert moment > 10
+
+
+async def check_output(folder: Path, story: Story, how: str) -> None:
+    async with open_rig(folder) as rig:
+        run_id = story.started["a"]
+        if how == "kill":
+            await rig.service.kill(ALICE, run_id)
+        for _ in range(2):
+            result = await rig.poll_to_the_end(run_id)
+            assert result.status is (Status.KILLED if how == "kill" else Status.COMPLETED)
+            assert (result.stdout, result.truncated) == (b"x" * 300_000, False)
+        link, _ = await rig.engine.attach(rig.sandbox_of("one"))
+        assert await link.commands() == []
+        await rig.service.destroy(ALICE, "one")
+        await rig.assert_no_trace()
+
+
 @pytest.mark.parametrize("moment", range(1, 14, 1 if SOAK else 4))
 async def test_killed_while_recovering_it_recovers_the_next_time(folder: Path, moment: int) -> None:
     story = Story()

@@ -166,7 +166,7 @@ SPECS = st.builds(
     limits=LIMITS,
     overlays=st.lists(st.builds(Overlay, FILES, FILES.map(os.fspath)), max_size=4),
     first_id=st.one_of(st.none(), st.integers(0x30000000, 0x7FFE0000)),
-    seccomp=st.one_of(st.none(), st.just({"defaultAction": "SCMP_ACT_ERRNO"})),
+    seccomp=st.just({"defaultAction": "SCMP_ACT_ERRNO"}),
     hard_files=st.integers(1, 1 << 20),
 )
 # Nothing with which one reaches beyond files, ids and signals of the sandbox's own.
@@ -238,7 +238,7 @@ def test_limits_are_all_in_the_bundle(spec: BundleSpec) -> None:
     rlimits = {limit["type"]: limit for limit in config["process"]["rlimits"]}
     assert rlimits["RLIMIT_CORE"]["hard"] == 0
     assert rlimits["RLIMIT_NOFILE"]["hard"] <= min(spec.limits.open_files, spec.hard_files)
-    assert config["linux"]["seccomp"] == spec.seccomp if spec.seccomp is not None else True
+    assert config["linux"]["seccomp"] == spec.seccomp
 
 
 @given(SPECS)

@@ -20,10 +20,11 @@ from k8e.conformance.subject import (
     prepare,
     python,
     read_through,
+    refused,
     run,
 )
-from k8e.link.errors import LinkLost
-from k8e.link.model import Cause, Process, TerminalSize
+from k8e.link.errors import Code, LinkLost
+from k8e.link.model import Cause, CommandInfo, Completed, Process, TerminalSize
 
 # Writes the next block of counters for each line it reads.
 ON_DEMAND = """
@@ -165,6 +166,74 @@ async def check_command_starts_once_although_the_link_drops(subject: Subject) ->
         ended(f"command {number}", await finish(await start), exit_code=number)
         content = await subject.sandbox.read_file(subject.inside(b"ran-%d" % number))
         equal(f"runs of command {number}", content, b"ran\n")
+
+
+async def leave_behind(subject: Subject, code: str, *argv: str) -> CommandInfo:
+    """A command that ended while nobody was attached."""
+    process = await subject.sandbox.start(python(subject, code, *argv, detached=True))
+    await process.close_stdin()
+    await process.detach()
+    while (info := await find_command(subject, process.id)) and info.running:
+        pass
+    assert info is not None
+    return info
+
+
+async def find_command(subject: Subject, command_id: int) -> CommandInfo | None:
+    return next((info for info in await subject.sandbox.commands() if info.id == command_id), None)
+
+
+@check()
+async def check_held_output_is_read_as_often_as_it_takes(subject: Subject) -> None:
+    code = """
+import os, sys
+for number in range(int(sys.argv[1])):
+    os.write(1, bytes([number % 256]) * 1024)
+os.write(2, b"err")
+os._exit(5)
+"""
+    for kilobytes in (0, 200, 1000):  # nothing, less than the window, and more
+        info = await leave_behind(subject, code, str(kilobytes))
+        first = await finish_held(subject, info.id)
+        ended("the command", first, exit_code=5)
+        equal("bytes counted", first.outcome.stdout_bytes, kilobytes * 1024)
+        equal("stderr", first.stderr, b"err")
+        holds("some of stdout is kept", bool(first.stdout) == bool(kilobytes), len(first.stdout))
+        for _ in range(2):
+            equal("what is read again", await finish_held(subject, info.id), first)
+        equal("still in the list", await find_command(subject, info.id), info)
+        await subject.sandbox.release(info.id)
+        equal("in the list after its release", await find_command(subject, info.id), None)
+        await refused("attaching", subject.sandbox.attach(info.id, hold=True), Code.UNKNOWN_COMMAND)
+
+
+@check()
+async def check_held_output_is_there_after_a_reader_that_left(subject: Subject) -> None:
+    info = await leave_behind(subject, "import os; os.write(1, b'x' * 200_000)")
+    process = await subject.sandbox.attach(info.id, hold=True)
+    await process.stdout.read()
+    await process.detach()
+    process = await subject.sandbox.attach(info.id)
+    equal("output", (await finish(process)).stdout, b"x" * 200_000)
+
+
+@check(needs="link")
+async def check_held_output_is_there_after_a_dropped_link(subject: Subject) -> None:
+    info = await leave_behind(subject, "import os; os.write(1, b'x' * 200_000)")
+    for _ in range(3):
+        process = await subject.sandbox.attach(info.id, hold=True)
+        await process.stdout.read()
+        await control(subject).drop()
+        try:
+            await finish(process)
+        except LinkLost:
+            continue
+    equal("output", (await finish_held(subject, info.id)).stdout, b"x" * 200_000)
+    await subject.sandbox.release(info.id)
+
+
+async def finish_held(subject: Subject, command_id: int) -> Completed:
+    return await finish(await subject.sandbox.attach(command_id, hold=True))
 
 
 @check(needs="link")

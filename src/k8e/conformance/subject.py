@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -234,6 +235,14 @@ async def find_processes(subject: Subject, mark: bytes) -> list[int]:
     done = await run_python(subject, FIND_MARK, env=((b"PATH", subject.path), (b"MARK", mark)))
     ended("looking for processes", done, exit_code=0)
     return [int(pid) for pid in done.stdout.split()]
+
+
+async def one_process(subject: Subject, what: str, mark: bytes) -> None:
+    """Exactly one carries the mark. A child that its parent left behind may not have become what it is to be yet."""
+    end = time.monotonic() + 10
+    while not (found := await find_processes(subject, mark)) and time.monotonic() < end:
+        pass
+    equal(what, len(found), 1)
 
 
 async def kill_processes(subject: Subject, mark: bytes) -> None:

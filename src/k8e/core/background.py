@@ -1,17 +1,18 @@
 """Commands in the background: started detached, kept by the agent, collected when they have ended.
 
 While one runs its output stays where the agent keeps it (the first and the last half MiB of each stream), so that a
-daemon that dies loses nothing. When it has ended the output is put into a file inside the sandbox that only the agent
-can read, the row says how it ended, and only then the agent may forget it. Output is kept until the session ends;
-beyond KEPT_OUTPUT bytes the oldest goes first.
+daemon that dies loses nothing. When it has ended the output is read without being acknowledged and put into a file
+inside the sandbox that only the agent can read, the row says how it ended, and only then the agent may forget it: a
+daemon that dies anywhere between leaves all of it to the next. Output is kept until the session ends; beyond
+KEPT_OUTPUT bytes the oldest goes first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from k8e.core import checks
 from k8e.core.access import may_see
@@ -28,11 +29,16 @@ from k8e.core.runs import Facts, Runs, check_run, place_run
 from k8e.core.sessions import Opened
 from k8e.core.translation import translated
 from k8e.core.verdict import judge, suspect_oom
-from k8e.link.errors import AgentError, Code, LinkError
-from k8e.link.model import CommandInfo, ExecSpec, Outcome, Process, Sandbox
+from k8e.link.errors import AgentError, Code, LinkError, LinkLost
+from k8e.link.model import CommandInfo, ExecSpec, Outcome, Sandbox
+
+T = TypeVar("T")
 
 MAX_BACKGROUND: Final = 256  # running ones, of one session
 KEPT_OUTPUT: Final = 32 << 20  # bytes, of one session
+_ATTEMPTS: Final = 3
+_PAUSE: Final = 0.01  # the agent tells nobody who is not attached that a command has ended
+_LOOKS: Final = round(2 * GRACE / _PAUSE)  # then the order is given again: it may have been lost with a connection
 
 
 class Background:
@@ -109,16 +115,25 @@ class Background:
         record, live, session_id = await self.find(caller, run_id)
         if live is None or not record.background:
             return record.show(session_id)
+        return await self._undisturbed(self._poll(live, record))
+
+    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
+        """To its end, although whoever asked may leave: given up half way it would leave the command attached to."""
+        task = self._sessions.tasks.spawn(work, watched=True)
+        await asyncio.wait({task})
+        return task.result()
+
+    async def _poll(self, live: Live, record: RunRecord) -> RunResult:
         with live.in_use(), translated("collecting the run"):
             async with live.collecting:
-                record = await self._store.find_run(run_id) or record
+                record = await self._store.find_run(record.run_id) or record
                 opened = await self._sessions.enter(live)
                 if record.finished is not None:
                     return await self._recall(opened, record)
                 info = await self._look(opened, record)
                 if info is not None and info.running:
                     seen = replace(record, stdout_bytes=info.stdout_bytes, stderr_bytes=info.stderr_bytes)
-                    return replace(seen, denied=await self._tell_denied(live, record)).show(session_id)
+                    return replace(seen, denied=await self._tell_denied(live, record)).show(live.session_id)
                 return await self._collect(opened, record, info)
 
     async def _look(self, opened: Opened, record: RunRecord) -> CommandInfo | None:
@@ -143,22 +158,32 @@ class Background:
         foreground = self._runs.running.get(run_id)
         if foreground is not None:
             await foreground.end()
-        if live is None or not record.background:
-            return
+        if live is not None and record.background:
+            await self._undisturbed(self._kill(live, record))
+
+    async def _kill(self, live: Live, record: RunRecord) -> None:
         with live.in_use(), translated("killing the run"):
             async with live.collecting:
-                record = await self._store.find_run(run_id) or record
+                record = await self._store.find_run(record.run_id) or record
                 if record.finished is not None:
                     return
                 opened = await self._sessions.enter(live)
                 info = await self._look(opened, record)
-                if info is None or not info.running:
-                    await self._collect(opened, record, info)
-                    return
-                process = await opened.sandbox.attach(info.id)
-                await process.end(GRACE)
-                stdout, stderr = await _read_output(process)
-                await self._finish(opened, record, await process.wait(), stdout, stderr)
+                while info is not None and info.running:
+                    await self._stop(opened, info)
+                    info = await self._look(opened, record)
+                await self._collect(opened, record, info)
+
+    async def _stop(self, opened: Opened, info: CommandInfo) -> None:
+        """Without reading anything: while nobody is attached the agent keeps its output as it always does."""
+        process = await opened.sandbox.attach(info.id, hold=True)
+        await process.end(GRACE)
+        await process.detach()
+        for _ in range(_LOOKS):
+            commands = await opened.sandbox.commands()
+            if not any(one.id == info.id and one.running for one in commands):
+                return
+            await asyncio.sleep(_PAUSE)
 
     # Collecting
 
@@ -183,19 +208,16 @@ class Background:
         if info is None or record.command is None:
             return await self._lose(opened.live, record)
         try:
-            process = await opened.sandbox.attach(record.command)
-            stdout, stderr = await _read_output(process)
+            outcome, stdout, stderr = await _read_stubbornly(opened.sandbox, record.command)
         except AgentError as error:
             if error.code not in (Code.LOST, Code.UNKNOWN_COMMAND):
                 raise
-            await opened.sandbox.release(record.command)
-            return await self._lose(opened.live, record)
-        result = await self._finish(opened, record, info, stdout, stderr)
-        # It is on record; now the agent may forget it. Only the outcome knows how long it took.
-        outcome = await process.wait()
-        duration = round(outcome.wall_seconds * 1000)
-        await self._store.set_duration(record.run_id, duration)
-        return replace(result, duration_ms=duration)
+            result = await self._lose(opened.live, record)
+        else:
+            result = await self._finish(opened, record, outcome, stdout, stderr)
+        # It is on record; now the agent may forget it.
+        await opened.sandbox.release(record.command)
+        return result
 
     async def _tell_denied(self, live: Live, record: RunRecord) -> Denials:
         # One that an earlier daemon started was under way all the time that this one can look back on.
@@ -209,9 +231,7 @@ class Background:
         self._forget(live, record)
         return await self._runs.endings.keep(replace(record, status=Status.LOST), live)
 
-    async def _finish(
-        self, opened: Opened, record: RunRecord, end: CommandInfo | Outcome, stdout: bytes, stderr: bytes
-    ) -> RunResult:
+    async def _finish(self, opened: Opened, record: RunRecord, end: Outcome, stdout: bytes, stderr: bytes) -> RunResult:
         live = opened.live
         oom = False
         if end.exit_code != 0:
@@ -228,7 +248,7 @@ class Background:
             stdout_bytes=end.stdout_bytes,
             stderr_bytes=end.stderr_bytes,
             truncated=len(stdout) < end.stdout_bytes or len(stderr) < end.stderr_bytes,
-            duration_ms=round(end.wall_seconds * 1000) if isinstance(end, Outcome) else 0,
+            duration_ms=round(end.wall_seconds * 1000),
             kept_stdout=len(stdout) if kept else None,
             kept_stderr=len(stderr) if kept else None,
             denied=await self._tell_denied(live, record),
@@ -270,10 +290,22 @@ def _output_path(run_id: str) -> bytes:
     return STATE + b"/" + run_id.encode()
 
 
-async def _read_output(process: Process) -> tuple[bytes, bytes]:
+async def _read_held(sandbox: Sandbox, command: int) -> tuple[Outcome, bytes, bytes]:
+    """Of a command that has ended; all of it stays with the agent too, and so can be read again."""
+    process = await sandbox.attach(command, hold=True)
     stdout, stderr = HeadTail(), HeadTail()
     await asyncio.gather(read_into(process.stdout, stdout), read_into(process.stderr, stderr))
-    return stdout.take(), stderr.take()
+    return await process.wait(), stdout.take(), stderr.take()
+
+
+async def _read_stubbornly(sandbox: Sandbox, command: int) -> tuple[Outcome, bytes, bytes]:
+    """Over another connection when one breaks; a link that is gone for good says so at the next attempt."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await _read_held(sandbox, command)
+        except LinkLost:
+            continue
+    return await _read_held(sandbox, command)
 
 
 async def put_away(sandbox: Sandbox, command: int) -> Outcome | None:

@@ -143,9 +143,6 @@ class Store(Database):
             run.run_id,
         )
 
-    async def set_duration(self, run_id: str, duration_ms: int) -> None:
-        await self._execute("UPDATE runs SET duration_ms = ? WHERE run_id = ?", duration_ms, run_id)
-
     async def forget_run(self, run_id: str) -> None:
         await self._execute("DELETE FROM runs WHERE run_id = ?", run_id)
 

@@ -74,8 +74,9 @@ class Channel:
         if request.type in _WITH_INPUT:
             self.outbound = Outbound()
 
-    def _make_inbound(self, stream: int, window: int, start: int = 0) -> Inbound:
-        return Inbound(window, lambda offset: self._sender.post(Ack(self.id, stream, offset)), start)
+    def _make_inbound(self, stream: int, window: int, start: int = 0, *, hold: bool = False) -> Inbound:
+        acknowledge = None if hold else lambda offset: self._sender.post(Ack(self.id, stream, offset))
+        return Inbound(window, acknowledge, start)
 
     @property
     def output(self) -> Inbound:

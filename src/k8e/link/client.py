@@ -83,10 +83,12 @@ class AgentLink(Files):
         await self._begin_command(channel, f"starting {subject}")
         return AgentProcess(self._board, channel, spec)
 
-    async def attach(self, command: int, stdout_from: int = 0, stderr_from: int = 0) -> AgentProcess:
+    async def attach(
+        self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False
+    ) -> AgentProcess:
         if self._board.find(command) is not None:
             raise AgentError(Code.BUSY, subject=f"command {command:016x} is attached here already")
-        channel = CommandChannel(self._board, command, None, (stdout_from, stderr_from))
+        channel = CommandChannel(self._board, command, None, (stdout_from, stderr_from), hold=hold)
         try:
             async with deadline(self._board.timing.reply, f"attaching to {channel.subject}"):
                 await self._board.begin(channel)
@@ -96,7 +98,7 @@ class AgentLink(Files):
             channel.abandon()
             self._board.spawn(self._leave(channel))
             raise
-        return AgentProcess(self._board, channel, None)
+        return AgentProcess(self._board, channel, None, hold=hold)
 
     async def _leave(self, channel: CommandChannel) -> None:
         while channel.opened is None and channel.result is None and channel.error is None:

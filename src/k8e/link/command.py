@@ -18,10 +18,19 @@ class CommandChannel(Channel):
     _pumping = frozenset({State.OPEN})  # where stdin goes on is in OPENED
 
     def __init__(
-        self, sender: Sender, command: int, spec: ExecSpec | None, starts: tuple[int, int] = (0, 0), subject: str = ""
+        self,
+        sender: Sender,
+        command: int,
+        spec: ExecSpec | None,
+        starts: tuple[int, int] = (0, 0),
+        subject: str = "",
+        *,
+        hold: bool = False,
     ) -> None:
-        """Without a spec it runs already, and is attached to with its output from `starts` on."""
+        """Without a spec it runs already, and is attached to with its output from `starts` on; `hold` leaves what is
+        read with the agent."""
         self._starts = starts
+        self._hold = hold
         if spec is None:
             request = Request(command, FrameType.ATTACH, encode_attach(*starts))
             # Whoever started it chose a window that we do not know.
@@ -31,8 +40,8 @@ class CommandChannel(Channel):
             window = effective_window(spec.window)
         super().__init__(sender, request, subject or f"command {command:016x}")
         self.inbound = {
-            OUTPUT: self._make_inbound(OUTPUT, window, starts[0]),
-            ERRORS: self._make_inbound(ERRORS, window, starts[1]),
+            OUTPUT: self._make_inbound(OUTPUT, window, starts[0], hold=hold),
+            ERRORS: self._make_inbound(ERRORS, window, starts[1], hold=hold),
         }
         self.outbound = Outbound()
         self.attachment: Attachment | None = None  # the first one
@@ -56,6 +65,9 @@ class CommandChannel(Channel):
     def interrupt(self) -> None:
         if self.detaching:
             self._finish(Result(self.id, Code.DETACHED, 0, b""))
+        elif self._hold:
+            # Going on in the middle would acknowledge what lies before; whoever holds can read it all once more.
+            super().interrupt()
         else:
             self.state = State.IDLE
 

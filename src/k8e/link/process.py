@@ -19,8 +19,11 @@ from k8e.link.switchboard import Switchboard, deadline
 class AgentProcess:
     """Implements `model.Process`. Survives lost connections; what was queued when the link failed can still be read."""
 
-    def __init__(self, board: Switchboard, channel: CommandChannel, spec: ExecSpec | None) -> None:
+    def __init__(
+        self, board: Switchboard, channel: CommandChannel, spec: ExecSpec | None, *, hold: bool = False
+    ) -> None:
         self._board = board
+        self._hold = hold
         self._channel = channel
         self._spec = spec
         self._released = False
@@ -98,7 +101,8 @@ class AgentProcess:
         self.stderr.divert(_drop)
 
     async def wait(self) -> Outcome:
-        """How it ended; then the agent forgets it. Overdue only when it is not our own reader that holds it up."""
+        """How it ended; then the agent forgets it, unless it was held. Overdue only when it is not our own reader that
+        holds it up."""
         heard = -1
         while self._channel.result is None and self._channel.error is None:
             try:
@@ -118,7 +122,7 @@ class AgentProcess:
         if channel.result is None:
             assert channel.error is not None
             raise channel.error.with_traceback(None)
-        if channel.result.code is not Code.DETACHED and not self._released:
+        if channel.result.code is not Code.DETACHED and not self._released and not self._hold:
             self._released = True
             self._board.release(channel.id)
         if channel.outcome is None:

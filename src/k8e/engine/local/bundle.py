@@ -57,7 +57,7 @@ class BundleSpec:
     limits: Limits
     overlays: Sequence[Overlay]
     first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
-    seccomp: Mapping[str, Any] | None
+    seccomp: Mapping[str, Any]
     hard_files: int  # what the host lets us set; raising it further may not be allowed
 
 
@@ -123,13 +123,12 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
         "resources": _resources(spec.limits, spec.first_id is not None),
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
+        "seccomp": spec.seccomp,
     }
     if spec.first_id is not None:
         namespaces += ["user", "cgroup"]
         mapping = [{"containerID": 0, "hostID": spec.first_id, "size": ID_COUNT}]
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
-    if spec.seccomp is not None:
-        linux["seccomp"] = spec.seccomp
     files = min(spec.limits.open_files, spec.hard_files)
     return {
         "ociVersion": "1.0.2",

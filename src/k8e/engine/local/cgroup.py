@@ -6,6 +6,7 @@ The runtimes create them and set the limits from the bundle; this reads, empties
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.mountinfo import read_mounts
+
+_DEADLINE = 30.0
+_BUSY_PAUSE = 0.01  # nothing tells when a group stops being busy
 
 
 def hierarchies() -> list[Path]:
@@ -84,9 +88,11 @@ class Cgroups:
                 if (hierarchy / self.name / sandbox / file).is_file():
                     yield hierarchy, file
 
-    def kill(self, sandbox: str, deadline: float = 30.0) -> None:
+    def kill(self, sandbox: str, deadline: float = _DEADLINE) -> None:
         """Kills until nobody is left. Blocks while they die: call it in a thread."""
-        end = time.monotonic() + deadline
+        self._kill_until(sandbox, time.monotonic() + deadline)
+
+    def _kill_until(self, sandbox: str, end: float) -> None:
         while pids := self.processes(sandbox):
             if time.monotonic() > end:
                 raise EngineError("processes", f"{len(pids)} of {sandbox} outlive SIGKILL, among them {min(pids)}")
@@ -102,11 +108,31 @@ class Cgroups:
                 finally:
                     os.close(handle)
 
-    def remove(self, sandbox: str) -> None:
+    def remove(self, sandbox: str, deadline: float = _DEADLINE) -> None:
+        """Whoever joins meanwhile is killed too: a runtime that was killed while it moved itself here still arrives.
+        Blocks like `kill`."""
+        end = time.monotonic() + deadline
+        while not self._try_to_remove(sandbox):
+            if time.monotonic() > end:
+                raise EngineError("cgroup", f"that of {sandbox} is still in use after {deadline:g} s")
+            self._kill_until(sandbox, end)
+            time.sleep(_BUSY_PAUSE)
+
+    def _try_to_remove(self, sandbox: str) -> bool:
+        """False while somebody is in one of them."""
+        free = True
         for directory in list(self._directories(sandbox)):
             for group, _, _ in os.walk(directory, topdown=False):
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     os.rmdir(group)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    # ENOTEMPTY: a group below was made, or is still busy.
+                    if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                        raise EngineError("cgroup", f"{group} cannot be removed: {error.strerror}") from error
+                    free = False
+        return free
 
     def remove_all(self) -> None:
         """The common parent, once it is empty."""

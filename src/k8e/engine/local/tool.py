@@ -1,7 +1,8 @@
 """Running the system's tools (mount, runc, mkfs): exact argv, a deadline, errors that say what was tried.
 
-They are started under `setpriv --pdeathsig`: a tool must not go on building a sandbox after the daemon that asked for
-it was killed, because its successor is taking the same sandbox down.
+A tool must not go on building a sandbox after the daemon that asked for it was killed, because its successor is taking
+the same sandbox down. `setpriv --pdeathsig` has the kernel see to that from the moment it is called; a daemon that died
+before that moment is noticed by the shell after it, whose parent is then another one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from k8e.engine import EngineError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_CHECK_PARENT = 'test "$PPID" = "$0" && exec "$@"'
 _SHOWN = 2000  # bytes of a tool's complaint
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -48,6 +50,11 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=_PATH)
 
 
+def bound_to(parent: int, words: Sequence[str]) -> list[str]:
+    """The command as a child of that process, which it never outlives: it is killed with it, or never starts."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", "/bin/sh", "-c", _CHECK_PARENT, str(parent), *words]
+
+
 async def try_tool(
     *argv: str | Path,
     deadline: float = 30.0,
@@ -59,11 +66,7 @@ async def try_tool(
     words = tuple(str(word) for word in argv)
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        "setpriv",
-        "--pdeathsig",
-        "KILL",
-        "--",
-        *words,
+        *bound_to(os.getpid(), words),
         stdin=null,
         stdout=pipe if capture else null,
         stderr=null if capture or quiet else pipe,
