@@ -12,6 +12,7 @@ SUBCOMMANDS = [
     "run",
     "create",
     "get",
+    "allow-hosts",
     "sessions",
     "destroy",
     "write",

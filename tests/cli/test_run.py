@@ -20,6 +20,7 @@ KEYS = {
     "truncated",
     "stdout_bytes",
     "stderr_bytes",
+    "denied",
 }
 
 
@@ -140,10 +141,6 @@ class TestOptions:
         done = machine.run(*words)
         assert (done.code, done.json["code"]) == (1, "usage")
         assert not machine.state().exists(), "nothing was begun"
-
-    def test_what_cannot_be_honoured_is_not_dropped(self, machine: Machine) -> None:
-        done = machine.run("true", "--allowed-hosts", "example.org")
-        assert (done.code, done.json["code"]) == (1, "egress_not_supported_yet")
 
 
 class TestStdin:

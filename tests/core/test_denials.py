@@ -78,6 +78,12 @@ def test_names_are_printable_and_short_whatever_a_sandbox_asked_for() -> None:
         (refusal("", "fe80::1", 80), "No list opens link-local addresses"),
         (refusal("", "224.0.0.1", 80), "No list opens addresses of no host"),
         (refusal("not a name"), "Only TCP to hosts"),
+        (refusal("not a name", reason="invalid_name"), "no host name"),
+        (refusal("inside.test", reason="address_not_public"), "when the list has the address itself"),
+        (refusal("", "10.0.0.1", 80, "machine"), "No list opens the machine itself"),
+        (refusal("", "10.203.0.6", 80, "other_sandbox"), "No list opens other sandboxes"),
+        (refusal("a.test", "8.8.8.8", 443, "protocol_not_allowed"), "Only TCP leaves"),
+        (refusal("", reason="more_refusals"), "More was refused"),
     ],
 )
 def test_the_hint_says_exactly_what_to_ask_for(refused: Refusal, hint: str) -> None:

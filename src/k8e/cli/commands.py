@@ -7,7 +7,7 @@ import json
 
 from k8e.cli.client import BYTES, JSON, Client, Response, quote
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
-from k8e.cli.run import MESSAGE, describe_env, no_egress
+from k8e.cli.run import MESSAGE, describe_env
 from k8e.cli.state import State
 
 TYPE_CHECKING = False
@@ -56,14 +56,17 @@ def describe_session(*, manifest: str = "", git_repo: str = "", git_ref: str = "
     return wanted
 
 
+def split_hosts(values: list[str]) -> list[str]:
+    """a,b and repeated flags; an empty word is no host, so that '' is nothing at all."""
+    return [host.strip() for value in values for host in value.split(",") if host.strip()]
+
+
 def finish(response: Response) -> int:
     write_all(1, response.read())
     return 0 if response.status < 300 else FAILED
 
 
 def create(options: argparse.Namespace) -> int:
-    if options.allowed_hosts is not None:
-        raise no_egress()
     if options.secret:
         raise Failure("secrets_not_supported_yet", "--secret cannot be honoured yet", hint="leave it out")
     wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
@@ -78,11 +81,30 @@ def create(options: argparse.Namespace) -> int:
         "limits": {name: value for name, value in limits.items() if value is not None},
     }
     wanted.update({name: value for name, value in given.items() if value})
+    if options.allowed_hosts:
+        wanted["allowed_hosts"] = split_hosts(options.allowed_hosts)
     return finish(Client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
 
 
 def get(options: argparse.Namespace) -> int:
     return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}"))
+
+
+def allow_hosts(options: argparse.Namespace) -> int:
+    """Prints the list that is in force, after changing it if that was asked for."""
+    target = f"/v1/sessions/{quote(options.sid)}/hosts"
+    change: dict[str, Any] = {
+        name: split_hosts(values)
+        for name in ("add", "remove", "hosts")
+        if (values := getattr(options, name)) is not None
+    }
+    if options.clear:
+        change["clear"] = True
+    if not change:
+        return finish(Client().request("GET", target))
+    if len(change) > 1 and set(change) != {"add", "remove"}:
+        raise Failure("usage", "--hosts and --clear stand alone; only --add and --remove can be given together")
+    return finish(Client().request("POST", target, json.dumps(change).encode(), JSON))
 
 
 def sessions(options: argparse.Namespace) -> int:

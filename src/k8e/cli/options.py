@@ -28,7 +28,7 @@ class RunOptions:
         self.manifest = ""
         self.git_repo = ""
         self.git_ref = ""
-        self.allowed_hosts: str | None = None
+        self.allowed_hosts: list[str] = []
 
 
 def read_seconds(text: str) -> float:
@@ -58,7 +58,11 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
     "--manifest": (str, "FILE", "YAML with files, directories and repositories for a new session"),
     "--git-repo": (str, "URL", "clone this into a new session"),
     "--git-ref": (str, "REF", "the branch, tag or commit of --git-repo"),
-    "--allowed-hosts": (str, "HOSTS", "hosts that a new session may reach, separated by commas"),
+    "--allowed-hosts": (
+        list,
+        "HOSTS",
+        "what a new session may reach, instead of the usual; commas between, '' is nothing",
+    ),
 }
 
 

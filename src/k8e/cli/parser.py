@@ -59,6 +59,18 @@ Without CODE it is read from standard input. The exit code is the command's own;
   k8e sandbox run './train.sh' --background --timeout 3600
 """
 
+HOSTS = """\
+Shows what a session may reach, or changes it, at once and for what runs in it as well. Entries are
+names, names of all subdomains, addresses or blocks of them, with a port or for 80 and 443; several
+are separated by commas.
+
+  k8e sandbox allow-hosts SID
+  k8e sandbox allow-hosts SID --add api.example.com,*.example.org
+  k8e sandbox allow-hosts SID --remove api.example.com --add 192.0.2.0/24:5432
+  k8e sandbox allow-hosts SID --hosts git.example.com:22
+  k8e sandbox allow-hosts SID --clear
+"""
+
 SERVER = """\
 Runs the daemon in the foreground until Ctrl-C or SIGTERM. Sandboxes live on without it.
 You rarely need this: as root, the first command starts the daemon by itself. deploy/k8e.service
@@ -142,6 +154,7 @@ def add_sandbox(parent: Any) -> None:
     add_run_options(add("run", run_parsed, "run code or a shell command", RUN))
     add_create_options(add("create", commands.create, "make a session and print its id"))
     add("get", commands.get, "show a session").add_argument("sid", metavar="SID")
+    add_hosts_options(add("allow-hosts", commands.allow_hosts, "show or change what a session may reach", HOSTS))
     sessions = add("sessions", commands.sessions, "list your sessions")
     sessions.add_argument("--phase", choices=("active", "all"), default="active", help="default: active")
     add("destroy", commands.destroy, "end a session with all that is in it").add_argument("sid", metavar="SID")
@@ -178,6 +191,17 @@ def add_run_options(parser: Parser) -> None:
             parser.add_argument(name, type=read_with(read, noun), default=default, metavar=noun, help=about)
 
 
+def add_hosts_options(parser: Parser) -> None:
+    parser.add_argument("sid", metavar="SID")
+    for name, about in (
+        ("--add", "put these on the list"),
+        ("--remove", "take these off it; connections to them are cut"),
+        ("--hosts", "instead of the whole list"),
+    ):
+        parser.add_argument(name, action="append", metavar="HOSTS", help=about)
+    parser.add_argument("--clear", action="store_true", help="take everything off it")
+
+
 def add_create_options(parser: Parser) -> None:
     def add(name: str, noun: str, about: str, **settings: Any) -> None:
         parser.add_argument(name, metavar=noun, help=about, **settings)
@@ -201,7 +225,13 @@ def add_create_options(parser: Parser) -> None:
     add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
     add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
     add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
-    add("--allowed-hosts", "HOSTS", "hosts that it may reach, separated by commas (not supported yet)")
+    add(
+        "--allowed-hosts",
+        "HOSTS",
+        "what it may reach, instead of the usual list: a.example,*.b.example:8443; '' is nothing",
+        action="append",
+        default=[],
+    )
     add("--secret", "NAME", "(not supported yet)", action="append", default=[])
 
 

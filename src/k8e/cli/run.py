@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MESSAGE = 64 << 20
 STDIN_IN_JSON = 46 << 20  # base64 takes a third more, and the rest of a message has to fit as well
-STDOUT, STDERR, ERROR_FRAME = 1, 2, 6
+STDOUT, STDERR, RESULT_FRAME, ERROR_FRAME = 1, 2, 5, 6
 GONE = ("session_not_found", "session_destroying")
 
 
@@ -23,10 +23,11 @@ def run(options: RunOptions) -> int:
     fields = describe_run(options)
     client = Client()
     if options.session_id:
+        has_hosts(client, options, options.session_id)  # when there is no such session, the attempt says so
         return Attempt(client, options, options.session_id, fields).finish()
     state = State(options.tenant)
     named = state.read()
-    if named and not describes_session(options):
+    if named and not describes_session(options) and has_hosts(client, options, named):
         attempt = Attempt(client, options, named, fields)
         if not attempt.session_is_gone():
             return attempt.finish()
@@ -35,8 +36,6 @@ def run(options: RunOptions) -> int:
 
 
 def check_combination(options: RunOptions) -> None:
-    if options.allowed_hosts is not None:
-        raise no_egress()
     if options.session_id and options.tenant:
         raise Failure("usage", "--session-id and --tenant both name a session: give one of them")
     if options.session_id and describes_session(options):
@@ -48,16 +47,39 @@ def check_combination(options: RunOptions) -> None:
         raise Failure("usage", "--stdin is for the command's input: give the code as an argument")
 
 
-def no_egress() -> Failure:
-    return Failure(
-        "egress_not_supported_yet",
-        "--allowed-hosts cannot be honoured yet: sandboxes have no network but loopback",
-        hint="leave it out; nothing is reachable",
-    )
-
-
 def describes_session(options: RunOptions) -> bool:
     return bool(options.manifest or options.git_repo or options.git_ref)
+
+
+def has_hosts(client: Client, options: RunOptions, session_id: str) -> bool:
+    """Whether there is such a session. One whose list is another than the one that was asked for is not used, neither
+    with more than somebody wanted nor with less."""
+    if not options.allowed_hosts:
+        return True
+    import json
+
+    from k8e.cli.commands import split_hosts
+    from k8e.policy import HostList, InvalidEntry
+
+    try:
+        wanted = HostList.parse(split_hosts(options.allowed_hosts))
+    except InvalidEntry as error:
+        text = f"allowed_hosts: {error.text!r}: {error.cause}"
+        body = {"error": text, "detail": "", "code": "invalid_argument", "hint": error.hint, "field": "allowed_hosts"}
+        raise Failure.of(body) from error
+    response = client.request("GET", f"/v1/sessions/{quote(session_id)}/hosts")
+    answer = json.loads(response.read())
+    if response.status != 200:
+        return False
+    listed = answer["policy"]["allowed_hosts"]
+    if listed == list(wanted.texts):
+        return True
+    raise Failure(
+        "hosts_differ",
+        "the session is there already, and may reach other hosts than --allowed-hosts says",
+        detail=f"{session_id} may reach: {', '.join(listed) or 'nothing'}",
+        hint=f"`k8e sandbox allow-hosts {session_id} --hosts {','.join(wanted.texts) or repr('')}` changes its list",
+    )
 
 
 def describe_run(options: RunOptions) -> str:
@@ -98,13 +120,15 @@ def renew(client: Client, options: RunOptions, state: State, *, gone: str) -> st
         found = state.read()
         if describes_session(options):
             refuse_to_reuse(client, found)
-        elif found and found != gone:
+        elif found and found != gone and has_hosts(client, options, found):
             return found
         import json
 
-        from k8e.cli.commands import describe_session
+        from k8e.cli.commands import describe_session, split_hosts
 
         wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
+        if options.allowed_hosts:
+            wanted["allowed_hosts"] = split_hosts(options.allowed_hosts)
         if options.tenant:
             wanted["tenant_id"] = options.tenant
         response = client.request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON)
@@ -175,6 +199,8 @@ class Attempt:
             for kind, data in self._response.frames():
                 if kind in (STDOUT, STDERR):
                     write_all(kind, data)
+                elif kind == RESULT_FRAME and b'"denied": []' not in data:
+                    tell_denied(data)
                 elif kind == ERROR_FRAME:
                     write_all(STDERR, data)
                     return FAILED
@@ -185,3 +211,19 @@ class Attempt:
             write_all(STDERR, json.dumps(failure.body).encode() + b"\n")
             return UNREACHABLE
         return FAILED if self._response.exit_code is None else self._response.exit_code
+
+
+def tell_denied(result: bytes) -> None:
+    """What the network refused to the command, a line each, after its last output."""
+    import json
+
+    content = json.loads(result)
+    lines = []
+    for denial in content.get("denied", []):
+        address = f"({denial['address']})" if denial["host"] and denial["address"] else denial["address"]
+        where = " ".join(part for part in (denial["host"], address) if part)
+        port = f":{denial['port']}" if denial["port"] else ""
+        lines.append(f"k8e: denied {where}{port}: {denial['reason']}; {denial['hint']}\n")
+    if content.get("denied_more"):
+        lines.append(f"k8e: denied {content['denied_more']} more\n")
+    write_all(STDERR, "".join(lines).encode())

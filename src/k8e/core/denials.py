@@ -26,7 +26,15 @@ _LONGEST_WORD: Final = 64
 
 Key = tuple[str, str, int, str]
 
-# What no list opens, and why.
+# What no list opens, by the reason that the engine gives and by what kind of address it is.
+_REASONS: Final = {
+    "metadata": "No list opens metadata services of cloud providers.",
+    "machine": "No list opens the machine itself.",
+    "other_sandbox": "No list opens other sandboxes.",
+    "protocol_not_allowed": "Only TCP leaves a sandbox; no list opens anything else.",
+    "invalid_name": "It is no host name, and no list has it.",
+    "more_refusals": "More was refused than could be noted.",
+}
 _CLOSED: Final = {
     AddressKind.METADATA: "metadata services of cloud providers",
     AddressKind.LOOPBACK: "the machine itself",
@@ -97,9 +105,14 @@ def show(refusals: Sequence[Refusal], session_id: str, lost: int = 0) -> Denials
 
 def write_hint(refusal: Refusal, session_id: str = "") -> str:
     """What exactly to ask for; without a session, in a list for a new one."""
-    closed = _find_closed(refusal)
+    closed = _REASONS.get(refusal.reason) or _find_closed(refusal)
     if closed:
-        return f"No list opens {closed}."
+        return closed
+    if refusal.reason == "address_not_public" and not refusal.address:
+        return (
+            "It stands for addresses that are not public. A private one can be reached when the list has the address "
+            "itself; loopback, link-local and metadata addresses never."
+        )
     entry = _name_entry(refusal)
     if not entry:
         return "Only TCP to hosts on the session's list leaves a sandbox."
@@ -109,12 +122,11 @@ def write_hint(refusal: Refusal, session_id: str = "") -> str:
 
 
 def _find_closed(refusal: Refusal) -> str:
-    if refusal.reason == AddressKind.METADATA.value:
-        return _CLOSED[AddressKind.METADATA]
     try:
-        return _CLOSED.get(kind_of(ip_address(refusal.address)), "")
+        kind = kind_of(ip_address(refusal.address))
     except ValueError:
         return ""
+    return f"No list opens {_CLOSED[kind]}." if kind in _CLOSED else ""
 
 
 def _name_entry(refusal: Refusal) -> str:
