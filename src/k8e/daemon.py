@@ -78,6 +78,10 @@ class Paths:
     def database(self) -> Path:
         return self.state_dir / "k8e.db"
 
+    @property
+    def identity(self) -> Path:
+        return self.state_dir / "identity"
+
     def prepare(self) -> None:
         """Others may walk through and see nothing: to the socket, which has its own mode, and, as the users that native
         sandboxes have, to those sandboxes' disks."""
@@ -180,7 +184,7 @@ def run_daemon(
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
     try:
-        asyncio.run(serve(engine, paths, settings, announce))
+        asyncio.run(serve(engine, paths, settings, announce, detached=detached))
     finally:
         os.close(lock)
 
@@ -195,11 +199,16 @@ class LogFile(logging.handlers.RotatingFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", opener=open_private)
 
 
-async def serve(engine: Engine, paths: Paths, settings: Settings, announce: Callable[[], None]) -> None:
+async def serve(
+    engine: Engine, paths: Paths, settings: Settings, announce: Callable[[], None], *, detached: bool
+) -> None:
     from k8e.core.errors import Fault
+    from k8e.core.keys import Keys
     from k8e.core.service import Service
     from k8e.core.store import Store
+    from k8e.doors.grpc.opening import Opening
     from k8e.doors.http import HttpDoor
+    from k8e.doors.identities import Identities
     from k8e.doors.listener import bind_socket
     from k8e.doors.routes import Routes
 
@@ -211,18 +220,26 @@ async def serve(engine: Engine, paths: Paths, settings: Settings, announce: Call
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()
-    door = HttpDoor(Routes(service, service.metrics.render))
+    keys = Keys(paths.identity)
+    gateway = Opening(service, keys, settings.gateway)
+    door = HttpDoor(Routes(service, service.metrics.render, Identities(keys, gateway)))
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()
+    # Whoever started us by hand wants it, and so does whoever has a key; anybody else asks for it when they need it.
+    opening = asyncio.create_task(gateway.attempt()) if not detached or keys.in_use else None
     await stop.wait()
     log.info("stopping")
+    if opening is not None:
+        await opening
+    closing_gateway = asyncio.create_task(gateway.close(GRACE))
     paths.socket.unlink(missing_ok=True)
     unfinished = await door.close(GRACE)
     # Ends what is still waited for, so that whoever waits is told.
     await service.close()
     if unfinished:
         await door.close(GRACE)
+    await closing_gateway
     await engine.close()
     await store.close()
     log.info("stopped")

@@ -238,6 +238,42 @@ class PoolSettings:
     prewarm: bool = key(False, FLAG)
 
 
+def _read_listen(value: Any) -> str:
+    text = _read_text(value)
+    if not text:
+        return text
+    host, _, port = text.rpartition(":")
+    ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    if not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError("has no port")
+    return text
+
+
+_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}))*")
+
+
+def _read_name(value: Any) -> str:
+    text = _read_text(value)
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        if not _NAME.fullmatch(text):
+            raise ValueError("has an entry that is no name and no address") from None
+        return text
+
+
+LISTEN: Final = Kind("ADDRESS:PORT, or empty", _read_listen)
+NAMES: Final = many(Kind("a name or an address", _read_name), "names and addresses")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Who comes from other machines."""
+
+    listen: str = key("127.0.0.1:50051", LISTEN)
+    names: tuple[str, ...] = key([], NAMES)
+
+
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
     """The log of who did what."""
@@ -253,6 +289,7 @@ class Settings:
     egress: EgressSettings = EgressSettings()
     limits: LimitsSettings = LimitsSettings()
     quotas: QuotasSettings = QuotasSettings()
+    gateway: GatewaySettings = GatewaySettings()
     pool: PoolSettings = PoolSettings()
     audit: AuditSettings = AuditSettings()
 

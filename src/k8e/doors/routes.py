@@ -12,6 +12,7 @@ from k8e.core.model import MAX_MESSAGE, LiveRun, RunResult, RunSpec, SandboxServ
 from k8e.doors import frames, shapes, specs
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
+from k8e.doors.identities import Identities
 from k8e.doors.problems import Refusal
 
 JSON = "application/json"
@@ -36,11 +37,13 @@ class Route:
 
 
 class Routes:
-    def __init__(self, service: SandboxService, render_metrics: Callable[[], str]) -> None:
+    def __init__(
+        self, service: SandboxService, render_metrics: Callable[[], str], identities: Identities | None = None
+    ) -> None:
         self._service = service
         self._render_metrics = render_metrics
         sessions, runs = ("v1", "sessions"), ("v1", "runs")
-        self._table = (
+        self._table: tuple[Route, ...] = (
             Route("GET", ("healthz",), self._tell_health),
             Route("GET", ("metrics",), self._tell_metrics),
             Route("GET", ("v1", "status"), self._tell_status),
@@ -59,6 +62,13 @@ class Routes:
             Route("GET", (*runs, "*"), self._poll),
             Route("POST", (*runs, "*", "kill"), self._kill, (JSON,)),
         )
+        if identities is not None:
+            self._table += (
+                Route("POST", ("v1", "login"), identities.login, (JSON,)),
+                Route("POST", ("v1", "keys"), identities.create, (JSON,)),
+                Route("GET", ("v1", "keys"), identities.list),
+                Route("DELETE", ("v1", "keys", "*"), identities.delete),
+            )
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
         candidates = [route for route in self._table if route.fits(request.path)]

@@ -1,0 +1,205 @@
+"""One call, whatever its method: who calls, what has arrived, until when, and how it ends.
+
+Messages arrive as bytes and are parsed here: what is no message is the caller's mistake, which gRPC's own way would
+call ours. They are taken from the connection one payer's turn after the other's, so that many large ones at once do not
+fill the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from k8e.core.access import Payer, find_payer
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import format_event
+from k8e.core.keys import Admission, Keys
+from k8e.core.model import Caller
+from k8e.core.turns import Turns
+from k8e.doors.grpc.methods import ERROR_KEY
+from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
+
+LARGE: Final = 1 << 20
+CALLS_PER_PAYER: Final = 1000
+_NOBODY: Final = Payer(-2, "")
+
+M = TypeVar("M", bound=Message)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger("k8e.doors.grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    answer: Callable[[Call], Awaitable[None]]
+    seconds: float = 60.0  # for a caller who names no deadline, and nobody gets more without a reason
+    strangers: bool = False  # may call it
+
+
+class Inbox:
+    """How many messages are in memory at once: while they arrive, and while large ones are dealt with."""
+
+    def __init__(self) -> None:
+        self.arriving = Turns(64, each=16)
+        self.large = Turns(16, each=4)
+
+
+class Call:
+    def __init__(self, context: Context, admission: Admission | None, inbox: Inbox, clock: asyncio.Timeout) -> None:
+        self.admission = admission
+        self.withdrawn = False  # who called was somebody, and is not any more
+        self._context = context
+        self._inbox = inbox
+        self._clock = clock
+        self._held = AsyncExitStack()
+        self._task = asyncio.current_task()
+
+    @property
+    def caller(self) -> Caller:
+        assert self.admission is not None
+        return self.admission.caller
+
+    @property
+    def payer(self) -> Payer:
+        return find_payer(self.caller.uid, self.caller.tenant) if self.admission else _NOBODY
+
+    @property
+    def expired(self) -> bool:
+        return self.admission is not None and time.time() >= self.admission.expires
+
+    def allow(self, seconds: float) -> None:
+        """From now on; at most as long as whoever calls is somebody."""
+        if self.admission is not None:
+            seconds = min(seconds, self.admission.expires - time.time())
+        self._clock.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    def withdraw(self) -> None:
+        self.withdrawn = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def read(self, kind: type[M]) -> M | None:
+        """The next message, None after the last. The one before is forgotten."""
+        await self._held.aclose()
+        async with self._inbox.arriving.take(self.payer):
+            content = await self._context.read()
+            if content is grpc.aio.EOF:
+                return None
+            assert isinstance(content, bytes)
+            if len(content) > LARGE:
+                await self._held.enter_async_context(self._inbox.large.take(self.payer))
+        try:
+            return kind.FromString(content)
+        except (DecodeError, ValueError, RecursionError) as error:
+            raise malformed(f"this is no {kind.__name__}") from error
+
+    async def read_one(self, kind: type[M]) -> M:
+        message = await self.read(kind)
+        if message is None:
+            raise malformed("there is no message")
+        return message
+
+    async def write(self, message: Message) -> None:
+        await self._context.write(message.SerializeToString())
+
+    async def close(self) -> None:
+        await self._held.aclose()
+
+
+class Calls:
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._inbox = Inbox()
+        self._by_identity: dict[str, set[Call]] = {}
+        self._counts: collections.Counter[Payer] = collections.Counter()
+        keys.watch(self._withdraw)
+
+    def _withdraw(self, identity: str) -> None:
+        for call in list(self._by_identity.get(identity, ())):
+            call.withdraw()
+
+    async def serve(self, name: str, handler: Handler, context: Context) -> None:
+        began = time.monotonic()
+        who, problem = "", None
+        try:
+            admission = self._admit(context, strangers=handler.strangers)
+            who = admission.caller.label if admission else "nobody"
+            await self._answer(handler, context, admission)
+        except (Fault, Refusal) as error:
+            problem = error
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.UsageError as error:  # the client is gone, and gRPC does not want to hear more of it
+            log.debug("%s", format_event("call_ended", {"cause": repr(error)}))
+        except Exception:
+            log.exception("%s", format_event("call_failed", {"method": name, "caller": who}))
+            problem = internal_error()
+        finally:
+            self._note(name, who, problem, time.monotonic() - began)
+        if problem is not None:
+            status, detail = describe(problem)
+            await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
+
+    def _admit(self, context: Context, *, strangers: bool) -> Admission | None:
+        certificate = next(iter(context.auth_context().get("x509_pem_cert") or ()), b"")
+        try:
+            return self._keys.admit(certificate)
+        except Fault:
+            if not strangers:
+                raise
+            return None
+
+    async def _answer(self, handler: Handler, context: Context, admission: Admission | None) -> None:
+        call: Call | None = None
+        try:
+            async with asyncio.timeout(None) as clock:
+                call = Call(context, admission, self._inbox, clock)
+                call.allow(handler.seconds)
+                async with self._registered(call):
+                    await handler.answer(call)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if call is None or not call.withdrawn or task is None:
+                raise
+            task.uncancel()
+            raise Fault(Kind.STRANGER, "key_revoked", "the key was revoked", hint="Log in with another key.") from None
+        except TimeoutError:
+            if call is not None and call.expired:
+                error = "the certificate has expired"
+                raise Fault(Kind.STRANGER, "certificate_expired", error, hint="Renew it, and call again.") from None
+            raise too_slow() from None
+
+    @asynccontextmanager
+    async def _registered(self, call: Call) -> AsyncIterator[None]:
+        payer, identity = call.payer, call.admission.identity if call.admission else ""
+        if self._counts[payer] >= CALLS_PER_PAYER:
+            error = f"{CALLS_PER_PAYER} calls at once is the most"
+            raise Fault(Kind.EXHAUSTED, "too_many_calls", error, hint="Try again soon.", retry_after=1.0)
+        self._counts[payer] += 1
+        self._by_identity.setdefault(identity, set()).add(call)
+        try:
+            yield
+        finally:
+            self._counts[payer] -= 1
+            if not self._counts[payer]:
+                del self._counts[payer]
+            calls = self._by_identity[identity]
+            calls.discard(call)
+            if not calls:
+                del self._by_identity[identity]
+            await call.close()
+
+    def _note(self, name: str, who: str, problem: Fault | Refusal | None, seconds: float) -> None:
+        if log.isEnabledFor(logging.INFO):
+            fields = {"method": name, "caller": who, "code": problem.code if problem else "ok", "seconds": seconds}
+            log.info("%s", format_event("call", fields))

@@ -1,0 +1,151 @@
+"""The gateway itself: a port, TLS with certificates on both sides, and the way from a method to its handler.
+
+`GRPC_SSL_CIPHER_SUITES` (opening.py) leaves TLS 1.2 nothing that fits our kind of key, which is how this gRPC is told
+to take TLS 1.3 only. The server's certificate is renewed when a third of its life is left; gRPC asks for the one in
+force at every handshake, so nothing is restarted.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.keys import Keys
+from k8e.core.model import SandboxService
+from k8e.doors.grpc.calls import Calls, Context, Handler
+from k8e.doors.grpc.handlers import Handlers
+from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
+from k8e.doors.grpc.standards import Standards
+from k8e.identity import anonymous
+from k8e.identity.authority import Authority, ServerCertificate
+
+CALLS: Final = 4000  # at once, of everybody
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a port that somebody has is taken
+    ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
+    ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
+    ("grpc.max_concurrent_streams", 1000),
+    # Clients may ask whether we are there, also while nothing else goes on; a line that is dead is noticed.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+log = logging.getLogger("k8e.doors.grpc")
+
+
+class Credentials:
+    """The certificate in force. gRPC asks from threads of its own."""
+
+    def __init__(self, authority: Authority, names: Sequence[str]) -> None:
+        self._authority = authority
+        self._names = names
+        self._lock = threading.Lock()
+        self._current = authority.issue_server(names, time.time())
+        self._told = self._current
+
+    def make(self) -> grpc.ServerCredentials:
+        first = self._configure(self._current)
+        # The stubs do not know that None is an answer.
+        fetch: Any = self._fetch
+        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+
+    def renew(self) -> None:
+        """From the next handshake on."""
+        with self._lock:
+            self._current = self._authority.issue_server(self._names, time.time())
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: as before."""
+        if self._current.is_worn(time.time()):
+            self.renew()
+        with self._lock:
+            if self._told is self._current:
+                return None
+            self._told = self._current
+            return self._configure(self._current)
+
+    def _configure(self, certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
+        roots = self._authority.certificate + anonymous.CERTIFICATE.encode()
+        return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], roots)
+
+
+class Router(grpc.GenericRpcHandler):
+    """Every method is served as a stream of bytes in both directions, which on the wire is what all of them are."""
+
+    def __init__(self, calls: Calls, handlers: Mapping[str, Handler]) -> None:
+        self._methods = {path: self._make(calls, path, handler) for path, handler in handlers.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        return self._methods.get(handler_call_details.method)
+
+    def _make(self, calls: Calls, path: str, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
+        name = path.rpartition("/")[2]
+
+        async def serve(_: object, context: Context) -> None:
+            await calls.serve(name, handler, context)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+
+class Gateway:
+    """Serves one port until closed."""
+
+    def __init__(self, service: SandboxService, keys: Keys) -> None:
+        self._service = service
+        self._keys = keys
+        self._server: grpc.aio.Server | None = None
+        self._standards = Standards()
+        self.credentials: Credentials | None = None
+        self.endpoint = ""  # where it can be reached from this machine
+
+    async def open(self, listen: str, names: Sequence[str]) -> None:
+        """Raises Fault when it cannot."""
+        host, port = split_address(listen)
+        authority, _ = await self._keys.open()
+        self.credentials = Credentials(authority, list_names(host, names))
+        handlers = Handlers(self._service, self._keys).table()
+        by_path = {METHODS[name].path: handler for name, handler in handlers.items()} | dict(self._standards.table())
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
+        server.add_generic_rpc_handlers((Router(Calls(self._keys), by_path),))
+        try:
+            bound = server.add_secure_port(f"{bracket(host)}:{port}", self.credentials.make())
+        except RuntimeError as error:
+            cause = f"the gateway cannot listen on {listen}"
+            hint = "Is the port taken? [gateway] listen in k8e.toml names another one."
+            raise Fault(Kind.UNAVAILABLE, "gateway_closed", cause, detail=str(error), hint=hint) from error
+        await server.start()
+        self._server = server
+        nearby = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.endpoint = f"{bracket(nearby)}:{bound}"
+        log.info("gateway endpoint=%s", self.endpoint)
+
+    async def close(self, grace: float) -> None:
+        self._standards.close()
+        if self._server is not None:
+            await self._server.stop(grace)
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def list_names(host: str, names: Sequence[str]) -> list[str]:
+    """What clients may call us: what was configured, this machine's name, and the ways in from here."""
+    wildcard = host in ("0.0.0.0", "::")
+    usual = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *([] if wildcard else [host])]
+    return list(dict.fromkeys([*names, *usual]))

@@ -1,0 +1,293 @@
+"""Which method is which call of the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from google.protobuf.message import Message
+
+from k8e.core.access import require_scope
+from k8e.core.errors import Fault, Kind
+from k8e.core.keys import Keys
+from k8e.core.model import LiveRun, RunResult, SandboxService, Scope
+from k8e.core.turns import Turns
+from k8e.doors.grpc import reading, showing
+from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.calls import Call, Handler
+from k8e.doors.grpc.problems import malformed
+from k8e.link.model import Entry
+
+MARGIN: Final = 30.0  # for a call beyond what it waits for
+LONG: Final = 1800.0  # repositories are cloned, files of any size go over any line
+STDIN_PIECE: Final = 1 << 20
+_THREADED: Final = 1000  # entries of an answer that is better made beside the loop
+
+
+class Handlers:
+    def __init__(self, service: SandboxService, keys: Keys) -> None:
+        self._service = service
+        self._keys = keys
+        self._large_answers = Turns(16, each=4)
+
+    def table(self) -> Mapping[str, Handler]:
+        return {
+            "CreateSession": Handler(self._create, LONG),
+            "GetSession": Handler(self._get),
+            "ListSessions": Handler(self._list_sessions),
+            "DestroySession": Handler(self._destroy, 120.0),
+            "UpdateAllowedHosts": Handler(self._update_hosts),
+            "Exec": Handler(self._exec),
+            "ExecStream": Handler(self._exec_stream),
+            "ExecInteractive": Handler(self._exec_interactive),
+            "PollRun": Handler(self._poll),
+            "KillRun": Handler(self._kill),
+            "Ps": Handler(self._ps),
+            "Log": Handler(self._log),
+            "PipInstall": Handler(self._pip_install),
+            "WriteFile": Handler(self._write_file, 300.0),
+            "ReadFile": Handler(self._read_file, 300.0),
+            "UploadFile": Handler(self._upload, LONG),
+            "DownloadFile": Handler(self._download, LONG),
+            "ListFiles": Handler(self._list_files, 120.0),
+            "RunSubAgent": Handler(self._not_yet(pb.RunSubAgentRequest, Scope.RUN)),
+            "ConfirmAction": Handler(self._not_yet(pb.ConfirmActionRequest, Scope.RUN)),
+            "ApproveAction": Handler(self._not_yet(pb.ApproveActionRequest, Scope.OPERATOR)),
+            "Login": Handler(self._login, strangers=True),
+            "Status": Handler(self._status, 120.0),
+            "CreateApiKey": Handler(self._create_key),
+            "ListApiKeys": Handler(self._list_keys),
+            "DeleteApiKey": Handler(self._delete_key),
+        }
+
+    # Sessions
+
+    async def _create(self, call: Call) -> None:
+        request = await call.read_one(pb.CreateSessionRequest)
+        # In a thread, because a large manifest takes its time.
+        spec = await asyncio.to_thread(reading.read_session_spec, request, self._service.default_limits)
+        session = showing.show_session(await self._service.create(call.caller, spec))
+        answer = pb.CreateSessionResponse(
+            session_id=session.session_id, runtime_class=session.runtime_class, session=session
+        )
+        await call.write(answer)
+
+    async def _get(self, call: Call) -> None:
+        request = await call.read_one(pb.GetSessionRequest)
+        session = await self._service.get(call.caller, request.session_id)
+        await call.write(pb.GetSessionResponse(session=showing.show_session(session)))
+
+    async def _list_sessions(self, call: Call) -> None:
+        request = await call.read_one(pb.ListSessionsRequest)
+        if request.phase not in ("", "active", "all"):
+            raise reading.invalid("phase", f"{request.phase[:64]!r} is no choice of phases", hint="active or all")
+        sessions = await self._service.sessions(call.caller, all_phases=request.phase == "all")
+        await call.write(pb.ListSessionsResponse(sessions=map(showing.show_session, sessions)))
+
+    async def _destroy(self, call: Call) -> None:
+        request = await call.read_one(pb.DestroySessionRequest)
+        await self._service.destroy(call.caller, request.session_id)
+        await call.write(pb.DestroySessionResponse())
+
+    async def _update_hosts(self, call: Call) -> None:
+        request = await call.read_one(pb.UpdateAllowedHostsRequest)
+        change = reading.read_hosts_change(request)
+        session = await self._service.set_hosts(call.caller, request.session_id, change)
+        await call.write(pb.UpdateAllowedHostsResponse(allowed_hosts=session.hosts.texts))
+
+    # Runs
+
+    async def _exec(self, call: Call) -> None:
+        spec = reading.read_run_spec(await call.read_one(pb.ExecRequest))
+        if not spec.background:
+            call.allow(_wait_for(spec.timeout))
+        await call.write(showing.show_run(await self._service.run(call.caller, spec)))
+
+    async def _exec_stream(self, call: Call) -> None:
+        await self._run_live(call, await call.read_one(pb.ExecRequest), fed=False)
+
+    async def _exec_interactive(self, call: Call) -> None:
+        first = await call.read_one(pb.ExecInput)
+        if first.WhichOneof("input") != "start":
+            raise malformed("the first message has no start")
+        await self._run_live(call, first.start, fed=True)
+
+    async def _run_live(self, call: Call, request: pb.ExecRequest, *, fed: bool) -> None:
+        spec = reading.read_run_spec(request)
+        if spec.background:
+            raise reading.invalid("background", "a background run has no stream", hint="Exec starts it, PollRun looks.")
+        call.allow(_wait_for(spec.timeout))
+        live = await self._service.start(call.caller, replace(spec, stdin=b""))
+        feeder = _Feeder(live, spec.stdin, call if fed else None)
+        feeding = asyncio.create_task(feeder.feed())
+        result: RunResult | None = None
+        try:
+            started = pb.ExecStarted(run_id=live.run_id, session_id=spec.session_id)
+            await call.write(pb.ExecFrame(started=started))
+            async for chunk in live.output():
+                output = pb.ExecOutput(stream=pb.Stream.Name(chunk.stream), data=chunk.data)
+                await call.write(pb.ExecFrame(output=output))
+            result = await live.result()
+        finally:
+            feeding.cancel()
+            if result is None:
+                await live.kill()
+        await asyncio.wait({feeding})
+        if feeder.failure is not None:
+            raise feeder.failure
+        await call.write(pb.ExecFrame(result=showing.show_run(result)))
+
+    async def _poll(self, call: Call) -> None:
+        request = await call.read_one(pb.PollRunRequest)
+        run = await self._service.poll(call.caller, request.run_id)
+        await call.write(pb.PollRunResponse(run=showing.show_run(run)))
+
+    async def _kill(self, call: Call) -> None:
+        request = await call.read_one(pb.KillRunRequest)
+        await self._service.kill(call.caller, request.run_id)
+        await call.write(pb.KillRunResponse())
+
+    async def _ps(self, call: Call) -> None:
+        request = await call.read_one(pb.PsRequest)
+        commands = await self._service.ps(call.caller, request.session_id)
+        await call.write(pb.PsResponse(processes=map(showing.show_process, commands)))
+
+    async def _log(self, call: Call) -> None:
+        request = await call.read_one(pb.LogRequest)
+        runs = await self._service.log(call.caller, request.session_id)
+        await call.write(pb.LogResponse(runs=map(showing.show_run, runs)))
+
+    async def _pip_install(self, call: Call) -> None:
+        request = await call.read_one(pb.PipInstallRequest)
+        call.allow(_wait_for(request.timeout or LONG))
+        run = await self._service.pip_install(
+            call.caller, request.session_id, tuple(request.packages), seconds=request.timeout or None
+        )
+        answer = pb.PipInstallResponse(
+            output=run.stdout + run.stderr, exit_code=run.exit_code, run=showing.show_run(run)
+        )
+        await call.write(answer)
+
+    # Files
+
+    async def _write_file(self, call: Call) -> None:
+        request = await call.read_one(pb.WriteFileRequest)
+        path, append = reading.read_path(request), reading.read_mode(request.mode)
+        size = await self._service.write_file(call.caller, request.session_id, path, request.content, append=append)
+        await call.write(pb.WriteFileResponse(path=request.path, bytes=size))
+
+    async def _read_file(self, call: Call) -> None:
+        request = await call.read_one(pb.ReadFileRequest)
+        path = reading.read_path(request)
+        async with self._large_answers.take(call.payer):
+            content = await self._service.read_file(call.caller, request.session_id, path)
+            await call.write(pb.ReadFileResponse(content=content, path=request.path))
+
+    async def _upload(self, call: Call) -> None:
+        first = await call.read_one(pb.UploadFileRequest)
+        if first.WhichOneof("part") != "header":
+            raise malformed("the first message has no header")
+        header = first.header
+        path, append = reading.read_path(header), reading.read_mode(header.mode)
+        size = await self._service.upload(call.caller, header.session_id, path, _take_parts(call), append=append)
+        await call.write(pb.UploadFileResponse(path=header.path, bytes=size))
+
+    async def _download(self, call: Call) -> None:
+        request = await call.read_one(pb.DownloadFileRequest)
+        path = reading.read_path(request)
+        pieces = await self._service.download(
+            call.caller, request.session_id, path, offset=request.offset, length=request.length or None
+        )
+        async for piece in pieces:
+            await call.write(pb.DownloadFileResponse(content=piece))
+
+    async def _list_files(self, call: Call) -> None:
+        request = await call.read_one(pb.ListFilesRequest)
+        path = reading.read_path(request)
+        async with self._large_answers.take(call.payer):
+            entries = await self._service.list_files(call.caller, request.session_id, path, since=request.since)
+            answer = _list(entries) if len(entries) < _THREADED else await asyncio.to_thread(_list, entries)
+            await call.write(answer)
+
+    # Identities, and the service itself
+
+    async def _login(self, call: Call) -> None:
+        request = await call.read_one(pb.LoginRequest)
+        if request.key_id:
+            issued = await self._keys.login(request.key_id, request.csr, request.signature)
+        elif call.admission is not None:
+            issued = await self._keys.renew(call.admission.identity, request.csr)
+        else:
+            raise Fault(Kind.STRANGER, "not_logged_in", "there is no key, and no certificate to renew", field="key_id")
+        await call.write(showing.show_certificate(issued))
+
+    async def _status(self, call: Call) -> None:
+        await call.read_one(pb.StatusRequest)
+        await call.write(showing.show_status(await self._service.status(call.caller), call.caller))
+
+    async def _create_key(self, call: Call) -> None:
+        spec = reading.read_key_spec(await call.read_one(pb.CreateApiKeyRequest))
+        record, text = await self._keys.create(call.caller, spec)
+        await call.write(pb.CreateApiKeyResponse(api_key=showing.show_key(record), key=text))
+
+    async def _list_keys(self, call: Call) -> None:
+        await call.read_one(pb.ListApiKeysRequest)
+        await call.write(pb.ListApiKeysResponse(api_keys=map(showing.show_key, await self._keys.list(call.caller))))
+
+    async def _delete_key(self, call: Call) -> None:
+        request = await call.read_one(pb.DeleteApiKeyRequest)
+        await self._keys.delete(call.caller, request.name)
+        await call.write(pb.DeleteApiKeyResponse())
+
+    def _not_yet(self, kind: type[Message], scope: Scope) -> Callable[[Call], Awaitable[None]]:
+        async def refuse(call: Call) -> None:
+            await call.read_one(kind)
+            require_scope(call.caller, scope)
+            name = kind.DESCRIPTOR.name.removesuffix("Request")
+            raise Fault(Kind.NOT_YET, "not_yet", f"{name} is not part of this version", hint="A later one has it.")
+
+        return refuse
+
+
+def _wait_for(seconds: float) -> float:
+    """A wish that makes no sense is refused by the service, not here."""
+    return MARGIN + (seconds if 0 < seconds <= 86_400 else 0)
+
+
+def _list(entries: Sequence[Entry]) -> pb.ListFilesResponse:
+    return pb.ListFilesResponse(files=map(showing.show_file, entries))
+
+
+async def _take_parts(call: Call) -> AsyncIterator[bytes]:
+    while (message := await call.read(pb.UploadFileRequest)) is not None:
+        if message.WhichOneof("part") != "content":
+            raise malformed("a later message has no content")
+        if message.content:
+            yield message.content
+
+
+class _Feeder:
+    """Hands the client's stdin to a command. Input that is not whole ends it: running with half was not asked for."""
+
+    def __init__(self, live: LiveRun, content: bytes, call: Call | None) -> None:
+        self.failure: Exception | None = None
+        self._live = live
+        self._content = content
+        self._call = call
+
+    async def feed(self) -> None:
+        try:
+            if self._content:
+                await self._live.write_stdin(self._content)
+            while self._call and (message := await self._call.read(pb.ExecInput)) is not None:
+                if message.WhichOneof("input") != "stdin":
+                    raise malformed("a later message has no stdin")
+                if len(message.stdin) > STDIN_PIECE:
+                    raise reading.invalid("stdin", f"{len(message.stdin)} bytes at once, the limit is {STDIN_PIECE}")
+                await self._live.write_stdin(message.stdin)
+            await self._live.close_stdin()
+        except Exception as error:  # noqa: BLE001 - told to the client by whoever waits for the command
+            self.failure = error
+            await self._live.kill()

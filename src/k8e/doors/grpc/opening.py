@@ -1,0 +1,87 @@
+"""When the gateway is opened: not before it is wanted, and never in the way of the daemon's own start.
+
+Imports nothing heavy itself. gRPC is loaded in a thread, with what has to be said to it before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import format_event
+from k8e.core.keys import Keys
+from k8e.core.model import SandboxService
+from k8e.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from k8e.doors.grpc.gateway import Gateway
+
+_ENVIRONMENT: Final = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # we start processes, and its handlers would hang them
+    "GRPC_VERBOSITY": "NONE",  # every scanner of ports would be a line
+    # For keys that we do not have: TLS 1.2 finds nothing to agree on, and TLS 1.3 does not look here.
+    "GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384",
+}
+
+log = logging.getLogger("k8e.doors.grpc")
+
+
+def prepare_environment() -> None:
+    """Before the first import of grpc in a process that serves."""
+    os.environ.update(_ENVIRONMENT)
+
+
+class Opening:
+    def __init__(self, service: SandboxService, keys: Keys, settings: GatewaySettings) -> None:
+        self._service = service
+        self._keys = keys
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._gateway: Gateway | None = None
+        self.problem = ""  # why it is not open, if somebody tried
+
+    async def open(self) -> Gateway:
+        """Once; whoever comes second has the same. Raises Fault, and the next one tries again."""
+        if not self._settings.listen:
+            raise Fault(
+                Kind.UNAVAILABLE, "gateway_closed", "the gateway is turned off", hint="[gateway] listen in k8e.toml"
+            )
+        async with self._lock:
+            if self._gateway is None:
+                try:
+                    self._gateway = await self._open()
+                    self.problem = ""
+                except Fault as fault:
+                    self.problem = fault.error
+                    cause = {"cause": fault.error, "detail": fault.detail}
+                    log.warning("%s", format_event(fault.code, {**cause, "hint": fault.hint}))
+                    raise
+            return self._gateway
+
+    async def _open(self) -> Gateway:
+        gateway = await asyncio.to_thread(self._load)
+        await gateway.open(self._settings.listen, self._settings.names)
+        return gateway
+
+    def _load(self) -> Gateway:
+        prepare_environment()
+        from k8e.doors.grpc.gateway import Gateway
+
+        return Gateway(self._service, self._keys)
+
+    async def attempt(self) -> None:
+        """A gateway that cannot be opened is no reason to stop: the log says why, and status does."""
+        try:
+            await self.open()
+        except Fault as fault:
+            self.problem = fault.error
+
+    async def endpoint(self) -> str:
+        return (await self.open()).endpoint
+
+    async def close(self, grace: float) -> None:
+        if self._gateway is not None:
+            await self._gateway.close(grace)

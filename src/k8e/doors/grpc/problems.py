@@ -1,0 +1,75 @@
+"""Faults as gRPC knows them: one table of status codes, and the details in the trailing metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+
+from k8e.core.errors import Fault, Kind
+from k8e.doors.grpc.sandbox_pb2 import ErrorDetail
+
+CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
+    Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Kind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    Kind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Kind.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Kind.DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Kind.FAILED: grpc.StatusCode.ABORTED,
+    Kind.LOST: grpc.StatusCode.DATA_LOSS,
+    Kind.STRANGER: grpc.StatusCode.UNAUTHENTICATED,
+    Kind.NOT_YET: grpc.StatusCode.UNIMPLEMENTED,
+}
+_EXISTS: Final = ("session_exists", "key_exists", "file_exists")
+_SHOWN: Final = 1000  # characters of a text that may quote its request: trailers have to fit into 8 KiB
+
+
+class Refusal(Exception):
+    """The call never reached the service, or it is not the service's to say what became of it."""
+
+    def __init__(self, status: grpc.StatusCode, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+        self.status = status
+        self.code = code
+        self.error = error
+        self.detail = detail
+        self.hint = hint
+        super().__init__(f"{code}: {error}")
+
+
+def describe(problem: Fault | Refusal) -> tuple[grpc.StatusCode, ErrorDetail]:
+    detail = ErrorDetail(
+        code=problem.code, error=_show(problem.error), detail=_show(problem.detail), hint=_show(problem.hint)
+    )
+    if isinstance(problem, Refusal):
+        return problem.status, detail
+    detail.field = _show(problem.field)
+    detail.retry_after = problem.retry_after
+    if problem.code in _EXISTS:
+        return grpc.StatusCode.ALREADY_EXISTS, detail
+    return CODES[problem.kind], detail
+
+
+def _show(text: str) -> str:
+    """Whatever it quotes, it is text that can be sent."""
+    return text[:_SHOWN].encode("utf-8", "replace").decode("utf-8")
+
+
+def malformed(error: str) -> Refusal:
+    return Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad_request", error)
+
+
+def too_slow() -> Refusal:
+    return Refusal(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "deadline_exceeded",
+        "the call took longer than it may",
+        hint="Give it a longer deadline; what takes its time can run in the background.",
+    )
+
+
+def internal_error() -> Refusal:
+    """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
+    error = "the daemon met an error of its own"
+    return Refusal(grpc.StatusCode.INTERNAL, "internal", error, hint="the daemon's log has the details")

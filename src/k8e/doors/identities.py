@@ -1,0 +1,79 @@
+"""Keys and certificates over HTTP: what `k8e sandbox-apikey` and local SDKs ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
+from k8e.core.model import Scope
+from k8e.doors import specs
+from k8e.doors.exchange import Exchange, Request
+from k8e.doors.shapes import Json
+
+if TYPE_CHECKING:
+    from k8e.identity.register import KeyRecord
+
+
+class Gateway(Protocol):
+    async def endpoint(self) -> str:
+        """Where it can be reached; it is opened if it is not. Raises Fault."""
+
+
+class Identities:
+    def __init__(self, keys: Keys, gateway: Gateway) -> None:
+        self._keys = keys
+        self._gateway = gateway
+
+    async def login(self, exchange: Exchange, request: Request) -> None:
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        csr = fields.take_text("csr")
+        fields.finish()
+        issued = await self._keys.login_local(exchange.caller, csr)
+        answer = {
+            "certificate": issued.certificate,
+            "ca_certificate": issued.authority,
+            "expires_at": issued.expires,
+            "endpoint": await self._gateway.endpoint(),
+        }
+        await exchange.send_json(200, answer)
+
+    async def create(self, exchange: Exchange, request: Request) -> None:
+        spec = read_key_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        record, text = await self._keys.create(exchange.caller, spec)
+        await exchange.send_json(201, shape_new_key(shape_key(record), text))
+
+    async def list(self, exchange: Exchange, request: Request) -> None:
+        records = await self._keys.list(exchange.caller)
+        await exchange.send_json(200, {"keys": [shape_key(record) for record in records]})
+
+    async def delete(self, exchange: Exchange, request: Request) -> None:
+        await self._keys.delete(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"ok": True})
+
+
+def read_key_spec(fields: specs.Fields) -> KeySpec:
+    for_ever = fields.take_flag("for_ever")
+    spec = KeySpec(
+        name=fields.take_text("name"),
+        ttl=None if for_ever else fields.take_number("ttl", DEFAULT_TTL),
+        scope=fields.take_choice("scope", Scope) or Scope.RUN,
+        tenants=tuple(fields.take_texts("tenant_ids") or ()),
+    )
+    fields.finish()
+    return spec
+
+
+def shape_key(record: KeyRecord) -> Json:
+    return {
+        "name": record.name,
+        "key_id": record.key_id,
+        "scope": record.scope,
+        "tenant_ids": list(record.tenants),
+        "created": record.created,
+        "expires_at": record.expires,
+        "last_used": record.last_used or None,
+    }
+
+
+def shape_new_key(shape: Json, text: str) -> Json:
+    return {"name": shape["name"], "key": text, **shape}
