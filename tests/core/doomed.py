@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e.core.errors import Fault
-from k8e.core.model import ManifestFile, RunSpec, SessionSpec, Status
+from k8e.core.model import HostsChange, ManifestFile, RunSpec, SessionSpec, Status
 from k8e.core.service import Service
 from k8e.core.store import Store
 from k8e.settings import PoolSettings
@@ -128,6 +128,21 @@ async def collect_and_die(service: Service, engine: BareEngine, moments: Moments
     await (service.kill(ALICE, run_id) if how == "kill" else service.poll(ALICE, run_id))
 
 
+HOSTS = (["a.test", "b.test"], ["c.test"], [], ["d.test"])  # wider, others, none, wider
+
+
+async def change_hosts(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:
+    """The moments are those of changing a list."""
+    await service.create(ALICE, SessionSpec(session_id="one", allowed_hosts=["a.test"]))
+    moments.watch(engine, "set_egress")
+    moments.watch(store, "set_hosts")
+    moments.begin()
+    for hosts in HOSTS:
+        tell("changing", hosts=hosts)
+        await service.set_hosts(ALICE, "one", HostsChange(hosts=hosts))
+        tell("changed", hosts=hosts)
+
+
 async def live_wildly(service: Service, seed: int) -> None:
     """Several clients at once, each with sessions of its own, until the end."""
     chance = random.Random(seed)
@@ -168,7 +183,7 @@ async def be_client(service: Service, mine: list[str], chance: random.Random) ->
 
 
 async def main(folder: Path, orders: dict[str, Any]) -> None:
-    moments = Moments(orders.get("moment"), counts="collect" not in orders)
+    moments = Moments(orders.get("moment"), counts=not {"collect", "hosts"} & orders.keys())
     engine = BareEngine(folder / "sandboxes")
     store = await Store.open(folder / "state.db")
     moments.watch(engine, "create", "attach", "destroy", "health")
@@ -180,6 +195,9 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
     await service.recover()
     if "collect" in orders:
         await collect_and_die(service, engine, moments, orders["collect"])
+    if "hosts" in orders:
+        await change_hosts(service, engine, store, moments)
+    if {"collect", "hosts"} & orders.keys():
         tell("through", moments=moments.seen)
         os._exit(0)
     service.keep_up(0.05)

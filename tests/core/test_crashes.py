@@ -44,6 +44,8 @@ class Story:
         self.begun: dict[str, str] = {}  # line -> session
         self.ran: set[str] = set()
         self.started: dict[str, str] = {}  # line -> run
+        self.asked: list[list[str]] = []  # lists of hosts
+        self.answered: list[list[str]] = []
         self.end: dict[str, Any] = {}
 
     def hear(self, said: dict[str, Any]) -> None:
@@ -52,6 +54,10 @@ class Story:
             getattr(self, what).add(said["session"])
         elif what == "running":
             self.begun[said["line"]] = said["session"]
+        elif what == "changing":
+            self.asked.append(said["hosts"])
+        elif what == "changed":
+            self.answered.append(said["hosts"])
         elif what == "ran":
             self.ran.add(said["line"])
         elif what == "started":
@@ -174,6 +180,26 @@ async def check_output(folder: Path, story: Story, how: str) -> None:
         assert await link.commands() == []
         await rig.service.destroy(ALICE, "one")
         await rig.assert_no_trace()
+
+
+async def test_killed_while_a_list_of_hosts_changes_it_is_the_same_on_record_and_in_force(folder: Path) -> None:
+    status, moment = -signal.SIGKILL, 0
+    while status != 0:  # until one comes through
+        moment += 1
+        story = Story()
+        status = await live_and_die(folder, story, {"hosts": True, "moment": moment})
+        assert status in (0, -signal.SIGKILL), story.end
+        async with open_rig(folder) as rig:
+            (session,) = await rig.service.sessions(ALICE)
+            hosts = list(session.hosts.texts)
+            assert hosts in ([["a.test"], *story.answered][-1], story.asked[-1])
+            sandbox = rig.sandbox_of("one")
+            record = await rig.store.find_session(sandbox)
+            assert record is not None
+            assert record.hosts == session.hosts
+            assert rig.engine.egress(sandbox) == session.hosts.texts
+            await rig.service.destroy(ALICE, "one")
+    assert moment > 4 * len(story.answered), "both steps of every change, before and after"
 
 
 @pytest.mark.parametrize("moment", range(1, 14, 1 if SOAK else 4))
