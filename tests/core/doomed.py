@@ -128,7 +128,7 @@ async def collect_and_die(service: Service, engine: BareEngine, moments: Moments
     await (service.kill(ALICE, run_id) if how == "kill" else service.poll(ALICE, run_id))
 
 
-HOSTS = (["a.test", "b.test"], ["c.test"], [], ["d.test"])  # wider, others, none, wider
+HOSTS: list[list[str]] = [["a.test", "b.test"], ["c.test"], [], ["d.test"]]  # wider, others, none, wider
 
 
 async def change_hosts(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:

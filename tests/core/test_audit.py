@@ -31,6 +31,12 @@ def make_audit(path: Path, **settings: Any) -> Audit:
     return Audit(path, AuditSettings(**settings), Metrics(), SystemClock())
 
 
+async def flush(audit: Audit) -> None:
+    audit._begin()
+    while audit._writing is not None:
+        await asyncio.wait({audit._writing})
+
+
 # The file
 
 
@@ -94,13 +100,12 @@ async def test_a_full_disk_costs_lines_and_says_so(tmp_path: Path, monkeypatch: 
     path = tmp_path / "audit.log"
     audit = make_audit(path)
     await audit.record("before")
-    await asyncio.wait({audit._writing} if audit._writing else {asyncio.ensure_future(asyncio.sleep(0))})
+    await flush(audit)
     with monkeypatch.context() as context:
         context.setattr(os, "write", write_to_full_device)
         for _ in range(3):
             await audit.record("lost")
-        assert audit._writing is not None
-        await asyncio.wait({audit._writing})
+        await flush(audit)
     audit.note("after")
     await audit.close()
     assert [(line["event"], line.get("count")) for line in read(path)] == [
@@ -189,13 +194,12 @@ class TestService:
 
     async def test_when_it_is_not_everything_goes_on(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with open_rig(folder) as rig:
+            await flush(rig.service.audit)
             monkeypatch.setattr(AuditFile, "write", fail_to_write)
             session = await rig.create()
             assert (await rig.run(session, "echo hi")).stdout == b"hi\n"
             await rig.service.destroy(ALICE, session)
-            await asyncio.sleep(0)
-            while rig.service.audit._writing:
-                await asyncio.wait({rig.service.audit._writing})
+            await flush(rig.service.audit)
             assert rig.service.metrics.audit_lost.get() == 4
             assert "k8e_audit_lost_total 4\n" in rig.service.metrics.render()
 

@@ -21,6 +21,7 @@ import pytest
 from k8e.core.model import Phase, SessionSpec, Status
 from k8e.settings import PoolSettings
 from tests.core.bare_engine import find_processes
+from tests.core.doomed import HOSTS
 from tests.core.rig import ALICE, Rig, open_rig
 from tests.sandboxes import needs_root
 
@@ -199,7 +200,7 @@ async def test_killed_while_a_list_of_hosts_changes_it_is_the_same_on_record_and
             assert record.hosts == session.hosts
             assert rig.engine.egress(sandbox) == session.hosts.texts
             await rig.service.destroy(ALICE, "one")
-    assert moment > 4 * len(story.answered), "both steps of every change, before and after"
+    assert moment > 4 * len(HOSTS), "both steps of every change, before and after"
 
 
 @pytest.mark.parametrize("moment", range(1, 14, 1 if SOAK else 4))

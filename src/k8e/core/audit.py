@@ -28,6 +28,7 @@ from k8e.core.model import RunSpec
 from k8e.settings import AuditSettings
 
 MAX_WAITING: Final = 10_000  # lines
+DELAY: Final = 0.02  # so that a command does not share its moment with the writing of its line
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Audit:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "k8e-audit")
         self._waiting: list[_Line] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._lost = 0  # since the last line that was written
         self._unsynced = False
@@ -148,6 +150,7 @@ class Audit:
                 warn("audit_not_synced", cause=error)
 
     async def close(self) -> None:
+        self._begin()
         while self._writing is not None:
             await asyncio.wait({self._writing})
         await self.sync()
@@ -167,7 +170,16 @@ class Audit:
             self._lose(1, "too many lines wait")
             return
         self._waiting.append(_Line(self._format(event, fields), written))
-        if self._writing is None:
+        if written is not None:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(DELAY, self._begin)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing is None and self._waiting and self._file is not None:
             self._writing = asyncio.get_running_loop().create_task(self._write_all(self._file))
 
     def _format(self, event: str, fields: dict[str, Any]) -> bytes:
