@@ -101,6 +101,7 @@ class StandIn:
     entries: Sequence[Entry] = ()
     callers: list[Caller] = field(default_factory=list)
     specs: list[SessionSpec | RunSpec] = field(default_factory=list)
+    turned_away: list[tuple[str, str, str]] = field(default_factory=list)
     changes: list[HostsChange] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     results: dict[str, RunResult] = field(default_factory=dict)
@@ -156,6 +157,9 @@ class StandIn:
             hosts = HostList.parse(change.hosts)
         self.sessions_by_id[session_id] = replace(session, hosts=hosts)
         return self.sessions_by_id[session_id]
+
+    def turn_away(self, who: str, call: str, code: str) -> None:
+        self.turned_away.append((who, call, code))
 
     @property
     def default_limits(self) -> Limits:

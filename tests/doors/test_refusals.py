@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ class TestWebPages:
     async def test_an_origin_is_refused_whatever_it_is(self, house: House, origin: str, target: str) -> None:
         answer = await house.ask("GET", target, headers={"Origin": origin})
         assert (answer.status, answer.json["code"]) == (403, "origin_refused")
+        assert house.service.turned_away == [(f"uid:{os.getuid()}", f"GET {target}", "origin_refused")]
         assert not house.service.callers
 
     async def test_the_headers_of_a_browser_are_refused(self, house: House) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from k8e import settings
+from k8e.daemon import run_doctor
+from k8e.engine.local import doctor
 from k8e.policy import HostList
 from k8e.settings import Kind, Settings, SettingsError
 
@@ -176,3 +178,21 @@ def test_kinds_of_lists_and_words() -> None:
     for nonsense in (["c"], ["a", "a", "a"], "a", [["a"]]):
         with pytest.raises(ValueError, match=r"\w"):
             kind.read(nonsense)
+
+
+def test_the_doctor_says_which_file_there_is(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def examine() -> doctor.Report:
+        return doctor.Report((), 0.0)
+
+    monkeypatch.setattr(doctor, "examine_machine", examine)
+    monkeypatch.setattr(settings, "USUAL", file)
+    monkeypatch.delenv("K8E_CONFIG", raising=False)
+    run_doctor(as_json=False)
+    assert capsys.readouterr().out.startswith(f"settings: defaults, as there is no {file}\n")
+    file.touch()
+    run_doctor(as_json=False)
+    assert capsys.readouterr().out.startswith(f"settings: {file}\n")
+    run_doctor(as_json=True)
+    assert json.loads(capsys.readouterr().out)["settings"] == str(file)

@@ -77,6 +77,8 @@ def spawn(log: Path) -> None:
     # -P, because the directory a person happens to stand in is no place to import root's modules from.
     command = [sys.executable, "-P", "-m", "k8e.daemon", "--ready-fd", str(theirs)]
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    # It starts in another directory than ours.
+    environment |= {name: os.path.abspath(path) for name, path in environment.items() if name[:4] == "K8E_" and path}
     with os.fdopen(ours, "rb", buffering=0) as ready, open(log, "ab", opener=open_private) as output:
         try:
             process = subprocess.Popen(

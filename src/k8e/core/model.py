@@ -261,6 +261,9 @@ class SandboxService(Protocol):
 
     async def status(self, caller: Caller) -> ServiceStatus: ...
 
+    def turn_away(self, who: str, call: str, code: str) -> None:
+        """A door did not let somebody in: for the audit log. `who` is what is known of them."""
+
     @property
     def default_limits(self) -> Limits:
         """What a session gets that says nothing."""

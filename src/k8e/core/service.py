@@ -127,6 +127,9 @@ class Service:
         label = caller.label if isinstance(caller, Caller) else ""
         self.audit.note("access_refused", caller=label, call=call, subject=subject[:100], code=fault.code)
 
+    def turn_away(self, who: str, call: str, code: str) -> None:
+        self.audit.note("access_refused", caller=who[:100], call=call[:100], code=code)
+
     async def _keep_up(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)

@@ -27,6 +27,7 @@ from k8e.doors.routes import Routes
 from k8e.doors.shapes import encode
 
 HOSTS = (b"", b"localhost")
+FORBIDDEN = 403
 HEAD_SIZE = 32 << 10
 HEAD_PATIENCE = 10.0  # from a request's first byte to the end of its head
 IDLE_PATIENCE = 120.0  # between two requests
@@ -160,6 +161,8 @@ class Connection:
             refuse_web_pages(request)
             await self._routes.answer(exchange, request)
         except (Fault, Refusal) as problem:
+            if isinstance(problem, Refusal) and problem.status == FORBIDDEN:
+                self._routes.turn_away(self._caller, f"{head.method.decode()} {name_path(head)}", problem)
             await self._explain(exchange, problem)
         except (h11.RemoteProtocolError, BadFrame) as error:
             await self._explain(exchange, malformed(error))
@@ -172,10 +175,8 @@ class Connection:
             self._note(head, exchange.status, time.monotonic() - begun)
 
     def _note(self, head: h11.Request, status: int, seconds: float) -> None:
-        """Without the query: paths of files are nobody's business."""
         if log.isEnabledFor(logging.INFO):
-            path = head.target.partition(b"?")[0].decode("ascii", "replace")
-            fields = {"method": head.method.decode(), "path": path, "status": status}
+            fields = {"method": head.method.decode(), "path": name_path(head), "status": status}
             log.info("%s", format_event("request", {**fields, "uid": self._caller.uid, "seconds": seconds}))
 
     async def _explain(self, exchange: Exchange, problem: Fault | Refusal) -> None:
@@ -202,6 +203,11 @@ def refuse_web_pages(request: Request) -> None:
         raise Refusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
     if request.headers.get(b"host", b"") not in HOSTS:
         raise Refusal(403, "host_refused", "this is not the host you are looking for", hint="Host: localhost")
+
+
+def name_path(head: h11.Request) -> str:
+    """Without the query: paths of files are nobody's business."""
+    return head.target.partition(b"?")[0].decode("ascii", "replace")
 
 
 def malformed(error: Exception) -> Refusal:

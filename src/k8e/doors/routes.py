@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from k8e.core.model import MAX_MESSAGE, LiveRun, RunResult, RunSpec, SandboxService
+from k8e.core.model import MAX_MESSAGE, Caller, LiveRun, RunResult, RunSpec, SandboxService
 from k8e.doors import frames, shapes, specs
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
@@ -69,6 +69,9 @@ class Routes:
                 Route("GET", ("v1", "keys"), identities.list),
                 Route("DELETE", ("v1", "keys", "*"), identities.delete),
             )
+
+    def turn_away(self, caller: Caller, call: str, refusal: Refusal) -> None:
+        self._service.turn_away(caller.label, call, refusal.code)
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
         candidates = [route for route in self._table if route.fits(request.path)]
