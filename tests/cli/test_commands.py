@@ -150,15 +150,17 @@ class TestRuns:
 
 
 class TestGlobalFlags:
-    @pytest.mark.parametrize("flag", ["--endpoint", "--apikey", "--profile"])
-    def test_for_remote_services_are_refused_for_now(self, machine: Machine, flag: str) -> None:
-        done = machine.k8e(flag, "x", "sandbox", "run", "true")
-        assert (done.code, done.json["code"]) == (1, "remote_not_supported_yet")
-
-    @pytest.mark.parametrize("name", ["K8E_SANDBOX_ENDPOINT", "K8E_SANDBOX_PROFILE"])
-    def test_so_are_their_variables(self, machine: Machine, name: str) -> None:
-        done = machine.run("true", env={name: "10.0.0.1:50051"})
-        assert (done.code, done.json["code"]) == (1, "remote_not_supported_yet")
+    # tests/gateway has what they are for.
+    @pytest.mark.parametrize(
+        ("flag", "code"),
+        [("--endpoint", "bad_endpoint"), ("--apikey", "bad_apikey"), ("--profile", "no_such_profile")],
+    )
+    def test_mean_another_machine_and_so_do_their_variables(self, machine: Machine, flag: str, code: str) -> None:
+        flagged = machine.k8e(flag, "http://x/", "sandbox", "run", "true")
+        variable = "K8E_SANDBOX_" + flag[2:].upper()
+        named = machine.run("true", env={variable: "http://x/"})
+        for done in (flagged, named):
+            assert (done.code, done.json["code"]) == (1, code)
 
 
 class TestHelp:

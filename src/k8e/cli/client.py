@@ -15,6 +15,11 @@ from k8e.cli.ending import UNREACHABLE, Failure, read_some
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypeAlias
+
+    from k8e.cli.remote.client import RemoteClient
+
+    AnyClient: TypeAlias = "Client | RemoteClient"
 
 PIECE = 256 << 10
 JSON = "application/json"
@@ -27,19 +32,43 @@ def run_dir() -> str:
     return os.environ.get("K8E_RUN_DIR") or "/run/k8e"
 
 
-def remote_not_supported(name: str) -> Failure:
-    return Failure(
-        "remote_not_supported_yet",
-        f"{name} names a service on another machine, which this version cannot use yet",
-        hint=f"leave {name} out to use the daemon of this machine",
-    )
+# Any of them means a gateway and not the daemon of this machine. Flags become variables (parser.py).
+ELSEWHERE = ("K8E_SANDBOX_ENDPOINT", "K8E_SANDBOX_PROFILE", "K8E_SANDBOX_APIKEY", "K8E_SANDBOX_CERT")
+
+
+def open_client() -> AnyClient:
+    """To whom it concerns: the gateway that was named, else the daemon of this machine, else the gateway that was
+    connected to last, else the daemon, which is started."""
+    environ = os.environ
+    for name in ELSEWHERE:
+        if environ.get(name):
+            return open_remote()
+    if not os.path.exists(run_dir() + "/k8e.sock"):
+        profiles = os.path.expanduser("~/.k8e/sandbox/profiles.yaml")
+        if os.path.exists(profiles):
+            from k8e.cli.remote.files import Profiles
+
+            if current := Profiles().current:
+                return open_remote(current)
+    return Client()
+
+
+def open_remote(profile: str = "") -> RemoteClient:
+    quieten_grpc()
+    from k8e.cli.remote.client import RemoteClient
+    from k8e.cli.remote.discovery import find_target
+
+    return RemoteClient(find_target(profile))
+
+
+def quieten_grpc() -> None:
+    """Before it is loaded: what is wrong is ours to say."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 def connect() -> socket:
     """To the daemon, which is started when it is not there."""
-    for name in ("K8E_SANDBOX_ENDPOINT", "K8E_SANDBOX_PROFILE"):
-        if os.environ.get(name):
-            raise remote_not_supported(name)
     path = run_dir() + "/k8e.sock"
     connection = socket(AF_UNIX, SOCK_STREAM)
     try:
@@ -158,6 +187,8 @@ class Response:
 
 class Client:
     """One request after the other. A request is never sent twice."""
+
+    place = ""  # this machine
 
     def __init__(self) -> None:
         self._connection = connect()

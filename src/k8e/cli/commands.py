@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from k8e.cli.client import BYTES, JSON, Client, Response, quote
+from k8e.cli.client import BYTES, JSON, Response, open_client, quote
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
 from k8e.cli.run import MESSAGE, describe_env
 from k8e.cli.state import State
@@ -13,6 +13,8 @@ from k8e.cli.state import State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from k8e.cli.remote.client import Reply
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 SPANS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -61,7 +63,7 @@ def split_hosts(values: list[str]) -> list[str]:
     return [host.strip() for value in values for host in value.split(",") if host.strip()]
 
 
-def finish(response: Response) -> int:
+def finish(response: Response | Reply) -> int:
     write_all(1, response.read())
     return 0 if response.status < 300 else FAILED
 
@@ -83,11 +85,11 @@ def create(options: argparse.Namespace) -> int:
     wanted.update({name: value for name, value in given.items() if value})
     if options.allowed_hosts:
         wanted["allowed_hosts"] = split_hosts(options.allowed_hosts)
-    return finish(Client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
+    return finish(open_client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
 
 
 def get(options: argparse.Namespace) -> int:
-    return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}"))
+    return finish(open_client().request("GET", f"/v1/sessions/{quote(options.sid)}"))
 
 
 def allow_hosts(options: argparse.Namespace) -> int:
@@ -101,42 +103,42 @@ def allow_hosts(options: argparse.Namespace) -> int:
     if options.clear:
         change["clear"] = True
     if not change:
-        return finish(Client().request("GET", target))
+        return finish(open_client().request("GET", target))
     if len(change) > 1 and set(change) != {"add", "remove"}:
         raise Failure("usage", "--hosts and --clear stand alone; only --add and --remove can be given together")
-    return finish(Client().request("POST", target, json.dumps(change).encode(), JSON))
+    return finish(open_client().request("POST", target, json.dumps(change).encode(), JSON))
 
 
 def sessions(options: argparse.Namespace) -> int:
-    return finish(Client().request("GET", f"/v1/sessions?phase={options.phase}"))
+    return finish(open_client().request("GET", f"/v1/sessions?phase={options.phase}"))
 
 
 def destroy(options: argparse.Namespace) -> int:
-    return finish(Client().request("DELETE", f"/v1/sessions/{quote(options.sid)}"))
+    return finish(open_client().request("DELETE", f"/v1/sessions/{quote(options.sid)}"))
 
 
 def write(options: argparse.Namespace) -> int:
     content = read_all(0, MESSAGE)
     target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}&mode={options.mode}"
-    return finish(Client().request("PUT", target, content, BYTES))
+    return finish(open_client().request("PUT", target, content, BYTES))
 
 
 def read(options: argparse.Namespace) -> int:
     target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}"
-    return finish(Client().request("GET", target, accept=BYTES if options.raw else JSON))
+    return finish(open_client().request("GET", target, accept=BYTES if options.raw else JSON))
 
 
 def list_files(options: argparse.Namespace) -> int:
     target = f"/v1/sessions/{quote(options.sid)}/entries?path={quote(options.path)}&since={options.since!r}"
-    return finish(Client().request("GET", target))
+    return finish(open_client().request("GET", target))
 
 
 def status(options: argparse.Namespace) -> int:
     """What a script asks before anything else: the keys are there whatever is wrong."""
-    state = State(options.tenant)
-    answer: dict[str, Any] = {"available": False, "session_id": state.read() or None, "tenant_id": state.tenant}
+    answer: dict[str, Any] = {"available": False, "session_id": None, "tenant_id": State(options.tenant).tenant}
     try:
-        client = Client()
+        client = open_client()
+        answer["session_id"] = State(options.tenant, client.place).read() or None
         service = json.loads(client.request("GET", "/v1/status").read())
     except Failure as failure:
         print_json(answer | failure.body)
@@ -153,20 +155,43 @@ def status(options: argparse.Namespace) -> int:
 
 
 def poll(options: argparse.Namespace) -> int:
-    return finish(Client().request("GET", f"/v1/runs/{quote(options.run_id)}"))
+    return finish(open_client().request("GET", f"/v1/runs/{quote(options.run_id)}"))
 
 
 def kill(options: argparse.Namespace) -> int:
-    return finish(Client().request("POST", f"/v1/runs/{quote(options.run_id)}/kill", b"{}", JSON))
+    return finish(open_client().request("POST", f"/v1/runs/{quote(options.run_id)}/kill", b"{}", JSON))
 
 
 def ps(options: argparse.Namespace) -> int:
-    return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}/processes"))
+    return finish(open_client().request("GET", f"/v1/sessions/{quote(options.sid)}/processes"))
 
 
 def log(options: argparse.Namespace) -> int:
-    return finish(Client().request("GET", f"/v1/sessions/{quote(options.sid)}/runs"))
+    return finish(open_client().request("GET", f"/v1/sessions/{quote(options.sid)}/runs"))
 
 
 def print_json(value: object) -> None:
     write_all(1, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def create_key(options: argparse.Namespace) -> int:
+    wanted: dict[str, Any] = {"name": options.name, "scope": options.scope}
+    if options.ttl is not None:
+        wanted["ttl"] = options.ttl
+    wanted["for_ever"] = options.ttl is None
+    if options.tenant:
+        wanted["tenant_ids"] = options.tenant
+    return finish(open_client().request("POST", "/v1/keys", json.dumps(wanted).encode(), JSON))
+
+
+def list_keys(options: argparse.Namespace) -> int:
+    return finish(open_client().request("GET", "/v1/keys"))
+
+
+def delete_key(options: argparse.Namespace) -> int:
+    return finish(open_client().request("DELETE", f"/v1/keys/{quote(options.name)}"))
+
+
+def read_life(text: str) -> float | None:
+    """30d, or never."""
+    return None if text == "never" else read_span(text)

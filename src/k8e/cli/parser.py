@@ -7,7 +7,6 @@ import os
 import sys
 
 from k8e.cli import commands
-from k8e.cli.client import remote_not_supported
 from k8e.cli.ending import Failure, write_all
 from k8e.cli.options import OPTIONS, RunOptions
 
@@ -87,6 +86,28 @@ how it was tried, and what to install. Exits with 1 when the default would not b
 """
 
 
+KEYS = """\
+Keys with which programs on other machines use this machine's sandboxes (docs/gateway.md).
+
+  k8e sandbox-apikey create ci --ttl 30d
+  k8e sandbox-apikey list
+  k8e sandbox-apikey delete ci
+"""
+
+CONNECT = """\
+Checks that a gateway is the one that your API key is for, exchanges the key for a certificate, and remembers
+both under a name. The key is read from standard input or K8E_SANDBOX_APIKEY, and is not stored.
+
+  k8e connect sandbox.example.com:50051
+  k8e sandbox run 'uname -a'
+"""
+
+LOGIN = """\
+A new certificate for a gateway that is known already: with K8E_SANDBOX_APIKEY by that key, else by the certificate that
+there is. You rarely need this: commands renew it when a third of its life is left.
+"""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse exits with 2 for a usage error, which here means that the service cannot be reached."""
 
@@ -108,8 +129,8 @@ class Version(argparse.Action):
 def dispatch(arguments: list[str]) -> int:
     parsed = build_parser().parse_args(arguments)
     for flag in ("endpoint", "apikey", "profile"):
-        if getattr(parsed, flag):
-            raise remote_not_supported(f"--{flag}")
+        if value := getattr(parsed, flag):
+            os.environ[f"K8E_SANDBOX_{flag.upper()}"] = value
     handler: Handler = parsed.handler
     return handler(parsed)
 
@@ -129,9 +150,11 @@ def read_with(read: Callable[[str], object], noun: str) -> Callable[[str], objec
 def build_parser() -> Parser:
     parser = Parser(prog=os.path.basename(sys.argv[0]) or "k8e", description=ABOUT)
     parser.add_argument("--version", action=Version, nargs=0, help="say which version this is")
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="a service on another machine (not supported yet)")
-    parser.add_argument("--apikey", metavar="KEY", help="the key for it (not supported yet)")
-    parser.add_argument("--profile", metavar="NAME", help="a named endpoint and key (not supported yet)")
+    parser.add_argument("--endpoint", metavar="HOST:PORT", help="a gateway (default: this machine's own daemon)")
+    parser.add_argument(
+        "--apikey", metavar="KEY", help="a key for it; better in K8E_SANDBOX_APIKEY, where others cannot see it"
+    )
+    parser.add_argument("--profile", metavar="NAME", help="a gateway that `k8e connect` has given this name")
     commands_of = parser.add_subparsers(metavar="COMMAND", required=True)
     add_sandbox(commands_of)
     server = commands_of.add_parser("server", help="run the daemon in the foreground", description=SERVER)
@@ -139,7 +162,39 @@ def build_parser() -> Parser:
     doctor = commands_of.add_parser("doctor", help="say what works on this machine", description=DOCTOR)
     doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
     doctor.set_defaults(handler=examine)
+    add_keys(commands_of)
+    add_connections(commands_of)
     return parser
+
+
+def add_keys(parent: Any) -> None:
+    keys = parent.add_parser("sandbox-apikey", help="keys for programs on other machines", description=KEYS)
+    subcommands = keys.add_subparsers(metavar="COMMAND", required=True)
+    create = subcommands.add_parser("create", help="make a key; it is shown this once")
+    create.add_argument("name", metavar="NAME")
+    life = read_with(commands.read_life, "span of time")
+    create.add_argument("--ttl", type=life, default="30d", metavar="TIME", help="such as 30d (default), 12h or never")
+    create.add_argument("--scope", choices=("run", "operator", "admin"), default="run", help="default: run")
+    create.add_argument(
+        "--tenant", action="append", default=[], metavar="NAME", help="whose sandboxes; an operator's may be several"
+    )
+    create.set_defaults(handler=commands.create_key)
+    subcommands.add_parser("list", help="list the keys").set_defaults(handler=commands.list_keys)
+    delete = subcommands.add_parser("delete", help="revoke a key and all its certificates, at once")
+    delete.add_argument("name", metavar="NAME")
+    delete.set_defaults(handler=commands.delete_key)
+
+
+def add_connections(parent: Any) -> None:
+    connect = parent.add_parser("connect", help="use a gateway on another machine", description=CONNECT)
+    connect.add_argument("address", nargs="?", metavar="HOST:PORT", help="default: --endpoint")
+    connect.add_argument(
+        "--name", default="", metavar="NAME", help="the profile's name; default: --profile, or default"
+    )
+    connect.set_defaults(handler=run_connect)
+    login = parent.add_parser("login", help="get a new certificate for a profile", description=LOGIN)
+    login.add_argument("name", nargs="?", default="", metavar="PROFILE", help="default: --profile, or the last one")
+    login.set_defaults(handler=run_login)
 
 
 def add_sandbox(parent: Any) -> None:
@@ -242,6 +297,24 @@ def run_parsed(parsed: argparse.Namespace) -> int:
     for name in vars(options):
         setattr(options, name, getattr(parsed, name))
     return run(options)
+
+
+def run_connect(parsed: argparse.Namespace) -> int:
+    from k8e.cli.client import quieten_grpc
+
+    quieten_grpc()
+    from k8e.cli.remote.commands import connect
+
+    return connect(parsed)
+
+
+def run_login(parsed: argparse.Namespace) -> int:
+    from k8e.cli.client import quieten_grpc
+
+    quieten_grpc()
+    from k8e.cli.remote.commands import login
+
+    return login(parsed)
 
 
 def serve(parsed: argparse.Namespace) -> int:

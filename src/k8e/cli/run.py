@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.client import JSON, Client, quote, quote_json
+from k8e.cli.client import JSON, open_client, quote, quote_json
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
 from k8e.cli.state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from k8e.cli.client import AnyClient
     from k8e.cli.options import RunOptions
 
 MESSAGE = 64 << 20
@@ -21,11 +22,11 @@ GONE = ("session_not_found", "session_destroying")
 def run(options: RunOptions) -> int:
     check_combination(options)
     fields = describe_run(options)
-    client = Client()
+    client = open_client()
     if options.session_id:
         has_hosts(client, options, options.session_id)  # when there is no such session, the attempt says so
         return Attempt(client, options, options.session_id, fields).finish()
-    state = State(options.tenant)
+    state = State(options.tenant, client.place)
     named = state.read()
     if named and not describes_session(options) and has_hosts(client, options, named):
         attempt = Attempt(client, options, named, fields)
@@ -51,7 +52,7 @@ def describes_session(options: RunOptions) -> bool:
     return bool(options.manifest or options.git_repo or options.git_ref)
 
 
-def has_hosts(client: Client, options: RunOptions, session_id: str) -> bool:
+def has_hosts(client: AnyClient, options: RunOptions, session_id: str) -> bool:
     """Whether there is such a session. One whose list is another than the one that was asked for is not used, neither
     with more than somebody wanted nor with less."""
     if not options.allowed_hosts:
@@ -114,7 +115,7 @@ def describe_env(assignments: list[str]) -> str:
     return ", ".join(members)
 
 
-def renew(client: Client, options: RunOptions, state: State, *, gone: str) -> str:
+def renew(client: AnyClient, options: RunOptions, state: State, *, gone: str) -> str:
     """A session for the state file to name: a new one, unless somebody else made one while we waited for the lock."""
     with state:
         found = state.read()
@@ -139,7 +140,7 @@ def renew(client: Client, options: RunOptions, state: State, *, gone: str) -> st
         return str(answer["session_id"])
 
 
-def refuse_to_reuse(client: Client, session_id: str) -> None:
+def refuse_to_reuse(client: AnyClient, session_id: str) -> None:
     """What a session begins with cannot be brought into one that has begun; dropping it in silence would be worse."""
     if not session_id:
         return
@@ -157,7 +158,7 @@ def refuse_to_reuse(client: Client, session_id: str) -> None:
 class Attempt:
     """The request to run, sent once; what becomes of it is decided when its answer has begun."""
 
-    def __init__(self, client: Client, options: RunOptions, session_id: str, fields: str) -> None:
+    def __init__(self, client: AnyClient, options: RunOptions, session_id: str, fields: str) -> None:
         self._options = options
         self._client = client
         self._body = b""

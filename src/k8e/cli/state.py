@@ -27,12 +27,13 @@ def is_name(text: str) -> bool:
 class State:
     """The note for one tenant. As a context, nobody else replaces it meanwhile."""
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, place: str = "") -> None:
+        """`place` is a gateway's own corner: its sessions are not this machine's."""
         if tenant and not is_name(tenant):
             error = "tenant: must be 1 to 63 of A-Z a-z 0-9 _ - and not begin with -"
             raise Failure.of({"error": error, "detail": "", "code": "invalid_argument", "hint": "", "field": "tenant"})
         self.tenant = tenant or DEFAULT
-        self._directory = os.path.join(os.path.expanduser("~"), ".k8e", "sandbox", self.tenant)
+        self._directory = os.path.join(os.path.expanduser("~"), ".k8e", "sandbox", place, self.tenant)
         self._path = os.path.join(self._directory, "state.json")
         self._lock = -1
 
@@ -84,8 +85,11 @@ class State:
         os.close(self._lock)
 
     def _parents(self) -> list[str]:
-        sandbox = os.path.dirname(self._directory)
-        return [os.path.dirname(sandbox), sandbox, self._directory]
+        """From ~/.k8e downwards."""
+        parents = [self._directory]
+        while os.path.basename(parents[0]) != ".k8e":
+            parents.insert(0, os.path.dirname(parents[0]))
+        return parents
 
 
 def find_session(content: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from k8e.core.errors import Fault
 from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.model import Scope
 from k8e.doors import specs
@@ -40,7 +41,11 @@ class Identities:
     async def create(self, exchange: Exchange, request: Request) -> None:
         spec = read_key_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
         record, text = await self._keys.create(exchange.caller, spec)
-        await exchange.send_json(201, shape_new_key(shape_key(record), text))
+        try:
+            endpoint = await self._gateway.endpoint()  # somebody will come with it
+        except Fault:
+            endpoint = ""  # the log says why
+        await exchange.send_json(201, shape_new_key(shape_key(record), text, endpoint))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
         records = await self._keys.list(exchange.caller)
@@ -75,5 +80,5 @@ def shape_key(record: KeyRecord) -> Json:
     }
 
 
-def shape_new_key(shape: Json, text: str) -> Json:
-    return {"name": shape["name"], "key": text, **shape}
+def shape_new_key(shape: Json, text: str, endpoint: str) -> Json:
+    return {"name": shape["name"], "key": text, **shape, "endpoint": endpoint or None}

@@ -1,0 +1,307 @@
+"""What `Client` is for the daemon of this machine, for a gateway: the same requests, the same answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from k8e.cli.client import BYTES
+from k8e.cli.ending import UNREACHABLE, Failure, read_some
+from k8e.cli.remote import contact, messages
+from k8e.cli.remote.discovery import Target
+from k8e.core.errors import Fault
+from k8e.doors import shapes, specs
+from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.methods import METHODS
+from k8e.doors.identities import shape_new_key
+from k8e.doors.problems import describe
+
+MARGIN: Final = 60.0
+STARTED, RESULT, ERROR = 4, 5, 6  # kinds of frames
+
+_STATUS: Final = {
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.FAILED_PRECONDITION: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+}
+
+
+class Reply:
+    """Has what the commands use of `Response`."""
+
+    def __init__(self, status: int, body: bytes, exit_code: int | None = None) -> None:
+        self.status = status
+        self.exit_code = exit_code
+        self._body = body
+
+    def read(self) -> bytes:
+        return self._body
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        raise NotImplementedError
+
+
+class LiveReply(Reply):
+    """A command whose output is still coming."""
+
+    def __init__(self, client: RemoteClient, call: Any) -> None:
+        super().__init__(200, b"")
+        self._client = client
+        self._call = call
+        # Until it runs, an error is the whole answer.
+        self._first: pb.ExecFrame = next(call)
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        started = {"run_id": self._first.started.run_id, "session_id": self._first.started.session_id}
+        yield STARTED, shapes.encode(started)
+        try:
+            for frame in self._call:
+                if frame.HasField("output"):
+                    yield frame.output.stream, frame.output.data
+                else:
+                    result = messages.read_run(frame.result)
+                    self.exit_code = result.exit_code
+                    yield RESULT, shapes.encode(shapes.shape_run_summary(result))
+                    return
+        except grpc.RpcError as error:
+            yield ERROR, self._client.fail(error).read()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    parts: tuple[str, ...]
+    query: Mapping[str, str]
+    body: bytes
+    accept: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class RemoteClient:
+    """One request after the other. A request is never sent twice."""
+
+    def __init__(self, target: Target) -> None:
+        self.place = target.place
+        self._endpoint = target.endpoint
+        self._channel = contact.open_channel(target.endpoint, target.roots, target.key, target.certificate)
+        self._feeding = threading.Event()
+        self._descriptor = -1
+        self._table: Mapping[tuple[str, ...], Callable[[Asked], Reply]] = {
+            ("GET", "status"): self._status,
+            ("POST", "sessions"): self._create,
+            ("GET", "sessions"): self._list_sessions,
+            ("GET", "sessions", "*"): self._get,
+            ("DELETE", "sessions", "*"): self._destroy,
+            ("GET", "sessions", "*", "hosts"): self._get_hosts,
+            ("POST", "sessions", "*", "hosts"): self._set_hosts,
+            ("POST", "sessions", "*", "runs"): self._run,
+            ("GET", "sessions", "*", "runs"): self._log,
+            ("GET", "sessions", "*", "processes"): self._ps,
+            ("GET", "sessions", "*", "files"): self._read_file,
+            ("PUT", "sessions", "*", "files"): self._write_file,
+            ("GET", "sessions", "*", "entries"): self._list_files,
+            ("GET", "runs", "*"): self._poll,
+            ("POST", "runs", "*", "kill"): self._kill,
+            ("POST", "keys"): self._create_key,
+            ("GET", "keys"): self._list_keys,
+            ("DELETE", "keys", "*"): self._delete_key,
+        }
+
+    def request(
+        self, method: str, target: str, body: bytes = b"", content_type: str = "", *, accept: str = "*/*"
+    ) -> Reply:
+        path, _, query = target.partition("?")
+        words = [urllib.parse.unquote(word, errors="surrogateescape") for word in path.split("/")[2:]]
+        values = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
+        handler = self._table.get((method, *("*" if index == 1 else word for index, word in enumerate(words))))
+        if handler is None:
+            raise Failure("not_remote", "this is not possible over a gateway", hint="use it on the gateway's machine")
+        try:
+            return handler(Asked(tuple(words), values, body, accept))
+        except grpc.RpcError as error:
+            return self.fail(error)
+        except Fault as fault:  # what is wrong with the request can be seen from here
+            status, problem = describe(fault)
+            return Reply(status, shapes.encode(problem))
+
+    def upload(self, target: str, first: bytes) -> Reply:
+        """A run whose stdin follows (`feed`)."""
+        session_id = urllib.parse.unquote(target.split("/")[3], errors="surrogateescape")
+        try:
+            spec = specs.read_run_spec(session_id, specs.Fields(json.loads(first)))
+            start = pb.ExecInput(start=messages.write_run(spec))
+            method = METHODS["ExecInteractive"]
+            call = self._channel.stream_stream(method.path, _serialize, method.response.FromString)
+            return LiveReply(self, call(self._stdin(start), timeout=spec.timeout + MARGIN))
+        except grpc.RpcError as error:
+            return self.fail(error)
+
+    def feed(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._feeding.set()
+
+    def _stdin(self, start: pb.ExecInput) -> Iterator[pb.ExecInput]:
+        """Read in a thread of gRPC's, which asks for more when it has sent what it had."""
+        yield start
+        self._feeding.wait()
+        while piece := read_some(self._descriptor):
+            yield pb.ExecInput(stdin=piece)
+
+    def fail(self, error: Any) -> Reply:
+        detail = contact.read_detail(error)
+        if detail is None:
+            failure = contact.explain(self._endpoint, error)
+            if failure.status == UNREACHABLE:
+                raise failure from error
+            return Reply(413, shapes.encode(failure.body))
+        return Reply(_STATUS.get(error.code(), 500), shapes.encode(contact.show_detail(detail)))
+
+    def _call(self, name: str, message: Any, *, seconds: float = 120.0) -> Any:
+        method = METHODS[name]
+        call = self._channel.unary_unary(method.path, _serialize, method.response.FromString)
+        return call(message, timeout=seconds)
+
+    # The service
+
+    def _status(self, asked: Asked) -> Reply:
+        answer = self._call("Status", pb.StatusRequest())
+        return Reply(200, shapes.encode(shapes.shape_status(messages.read_status(answer))))
+
+    # Sessions
+
+    def _create(self, asked: Asked) -> Reply:
+        answer = self._call("CreateSession", messages.write_session(asked.json), seconds=1800.0)
+        return Reply(201, shapes.encode(shapes.shape_created(messages.read_session(answer.session))))
+
+    def _list_sessions(self, asked: Asked) -> Reply:
+        answer = self._call("ListSessions", pb.ListSessionsRequest(phase=asked.query.get("phase", "")))
+        found = [shapes.shape_session(messages.read_session(session)) for session in answer.sessions]
+        return Reply(200, shapes.encode({"sessions": found}))
+
+    def _get(self, asked: Asked) -> Reply:
+        answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))
+        return Reply(200, shapes.encode(shapes.shape_session_closely(messages.read_session(answer.session))))
+
+    def _destroy(self, asked: Asked) -> Reply:
+        self._call("DestroySession", pb.DestroySessionRequest(session_id=name(asked)))
+        return DONE
+
+    def _get_hosts(self, asked: Asked) -> Reply:
+        answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))
+        return Reply(200, shapes.encode(shapes.shape_hosts(messages.read_session(answer.session))))
+
+    def _set_hosts(self, asked: Asked) -> Reply:
+        change = asked.json
+        hosts = change.get("hosts")
+        request = pb.UpdateAllowedHostsRequest(
+            session_id=name(asked),
+            allowed_hosts=hosts or (),
+            clear=change.get("clear", False) or hosts == [],
+            add=change.get("add", ()),
+            remove=change.get("remove", ()),
+        )
+        answer = self._call("UpdateAllowedHosts", request)
+        shown = {"session_id": name(asked), "policy": {"allowed_hosts": list(answer.allowed_hosts)}}
+        return Reply(200, shapes.encode(shown))
+
+    # Runs
+
+    def _run(self, asked: Asked) -> Reply:
+        fields = specs.Fields(asked.json)
+        live = fields.take_flag("stream")
+        spec = specs.read_run_spec(asked.parts[1], fields)
+        request = messages.write_run(spec)
+        if live:
+            method = METHODS["ExecStream"]
+            call = self._channel.unary_stream(method.path, _serialize, method.response.FromString)
+            return LiveReply(self, call(request, timeout=spec.timeout + MARGIN))
+        run = messages.read_run(self._call("Exec", request, seconds=spec.timeout + MARGIN))
+        return Reply(200, shapes.encode(shapes.shape_run(run)), run.exit_code)
+
+    def _log(self, asked: Asked) -> Reply:
+        answer = self._call("Log", pb.LogRequest(session_id=name(asked)))
+        runs = [shapes.shape_run_summary(messages.read_run(run)) for run in answer.runs]
+        return Reply(200, shapes.encode({"runs": runs}))
+
+    def _ps(self, asked: Asked) -> Reply:
+        answer = self._call("Ps", pb.PsRequest(session_id=name(asked)))
+        processes = [shapes.shape_command(messages.read_process(process)) for process in answer.processes]
+        return Reply(200, shapes.encode({"processes": processes}))
+
+    def _poll(self, asked: Asked) -> Reply:
+        run = messages.read_run(self._call("PollRun", pb.PollRunRequest(run_id=name(asked))).run)
+        return Reply(200, shapes.encode(shapes.shape_run(run)), run.exit_code)
+
+    def _kill(self, asked: Asked) -> Reply:
+        self._call("KillRun", pb.KillRunRequest(run_id=name(asked)))
+        return DONE
+
+    # Files
+
+    def _read_file(self, asked: Asked) -> Reply:
+        path = asked.query["path"]
+        request = pb.ReadFileRequest(session_id=name(asked), **messages.split_text("path", path))
+        content = self._call("ReadFile", request, seconds=600.0).content
+        return Reply(200, content if asked.accept == BYTES else shapes.encode(shapes.shape_file(path, content)))
+
+    def _write_file(self, asked: Asked) -> Reply:
+        path = asked.query["path"]
+        request = pb.WriteFileRequest(
+            session_id=name(asked),
+            **messages.split_text("path", path),
+            content=asked.body,
+            mode=asked.query.get("mode", ""),
+        )
+        size = self._call("WriteFile", request, seconds=600.0).bytes
+        return Reply(200, shapes.encode({"ok": True, "path": path, "bytes": size}))
+
+    def _list_files(self, asked: Asked) -> Reply:
+        where = messages.split_text("path", asked.query.get("path", ""))
+        request = pb.ListFilesRequest(session_id=name(asked), **where, since=float(asked.query.get("since", "0")))
+        answer = self._call("ListFiles", request)
+        return Reply(200, shapes.encode({"files": [messages.show_file(file) for file in answer.files]}))
+
+    # Keys
+
+    def _create_key(self, asked: Asked) -> Reply:
+        wanted = asked.json
+        request = pb.CreateApiKeyRequest(
+            name=wanted.get("name", ""),
+            ttl=-1 if wanted.get("for_ever") else wanted.get("ttl", 0),
+            scope=wanted.get("scope", ""),
+            tenant_ids=wanted.get("tenant_ids", ()),
+        )
+        answer = self._call("CreateApiKey", request)
+        return Reply(201, shapes.encode(shape_new_key(messages.show_key(answer.api_key), answer.key, self._endpoint)))
+
+    def _list_keys(self, asked: Asked) -> Reply:
+        answer = self._call("ListApiKeys", pb.ListApiKeysRequest())
+        return Reply(200, shapes.encode({"keys": [messages.show_key(key) for key in answer.api_keys]}))
+
+    def _delete_key(self, asked: Asked) -> Reply:
+        self._call("DeleteApiKey", pb.DeleteApiKeyRequest(name=name(asked)))
+        return DONE
+
+
+DONE: Final = Reply(200, shapes.encode({"ok": True}))
+
+
+def name(asked: Asked) -> str:
+    """The id in the path. What is no text is no id: the service says so."""
+    return asked.parts[1].encode("utf-8", "replace").decode()
+
+
+def _serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())

@@ -1,0 +1,176 @@
+"""Meeting a gateway: whether it is the one that the API key names, and what the key is exchanged for.
+
+Nothing secret is ever sent. First the CA is taken from a handshake that trusts nobody and says nothing, and recognised
+by the fingerprint in the key. Then a connection that trusts this CA alone carries a request for a certificate, signed
+with the key.
+"""
+
+from __future__ import annotations
+
+import _ssl
+import hashlib
+import socket
+import ssl
+import time
+from typing import Any
+
+import grpc
+
+from k8e.cli.ending import UNREACHABLE, Failure
+from k8e.cli.remote.files import Credentials
+from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
+from k8e.identity import anonymous
+from k8e.identity.authority import make_request, request_content
+from k8e.identity.keytext import ApiKey, BadKey
+
+PORT = 50051
+PATIENCE = 20.0
+
+OPTIONS = (
+    ("grpc.enable_retries", 0),  # nothing is ever sent twice
+    ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
+    ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+def read_endpoint(text: str) -> str:
+    """host:port. With `https://` in front, or without a port, as people write it."""
+    address = text.strip().removeprefix("https://").removeprefix("grpcs://").rstrip("/")
+    if "://" in address or not address or address != address.strip() or "/" in address:
+        raise Failure("bad_endpoint", f"{text!r} is no endpoint", hint="HOST:PORT; it is always TLS")
+    if address.endswith("]") or ":" not in address:
+        return f"{address}:{PORT}"
+    host, _, port = address.rpartition(":")
+    if ":" in host and not host.startswith("["):
+        return f"[{address}]:{PORT}"
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise Failure("bad_endpoint", f"{text!r} is no endpoint", hint="HOST:PORT")
+    return address
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def unreachable(endpoint: str, cause: object) -> Failure:
+    return Failure(
+        "unreachable",
+        f"the gateway at {endpoint} cannot be reached",
+        detail=str(cause),
+        hint="Is it the right address, is the gateway running there, and does it listen to other machines?",
+        status=UNREACHABLE,
+    )
+
+
+def read_key(text: str) -> ApiKey:
+    try:
+        return ApiKey.parse(text)
+    except BadKey as error:
+        raise Failure(
+            "bad_apikey", f"the API key {error}", hint="It begins with k8e_ and has 106 characters."
+        ) from None
+
+
+def find_authority(endpoint: str, fingerprint: bytes) -> bytes:
+    """The CA (PEM) that the key names, if it is the gateway's. Everything here is public, and nothing is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, port = split_endpoint(endpoint)
+    try:
+        with socket.create_connection((host, port), PATIENCE) as plain, context.wrap_socket(plain) as connection:
+            chain = list_chain(connection)
+    except (OSError, ValueError) as error:
+        raise unreachable(endpoint, error) from error
+    for certificate in chain:
+        if hashlib.sha256(certificate).digest() == fingerprint:
+            return ssl.DER_cert_to_PEM_cert(certificate).encode()
+    raise Failure(
+        "wrong_gateway",
+        f"{endpoint} is not the gateway that this API key is for",
+        detail=f"its CA is not the one with the fingerprint {fingerprint.hex()}",
+        hint="Nothing was sent. Is the address right? Somebody may be in between.",
+    )
+
+
+def list_chain(connection: ssl.SSLSocket) -> list[bytes]:
+    """What the server sent, DER. Python has had this since 3.10, and a public name for it since 3.13."""
+    if hasattr(connection, "get_unverified_chain"):
+        return list(connection.get_unverified_chain())
+    inner: Any = connection._sslobj  # type: ignore[attr-defined]  # noqa: SLF001
+    return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in inner.get_unverified_chain()]
+
+
+def open_channel(endpoint: str, roots: bytes | None, key: bytes, certificate: bytes) -> grpc.Channel:
+    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(roots, key, certificate), OPTIONS)
+
+
+def log_in(endpoint: str, key: ApiKey) -> Credentials:
+    authority = find_authority(endpoint, key.fingerprint)
+    with open_channel(endpoint, authority, anonymous.KEY.encode(), anonymous.CERTIFICATE.encode()) as channel:
+        private, request = make_request()
+        signature = key.sign_login(request_content(request))
+        message = pb.LoginRequest(key_id=key.key_id.hex(), csr=request, signature=signature)
+        return _exchange(channel, endpoint, private, message)
+
+
+def renew(credentials: Credentials) -> Credentials:
+    """By the certificate itself."""
+    roots, key = credentials.ca_certificate.encode(), credentials.key.encode()
+    with open_channel(credentials.endpoint, roots, key, credentials.certificate.encode()) as channel:
+        private, request = make_request()
+        return _exchange(channel, credentials.endpoint, private, pb.LoginRequest(csr=request))
+
+
+def _exchange(channel: grpc.Channel, endpoint: str, private: bytes, message: pb.LoginRequest) -> Credentials:
+    method = METHODS["Login"]
+    call = channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
+    now = time.time()
+    try:
+        answer: Any = call(message, timeout=PATIENCE)
+    except grpc.RpcError as error:
+        raise explain(endpoint, error) from error
+    return Credentials(
+        endpoint=endpoint,
+        ca_certificate=answer.ca_certificate,
+        certificate=answer.certificate,
+        key=private.decode(),
+        issued_at=now,
+        expires_at=answer.expires_at,
+    )
+
+
+def read_detail(error: grpc.RpcError) -> pb.ErrorDetail | None:
+    """What the gateway says about it; None when it is gRPC that failed."""
+    for name, value in getattr(error, "trailing_metadata", lambda: ())() or ():
+        if name == ERROR_KEY and isinstance(value, bytes):
+            return pb.ErrorDetail.FromString(value)
+    return None
+
+
+def show_detail(detail: pb.ErrorDetail) -> dict[str, Any]:
+    """As the local door says it."""
+    body: dict[str, Any] = {"error": detail.error, "detail": detail.detail, "code": detail.code, "hint": detail.hint}
+    if detail.field:
+        body["field"] = detail.field
+    if detail.retry_after:
+        body["retry_after"] = detail.retry_after
+    return body
+
+
+def explain(endpoint: str, error: Any) -> Failure:
+    detail = read_detail(error)
+    if detail is not None:
+        return Failure.of(show_detail(detail))
+    code, text = error.code(), error.details()
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Failure("message_too_large", "a message has more than 64 MiB", detail=text, hint="send it in parts")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Failure("deadline_exceeded", f"{endpoint} did not answer in time", detail=text, status=UNREACHABLE)
+    return unreachable(endpoint, text)

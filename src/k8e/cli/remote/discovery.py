@@ -1,0 +1,156 @@
+"""Which gateway is meant, and as whom we come (docs/gateway.md has the order)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from k8e.cli.client import JSON, Client
+from k8e.cli.ending import Failure
+from k8e.cli.remote import contact
+from k8e.cli.remote.files import Cache, Credentials, Profiles
+from k8e.identity import anonymous
+from k8e.identity.authority import make_request
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    endpoint: str
+    roots: bytes | None  # None: the system's
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @property
+    def place(self) -> str:
+        """A name for what is remembered about it."""
+        return "@" + "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.endpoint)
+
+
+def find_target(profile: str = "") -> Target:
+    """From the environment, which is where flags have gone too. Raises Failure."""
+    profile = profile or os.environ.get("K8E_SANDBOX_PROFILE", "")
+    given = os.environ.get("K8E_SANDBOX_ENDPOINT", "")
+    apikey = os.environ.get("K8E_SANDBOX_APIKEY", "")
+    if profile:
+        credentials = use_profile(profile)
+        if given and contact.read_endpoint(given) != credentials.endpoint:
+            error = f"the profile {profile} is for {credentials.endpoint}, and the endpoint says {given}"
+            raise Failure("usage", error, hint="give one of them")
+        return of(credentials)
+    endpoint = contact.read_endpoint(given or f"127.0.0.1:{contact.PORT}")
+    if apikey:
+        return of(use_key(endpoint, apikey))
+    return (
+        use_files(endpoint)
+        or use_profile_of(endpoint)
+        or use_local_daemon(endpoint)
+        or Target(endpoint, find_roots(), anonymous.CERTIFICATE.encode(), anonymous.KEY.encode())
+    )
+
+
+def of(credentials: Credentials) -> Target:
+    roots, certificate = credentials.ca_certificate.encode(), credentials.certificate.encode()
+    return Target(credentials.endpoint, roots, certificate, credentials.key.encode())
+
+
+def use_key(endpoint: str, text: str) -> Credentials:
+    key = contact.read_key(text)
+    cache = Cache(key.key_id.hex(), endpoint)
+    credentials = cache.read()
+    if credentials is not None and not credentials.is_worn(time.time()):
+        return credentials
+    credentials = contact.log_in(endpoint, key)
+    cache.save(credentials)
+    return credentials
+
+
+def use_profile(name: str) -> Credentials:
+    credentials = Profiles().find(name)
+    return refresh(credentials, lambda new: Profiles.save(name, new, make_current=False))
+
+
+def use_profile_of(endpoint: str) -> Target | None:
+    name = Profiles().for_endpoint(endpoint)
+    return of(use_profile(name)) if name else None
+
+
+def refresh(credentials: Credentials, save: Callable[[Credentials], None]) -> Credentials:
+    """Renewed when a third of its life is left. While it is good, not being able to renew it is no reason to stop."""
+    now = time.time()
+    if not credentials.is_worn(now):
+        return credentials
+    try:
+        renewed = contact.renew(credentials)
+        save(renewed)
+    except Failure:
+        if now >= credentials.expires_at:
+            raise
+        return credentials
+    return renewed
+
+
+def use_files(endpoint: str) -> Target | None:
+    """K8E_SANDBOX_CERT and K8E_SANDBOX_KEY: who we are, and below in the same file whom to trust. CERT alone: whom to
+    trust."""
+    certificate_path, key_path = os.environ.get("K8E_SANDBOX_CERT"), os.environ.get("K8E_SANDBOX_KEY")
+    if not certificate_path:
+        return None
+    try:
+        certificates = Path(certificate_path).read_bytes()
+        key = Path(key_path).read_bytes() if key_path else None
+    except OSError as error:
+        raise Failure("certificate_unreadable", "K8E_SANDBOX_CERT or _KEY cannot be read", detail=str(error)) from error
+    if key is None:
+        return Target(endpoint, certificates, anonymous.CERTIFICATE.encode(), anonymous.KEY.encode())
+    end = b"-----END CERTIFICATE-----"
+    own, found, rest = certificates.partition(end)
+    return Target(endpoint, rest.strip() or find_roots(), own + found + b"\n", key)
+
+
+def use_local_daemon(endpoint: str) -> Target | None:
+    """A user of this machine needs no key for its own gateway."""
+    host, port = contact.split_endpoint(endpoint)
+    socket_path = Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e") / "k8e.sock"
+    if host not in LOOPBACK or not os.access(socket_path, os.W_OK):
+        return None
+    private, request = make_request()
+    answer = Client().request("POST", "/v1/login", json.dumps({"csr": request}).encode(), JSON)
+    login = json.loads(answer.read())
+    if answer.status != 200 or contact.split_endpoint(login["endpoint"])[1] != port:
+        return None
+    roots, certificate = login["ca_certificate"].encode(), login["certificate"].encode()
+    return Target(endpoint, roots, certificate, private)
+
+
+def find_roots() -> bytes | None:
+    """The gateway's own files, the cluster's CA, the system's."""
+    own = Path(os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e") / "identity" / "ca.crt"
+    try:
+        return own.read_bytes()
+    except OSError:
+        return read_kubeconfig(Path(os.environ.get("KUBECONFIG") or "/etc/k8e/k8e.yaml"))
+
+
+def read_kubeconfig(path: Path) -> bytes | None:
+    """The CA of the cluster in use; None when there is none to be had."""
+    try:
+        content: Any = yaml.safe_load(path.read_bytes())
+        current = content.get("current-context")
+        contexts = {one["name"]: one["context"]["cluster"] for one in content.get("contexts") or ()}
+        clusters = {one["name"]: one["cluster"] for one in content.get("clusters") or ()}
+        cluster = clusters[contexts[current]] if current else next(iter(clusters.values()))
+        if "certificate-authority-data" in cluster:
+            return base64.b64decode(cluster["certificate-authority-data"])
+        return Path(path.parent, str(cluster["certificate-authority"])).read_bytes()
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, StopIteration):
+        return None

@@ -1,0 +1,160 @@
+"""What the command line remembers of gateways, below ~/.k8e/sandbox: private keys, so nobody else can read it.
+
+profiles.yaml              gateways that have a name (`k8e connect`)
+certificates/KEY@HOST      what an API key from the environment was exchanged for
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from k8e.cli.ending import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    endpoint: str
+    ca_certificate: str
+    certificate: str
+    key: str = field(repr=False)
+    issued_at: float
+    expires_at: float
+
+    def is_worn(self, now: float) -> bool:
+        """A third of its life is left."""
+        return now > self.expires_at - (self.expires_at - self.issued_at) / 3
+
+
+def folder() -> Path:
+    return Path(os.path.expanduser("~")) / ".k8e" / "sandbox"
+
+
+def unusable(path: Path, cause: object, hint: str = "") -> Failure:
+    return Failure("profile_unusable", f"{path} cannot be used", detail=str(cause), hint=hint or "k8e connect makes it")
+
+
+def read_private(path: Path) -> bytes | None:
+    """None when there is none. A key that others could read is nobody's any more."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise unusable(path, "others could read or change it", f"chmod 600 {path}, or connect anew")
+            return file.read(1 << 20)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def write_private(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        for directory in reversed([path.parent, *path.parent.parents][:3]):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Nobody else changes these files meanwhile."""
+    try:
+        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise unusable(folder(), error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_credentials(path: Path, fields: object) -> Credentials:
+    try:
+        assert isinstance(fields, Mapping)
+        values = {name: str(fields[name]) for name in ("endpoint", "ca_certificate", "certificate", "key")}
+        return Credentials(**values, issued_at=float(fields["issued_at"]), expires_at=float(fields["expires_at"]))
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise unusable(path, f"it is not as we wrote it: {error!r}") from error
+
+
+class Profiles:
+    """Gateways by name, and which one is meant when nothing is said and this machine has no daemon."""
+
+    def __init__(self) -> None:
+        self.path = folder() / "profiles.yaml"
+        try:
+            content = yaml.safe_load(read_private(self.path) or b"") or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise unusable(self.path, error) from error
+        profiles = content.get("profiles") if isinstance(content, dict) else None
+        if content and not isinstance(profiles, dict):
+            raise unusable(self.path, "it has no profiles")
+        self._content: dict[str, Any] = content
+        self._profiles: dict[str, Any] = profiles or {}
+
+    @property
+    def current(self) -> str:
+        name = self._content.get("current")
+        return name if isinstance(name, str) and name in self._profiles else ""
+
+    def find(self, name: str) -> Credentials:
+        if name not in self._profiles:
+            known = ", ".join(sorted(map(str, self._profiles))) or "none"
+            raise Failure(
+                "no_such_profile", f"there is no profile {name}", detail=f"there are: {known}", hint="k8e connect"
+            )
+        return read_credentials(self.path, self._profiles[name])
+
+    def for_endpoint(self, endpoint: str) -> str:
+        """The name of the first one; empty when there is none."""
+        for name, fields in self._profiles.items():
+            if isinstance(fields, dict) and fields.get("endpoint") == endpoint:
+                return str(name)
+        return ""
+
+    @staticmethod
+    def save(name: str, credentials: Credentials, *, make_current: bool) -> None:
+        with locked():
+            latest = Profiles()
+            content = {
+                "current": name if make_current else latest.current or name,
+                "profiles": {**latest._profiles, name: asdict(credentials)},
+            }
+            write_private(latest.path, yaml.safe_dump(content, sort_keys=False).encode())
+
+
+class Cache:
+    """The certificate of an API key."""
+
+    def __init__(self, key_id: str, endpoint: str) -> None:
+        place = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in endpoint)
+        self._path = folder() / "certificates" / f"{key_id}@{place}"
+
+    def read(self) -> Credentials | None:
+        content = read_private(self._path)
+        if content is None:
+            return None
+        try:
+            return read_credentials(self._path, json.loads(content))
+        except (ValueError, Failure):
+            return None  # then it is made anew
+
+    def save(self, credentials: Credentials) -> None:
+        write_private(self._path, json.dumps(asdict(credentials)).encode())
