@@ -359,7 +359,7 @@ class Sessions:
             # Goes on: a full disk must not keep anybody from destroying. An active session whose sandbox is
             # gone is what the next daemon would find, and knows to clear up.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
-        if live.stored:
+        if live.record.reason != ABANDONED:
             await self.witness.hear(live)  # for the last time
         with translated("destroying the sandbox"):
             await self.engine.destroy(live.sandbox)
