@@ -96,9 +96,9 @@ class Recovery:
             await self._end(live, LOST)
             return
         try:
-            # First of all: what runs in there must not have more than the record says for longer than need be.
-            await self._egress.restore(live)
             opened = await self._sessions.enter(live)
+            # Before anything else: what runs in there must not have more than the record says for longer than need be.
+            await self._egress.restore(live)
             if live.record.env_keys:
                 live.env = await recall_env(opened.sandbox)
             await self._match_runs(opened)
