@@ -15,6 +15,7 @@ import pytest
 from k8e.engine import Limits, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local import LocalEngine, doctor
 from k8e.engine.local import engine as engine_module
+from k8e.engine.local import record as record_module
 from k8e.engine.local.bundle import BundleSpec, build_config
 from k8e.engine.local.controls import CONTROLS
 from k8e.engine.local.decoys import Decoys, Subject, plant_decoys
@@ -195,7 +196,7 @@ async def test_a_weaker_native_sandbox_is_found_out(
 ) -> None:
     await require(engine, Runtime.NATIVE)
     if weaken in (share_user_ids, open_kernel_settings):
-        monkeypatch.setattr(engine_module, "_FIRST_ID", 0)
+        monkeypatch.setattr(record_module, "_FIRST_ID", 0)
     with weakened(weaken):
         async with doctor.open_subject(engine, Runtime.NATIVE, decoys) as subject:
             check = await try_one(control, subject)

@@ -167,7 +167,7 @@ class TestChoice:
         machine.install_package(machine.script("release-20991231.0"))
         report = await examine()
         assert not report.available
-        assert "runsc-release-20991231.0 does not work: exit status 3" in report.reason
+        assert "runsc-release-20991231.0 does not work: --network=sandbox: exit status 3" in report.reason
         assert "apt-get install runsc" in report.hint
 
     @needs_root

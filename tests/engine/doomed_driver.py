@@ -26,9 +26,14 @@ from typing import Any
 import k8e.engine
 from k8e.engine import Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
+from k8e.policy import HostList
 from tests.engine.rig import LIMITS, find_report
 
 SOURCE = os.path.dirname(k8e.engine.__file__) + "/local/"
+# They only compute: to die there is to die before or after the call.
+PURE = {"bundle", "host_image", "layout", "mountinfo", "seccomp"}
+PURE |= {f"network/{name}" for name in ("addresses", "admissions", "elements", "notes", "rules")}
+EGRESS = HostList.parse(["192.0.2.7", "198.51.100.0/24", "2001:db8::7", "name.invalid"])
 
 
 class Steps:
@@ -43,7 +48,7 @@ class Steps:
             return
         module = frame.f_code.co_filename.removeprefix(SOURCE).removesuffix(".py")
         step = f"{module}.{frame.f_code.co_qualname}"
-        if step not in self.seen:
+        if step not in self.seen and "<" not in step and module not in PURE:
             self.seen.append(step)
             if step == self._doom:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +56,7 @@ class Steps:
 
 async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> None:
     if order["do"] == "create":
-        await engine.create(order["name"], SandboxSpec(runtime, limits=LIMITS))
+        await engine.create(order["name"], SandboxSpec(runtime, limits=LIMITS, egress=EGRESS))
     else:
         await engine.destroy(order["name"])
     await engine.close()
@@ -104,6 +109,7 @@ def main() -> None:
         assert report.available, report
         await engine.create("warm", SandboxSpec(runtime, limits=LIMITS))
         await engine.destroy("warm")
+        await engine.close()  # a child has to open its own way to the kernel
 
     asyncio.run(prepare())
     sys.stdout.write("{}\n")

@@ -18,7 +18,7 @@ from k8e.engine.local import LocalEngine
 from k8e.engine.local.layout import SandboxPaths
 from k8e.link import AgentLink
 from k8e.link.model import AGENT, Completed, ExecOptions, ExecSpec, Identity
-from tests.engine.traces import cgroup_parents, mount_points, wait_for_no_traces
+from tests.engine.traces import cgroup_parents, list_table, mount_points, wait_for_no_traces
 
 T = TypeVar("T")
 
@@ -161,6 +161,7 @@ async def open_rig(runtime: Runtime) -> AsyncIterator[Rig]:
             rig = Rig(runtime, engine, await find_report(engine, runtime))
             yield rig
         await wait_for_no_traces(engine.layout, rig.names)
+        assert list_table(engine.layout) is None, "the last one out removes the rules"
 
 
 async def eventually(question: Callable[[], Awaitable[bool]], what: str, deadline: float = 30.0) -> None:

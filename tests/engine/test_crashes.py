@@ -10,13 +10,14 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local import LocalEngine
+from tests.engine.doomed_driver import EGRESS
 from tests.engine.rig import Rig, eventually
 from tests.engine.traces import find_traces, wait_for_no_traces
 
@@ -96,7 +97,7 @@ async def test_killed_at_every_step_of_destroy(driver: Driver) -> None:
     ends = {}
     for step in steps:
         name = driver.rig.new_name()
-        await driver.rig.engine.create(name, driver.rig.spec())
+        await driver.rig.engine.create(name, replace(driver.rig.spec(), egress=EGRESS))
         await driver.rig.engine.close()
         answer = await driver.ask(do="destroy", name=name, step=step)
         ends[step] = answer["ended"]

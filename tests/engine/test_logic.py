@@ -168,6 +168,8 @@ SPECS = st.builds(
     first_id=st.one_of(st.none(), st.integers(0x30000000, 0x7FFE0000)),
     seccomp=st.just({"defaultAction": "SCMP_ACT_ERRNO"}),
     hard_files=st.integers(1, 1 << 20),
+    network=st.just("/proc/1/fd/7"),
+    hidden=st.lists(FILES.map(os.fspath), max_size=2),
 )
 # Nothing with which one reaches beyond files, ids and signals of the sandbox's own.
 HARMLESS = {
@@ -215,7 +217,8 @@ def test_no_capability_beyond_the_list(spec: BundleSpec) -> None:
 def test_native_sandboxes_have_every_namespace_and_ids_of_their_own(spec: BundleSpec) -> None:
     linux = build_config(spec)["linux"]
     kinds = {namespace["type"] for namespace in linux["namespaces"]}
-    assert all("path" not in namespace for namespace in linux["namespaces"]), "each is made new"
+    joined = [namespace for namespace in linux["namespaces"] if "path" in namespace]
+    assert joined == [{"type": "network", "path": spec.network}], "all others are made new"
     assert {"pid", "mount", "ipc", "uts", "network"} <= kinds
     if spec.first_id is not None:
         assert {"user", "cgroup"} <= kinds

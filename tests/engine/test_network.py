@@ -1,4 +1,5 @@
-"""No network but the sandbox's own loopback. Every target is this machine's: nothing is sent to a foreign address."""
+"""A sandbox that is allowed nothing has its own loopback and its resolver. Every target is this machine's: nothing is
+sent to a foreign address."""
 
 from __future__ import annotations
 
@@ -65,34 +66,19 @@ def own_addresses() -> list[str]:
     return found
 
 
-async def test_only_loopback_is_there(room: Room) -> None:
+async def test_only_loopback_and_one_wire_are_there(room: Room) -> None:
+    code = "import socket; print(sorted(name for _, name in socket.if_nameindex()))"
+    done = await room.python(code)
+    assert done.stdout == b"['k8e0', 'lo']\n", done
+
+
+async def test_all_routes_lead_along_the_wire(room: Room) -> None:
     code = """
-import socket
-up = []
-for _, name in socket.if_nameindex():
-    up.append(name)
-print(sorted(up))
+for line in open("/proc/net/route").read().splitlines()[1:]:
+    print(line.split()[0])
 """
     done = await room.python(code)
-    assert done.stdout == b"['lo']\n", done
-
-
-async def test_no_route_is_there(room: Room) -> None:
-    for name in ("/proc/net/route", "/proc/net/ipv6_route"):
-        code = """
-import sys
-try:
-    lines = open(sys.argv[1]).read().splitlines()
-except FileNotFoundError:
-    lines = []
-for line in lines:
-    fields = line.split()
-    device = fields[0] if "ipv6" not in sys.argv[1] else fields[-1]
-    if device not in ("Iface", "lo"):
-        print(line)
-"""
-        done = await room.python(code, name)
-        assert (done.stdout, done.outcome.exit_code) == (b"", 0), done
+    assert set(done.stdout.split()) == {b"k8e0"}, done
 
 
 VISIT = """

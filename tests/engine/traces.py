@@ -4,14 +4,19 @@ forgot would believe it."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from k8e.engine.local.layout import Layout
 
 CGROUPS = Path("/sys/fs/cgroup")
+LEASES = Path("/run/k8e-network")
 # Where runsc puts its control socket when it finds the place that we gave it taken.
 STRAY_SOCKETS = (Path("/run"), Path("/tmp"))
 
@@ -110,9 +115,37 @@ def _stray_sockets(names: Iterable[str]) -> Iterator[Trace]:
                 yield Trace("stray socket", str(path))
 
 
+def list_table(layout: Layout) -> list[dict[str, Any]] | None:
+    """The engine's rules, as nft tells them. None: there are none."""
+    done = subprocess.run(["nft", "-j", "list", "table", "inet", f"k8e_{layout.tag}"], capture_output=True)
+    if done.returncode != 0:
+        return None
+    content: list[dict[str, Any]] = json.loads(done.stdout)["nftables"]
+    return content
+
+
+def _network(layout: Layout) -> Iterator[Trace]:
+    numbers = set()
+    for path in LEASES.glob("wire-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(path).split()[0] == layout.tag:
+                yield Trace("lease", f"{path.name} {os.readlink(path)}")
+    for each in list_table(layout) or ():
+        for kind in ("set", "map"):
+            name = each.get(kind, {}).get("name", "")
+            if name == "wires":
+                numbers = {wire.removeprefix("k8e-") for wire in each[kind].get("elem", ())}
+            if name == "live" or "_" in name:
+                yield from (Trace("set element", f"{name} {element}") for element in each[kind].get("elem", ()))
+    for number in numbers:
+        if os.path.exists(f"/sys/class/net/k8e-{number}"):
+            yield Trace("interface", f"k8e-{number}")
+
+
 def find_traces(layout: Layout, names: Iterable[str] = ()) -> list[Trace]:
     """Everything of an engine's sandboxes on this machine; the names only help to find what lies elsewhere."""
     found = [*_processes(layout), *_cgroups(layout), *_loop_devices(layout), *_files(layout), *_stray_sockets(names)]
+    found += _network(layout)
     top = os.fspath(layout.state)
     found += [Trace("mount", point) for point in mount_points() if point.startswith(top + "/")]
     return found

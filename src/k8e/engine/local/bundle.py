@@ -59,6 +59,8 @@ class BundleSpec:
     first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
     seccomp: Mapping[str, Any]
     hard_files: int  # what the host lets us set; raising it further may not be allowed
+    network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
+    hidden: Sequence[str] = ()  # files below the overlays that must not be seen
 
 
 def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
@@ -117,16 +119,17 @@ def _resources(limits: Limits, native: bool) -> dict[str, Any]:
 
 
 def build_config(spec: BundleSpec) -> dict[str, Any]:
-    namespaces = ["pid", "mount", "ipc", "uts", "network"]
+    namespaces: list[dict[str, str]] = [{"type": name} for name in ("pid", "mount", "ipc", "uts")]
+    namespaces.append({"type": "network", "path": spec.network})
     linux: dict[str, Any] = {
         "cgroupsPath": spec.cgroup,
         "resources": _resources(spec.limits, spec.first_id is not None),
-        "maskedPaths": list(_MASKED),
+        "maskedPaths": [*_MASKED, *spec.hidden],
         "readonlyPaths": list(_READ_ONLY),
         "seccomp": spec.seccomp,
     }
     if spec.first_id is not None:
-        namespaces += ["user", "cgroup"]
+        namespaces += [{"type": "user"}, {"type": "cgroup"}]
         mapping = [{"containerID": 0, "hostID": spec.first_id, "size": ID_COUNT}]
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
     files = min(spec.limits.open_files, spec.hard_files)
@@ -135,7 +138,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
         "hostname": spec.hostname,
         "root": {"path": spec.root, "readonly": False},
         "mounts": _mounts(spec),
-        "linux": linux | {"namespaces": [{"type": name} for name in namespaces]},
+        "linux": linux | {"namespaces": namespaces},
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},

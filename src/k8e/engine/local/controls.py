@@ -17,6 +17,7 @@ from k8e.engine.local.bundle import AGENT_PATH, ID_COUNT, LINK_PATH
 from k8e.engine.local.cgroup import hierarchies
 from k8e.engine.local.decoys import Subject
 from k8e.engine.local.host_image import TOOLS
+from k8e.engine.local.network.addresses import INNER_INTERFACE
 from k8e.link.errors import AgentError, LinkError, NotStarted
 from k8e.link.model import Cause, ExecSpec, Identity, Process
 
@@ -101,9 +102,9 @@ async def find_host_processes(subject: Subject) -> str:
 async def list_interfaces(subject: Subject) -> str:
     table = (await subject.sandbox.read_file(b"/proc/net/dev")).decode(errors="replace")
     names = {line.partition(":")[0].strip() for line in table.splitlines()[2:]}
-    if others := sorted(names - {"lo"}):
+    if others := sorted(names - {"lo", INNER_INTERFACE}):
         raise Broken(f"there are {', '.join(others)}")
-    return "only loopback"
+    return "only loopback and a wire of its own"
 
 
 async def reach_host_loopback(subject: Subject) -> str:

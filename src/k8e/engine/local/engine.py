@@ -1,15 +1,13 @@
-"""The local engine: sandboxes on this machine, each a bundle under an OCI runtime on a disk of its own.
+"""The local engine: sandboxes on this machine, each a bundle under an OCI runtime on a disk and a wire of its own.
 
-Making one leaves traces in a fixed order: directory, disk, mount, bundle, container (with its cgroups). Everything is
-named after the sandbox, and `destroy` looks for each kind of trace instead of remembering which were made, so that it
-is right after any crash.
+Making one leaves traces in a fixed order: directory, network, disk, mount, bundle, container (with its cgroups).
+Everything is named after the sandbox, and `destroy` looks for each kind of trace instead of remembering what was made,
+so that it is right after any crash.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -17,30 +15,34 @@ import os
 import platform
 import resource
 import secrets
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local import disk, host_image
-from k8e.engine.local.bundle import ID_COUNT, BundleSpec, build_config
+from k8e.engine.local.bundle import BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
+from k8e.engine.local.dns import resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.network.addresses import Pool, Wire
+from k8e.engine.local.network.network import Network
+from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
+from k8e.engine.local.registries import Registries
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
+from k8e.engine.local.template import Templates
 from k8e.engine.local.tool import finish_in_thread
 from k8e.link import AgentLink
-from k8e.link.binary import agent_binary, place
+from k8e.link.binary import agent_binary
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
 from k8e.link.model import ExecSpec, Sandbox
-from k8e.policy import NOTHING, HostList
+from k8e.policy import Address, HostList
 
-# Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
-_FIRST_ID = 0x30000000
-_SLOTS = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
+T = TypeVar("T")
+
 _START_DEADLINE = 60.0
 _PROBE_DEADLINE = 30.0
 _LONGEST_SOCKET = 107  # the kernel's limit; runsc puts its control socket somewhere else when it does not fit
@@ -55,113 +57,39 @@ _INSTALL = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
-    """What must outlive the daemon to find the way back in."""
-
-    runtime: str
-    image: str
-    instance: str
-    slot: int | None
-
-    def save(self, path: Path) -> None:
-        partial = path.with_suffix(".new")
-        partial.write_text(json.dumps(dataclasses.asdict(self)))
-        partial.rename(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Record:
-        return cls(**json.loads(path.read_text()))
-
-
 class LocalEngine:
     """Implements `engine.Engine`. Needs root."""
 
-    def __init__(self, state_dir: Path, run_dir: Path, tools_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        run_dir: Path,
+        tools_dir: Path | None = None,
+        *,
+        pool: Pool | None = None,
+        nameservers: Sequence[Address] = (),
+    ) -> None:
         self.layout = Layout(state_dir, run_dir)
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
+        self._templates = Templates(self.layout, self._tools)
+        self._ids = IdRanges(self.layout)
+        self._network = Network(
+            self.layout.tag,
+            lambda sandbox: self.layout.sandbox(sandbox).egress,
+            pool=pool or Pool(),
+            nameservers=nameservers,
+            mirrors=self._mirrors,
+        )
         self._links: dict[str, AgentLink] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
         self._creating: dict[str, asyncio.Task[None]] = {}
-        self._slots: set[int] = set()
-        self._prepared: asyncio.Task[Path] | None = None
-        self._templates: dict[tuple[int, int], asyncio.Task[Path]] = {}
         self._probes: dict[Runtime, asyncio.Task[RuntimeReport]] = {}
         self._runtimes: dict[Runtime, OciRuntime] = {}
 
-    # Preparation -----------------------------------------------------------------------------------------------------
-
-    async def _root_content(self) -> Path:
-        """The directory whose content every sandbox starts with; made once for each daemon."""
-        if self._prepared is None:
-            self._prepared = asyncio.create_task(asyncio.to_thread(self._prepare))
-        try:
-            return await asyncio.shield(self._prepared)
-        except OSError as error:
-            self._prepared = None  # the disk may have room again next time
-            raise EngineError("image", f"cannot be prepared: {error}") from error
-
-    def _prepare(self) -> Path:
-        layout = self.layout
-        shared, private = (layout.state, layout.run, layout.sandboxes, layout.agents), (layout.images,)
-        for directory in (*shared, *private):
-            directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(0o711 if directory in shared else 0o700)  # whatever the umask is
-        binary = agent_binary()
-        target = self.layout.agents / binary.sha256
-        if not target.exists():
-            place(binary, target)
-        for paths in self._all_paths():
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-                slot = Record.load(paths.record).slot
-                if slot is not None:
-                    self._slots.add(slot)
-        with tempfile.TemporaryDirectory(dir=self.layout.images, prefix=".root-") as scratch:
-            content = Path(scratch, "content")
-            content.mkdir()
-            content.chmod(0o755)
-            host_image.build_root(content / "root")
-            final = self.layout.images / f"host-{host_image.digest_tree(content)}"
-            if not final.exists():
-                content.rename(final)
-        for old in self.layout.images.iterdir():
-            if old != final and not (old.name.startswith(f"{final.name}-") and old.suffix == ".img"):
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
-        return final
-
-    async def _template(self, limits: Limits) -> Path:
-        content = await self._root_content()
-        key = (limits.disk, limits.inodes)
-        if key not in self._templates:
-            self._templates[key] = asyncio.create_task(self._make_template(content, *key))
-        try:
-            return await asyncio.shield(self._templates[key])
-        except EngineError:
-            self._templates.pop(key, None)
-            raise
-
-    async def _make_template(self, content: Path, size: int, inodes: int) -> Path:
-        target = content.with_name(f"{content.name}-{size}-{inodes}.img")
-        if not target.exists():
-            await disk.make_template(content, size, inodes, target)
-        return target
-
-    async def edition(self, spec: SandboxSpec) -> str:
-        """Changes with a new daemon at most: what it finds at its start it keeps to."""
-        report = await self._require(spec.runtime)
-        runtime = self._runtimes[spec.runtime]
-        overlays = await asyncio.to_thread(host_image.host_overlays, self._tools)
-        parts = (
-            *(importlib.metadata.version("k8e"), agent_binary().sha256, (await self._root_content()).name),
-            *(runtime.binary, runtime.flags, report.version, overlays),
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-    def _all_paths(self) -> list[SandboxPaths]:
-        with contextlib.suppress(FileNotFoundError):
-            return [SandboxPaths(Path(entry)) for entry in os.scandir(self.layout.sandboxes)]
-        return []
+    def _mirrors(self) -> frozenset[str]:
+        known = self._templates.known_registries
+        return known.mirrors if known is not None else frozenset()
 
     # Runtimes --------------------------------------------------------------------------------------------------------
 
@@ -178,17 +106,20 @@ class LocalEngine:
         return await asyncio.shield(self._probes[runtime])
 
     async def _examine(self, runtime: Runtime) -> RuntimeReport:
-        """A runtime is available when a sandbox that was started with it answered."""
-        failures = []
+        """A runtime is available when a sandbox that was started with it answered, and reached its resolver."""
+        failures: list[str] = []
         for candidate in await find_runtimes(runtime):
-            try:
-                await self._try_out(candidate)
-            except EngineError as error:
-                failures.append(f"{candidate.binary} does not work: {error.cause}")
-                continue
-            self._runtimes[runtime] = candidate
-            notes = await self._find_network_stack(candidate) if runtime is Runtime.GVISOR else ()
-            return RuntimeReport(runtime, True, version=await candidate.version(), notes=(*notes, *failures))
+            causes: list[str] = []
+            for variant in candidate.variants():
+                try:
+                    await self._try_out(variant)
+                except EngineError as error:
+                    causes.append(f"{variant.flags[-1]}: {error.cause}" if variant.flags else error.cause)
+                    continue
+                self._runtimes[runtime] = variant
+                notes = [variant.note] if variant.note else []
+                return RuntimeReport(runtime, True, await candidate.version(), notes=(*notes, *causes, *failures))
+            failures.append(f"{candidate.binary} does not work: {'; '.join(causes)}")
         missing = "not installed" if runtime in (Runtime.GVISOR, Runtime.NATIVE) else "not supported yet"
         return RuntimeReport(runtime, False, reason="; ".join(failures) or missing, hint=_INSTALL[runtime])
 
@@ -198,7 +129,7 @@ class LocalEngine:
             async with asyncio.timeout(_PROBE_DEADLINE):
                 await self._create(name, SandboxSpec(runtime.name, limits=_PROBE_LIMITS), runtime)
                 sandbox, _ = await self.attach(name)
-                process = await sandbox.start(ExecSpec.of("/bin/true", stdin=False))
+                process = await sandbox.start(ExecSpec.of(*self._network.reach_resolver(name), stdin=False))
                 outcome = await process.wait()
         except TimeoutError as error:
             raise EngineError("probe", f"no answer in {_PROBE_DEADLINE:g} s") from error
@@ -207,19 +138,18 @@ class LocalEngine:
         finally:
             await self.destroy(name)
         if outcome.exit_code != 0:
-            raise EngineError("probe", f"a command ended with {outcome}")
+            raise EngineError("probe", f"a command that asks for its resolver ended with {outcome}")
 
-    async def _find_network_stack(self, gvisor: OciRuntime) -> tuple[str, ...]:
-        """Which stack sandboxes with a network would have: gVisor's own wherever it starts in a namespace."""
-        reasons = []
-        for mode, stack in (("sandbox", "gVisor's own stack"), ("host", "the stack of the sandbox's namespace")):
-            try:
-                await self._try_out(gvisor.with_network(mode))
-            except EngineError as error:
-                reasons.append(f"--network={mode} does not work: {error.cause}")
-            else:
-                return (f"network: {stack} (--network={mode})", *reasons)
-        return ("network: none", *reasons)
+    async def edition(self, spec: SandboxSpec) -> str:
+        """Changes with a new daemon at most: what it finds at its start it keeps to."""
+        report = await self._require(spec.runtime)
+        runtime = self._runtimes[spec.runtime]
+        overlays = await asyncio.to_thread(host_image.host_overlays, self._tools)
+        parts = (
+            *(importlib.metadata.version("k8e"), agent_binary().sha256, (await self._templates.content()).name),
+            *(runtime.binary, runtime.flags, report.version, overlays),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     # Creating --------------------------------------------------------------------------------------------------------
 
@@ -236,10 +166,9 @@ class LocalEngine:
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         if spec.image != "host":
             raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
-        self._refuse_network(spec.egress)
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
-        template = await self._template(spec.limits)
+        template = await self._templates.disk_for(spec.limits)
         if sandbox in self._creating:
             raise EngineError("sandbox", f"{sandbox} exists already")
         work = self._creating[sandbox] = asyncio.create_task(self._make(sandbox, spec, runtime, template))
@@ -274,57 +203,49 @@ class LocalEngine:
     async def _build(
         self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: Path, paths: SandboxPaths
     ) -> None:
-        instance = secrets.token_bytes(16)
-        slot = self._take_slot() if runtime.native else None
-        first_id = None if slot is None else _FIRST_ID + slot * ID_COUNT
-        Record(spec.runtime.value, spec.image, instance.hex(), slot).save(paths.record)
-        await disk.mount_copy(template, paths.disk_image, paths.disk)
-        await finish_in_thread(self._lay_out, spec, runtime, paths, instance, first_id, sandbox)
-        await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
+        slot = self._ids.take() if runtime.native else None
+        record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
+        record.save(paths.record)
+        registries = await self._templates.registries()
+        wire, namespace = await self._network.open(sandbox, spec.egress, spec.hostname)
+        try:
+            await disk.mount_copy(template, paths.disk_image, paths.disk)
+            config = self._bundle(sandbox, spec, runtime, record, namespace, registries)
+            await finish_in_thread(lay_out, paths, record, wire, build_config(config))
+            await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
+        finally:
+            self._network.let_go(sandbox)
         try:
             await self._open_link(sandbox)
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
 
-    def _take_slot(self) -> int:
-        slot = next((slot for slot in range(_SLOTS) if slot not in self._slots), None)
-        if slot is None:
-            raise EngineError("user ids", f"all {_SLOTS} ranges are in use")
-        self._slots.add(slot)
-        return slot
-
-    def _lay_out(
+    def _bundle(
         self,
+        sandbox: str,
         spec: SandboxSpec,
         runtime: OciRuntime,
-        paths: SandboxPaths,
-        instance: bytes,
-        first_id: int | None,
-        sandbox: str,
-    ) -> None:
-        paths.link.mkdir(mode=0o700)
-        if first_id is not None:
-            shift_owners(paths.disk, first_id)
-            # The runtime enters as root of the sandbox; other users of the machine have no business here.
-            paths.disk.chmod(0o700)
+        record: Record,
+        namespace: str,
+        registries: Registries,
+    ) -> BundleSpec:
+        paths = self.layout.sandbox(sandbox)
         _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        config = build_config(
-            BundleSpec(
-                root=os.fspath(paths.root),
-                agent=os.fspath(self.layout.agents / agent_binary().sha256),
-                link=os.fspath(paths.link),
-                instance=instance,
-                hostname=spec.hostname,
-                cgroup=self._cgroups.path_of(sandbox),
-                limits=spec.limits,
-                overlays=host_image.host_overlays(self._tools),
-                first_id=first_id,
-                seccomp=build_profile(platform.machine(), runtime.native),
-                hard_files=hard_files,
-            )
+        return BundleSpec(
+            root=os.fspath(paths.root),
+            agent=os.fspath(self.layout.agents / agent_binary().sha256),
+            link=os.fspath(paths.link),
+            instance=bytes.fromhex(record.instance),
+            hostname=spec.hostname,
+            cgroup=self._cgroups.path_of(sandbox),
+            limits=spec.limits,
+            overlays=host_image.host_overlays(self._tools),
+            first_id=record.first_id,
+            seccomp=build_profile(platform.machine(), runtime.native),
+            hard_files=hard_files,
+            network=namespace,
+            hidden=registries.hidden,
         )
-        paths.bundle.mkdir(mode=0o700)
-        (paths.bundle / "config.json").write_text(json.dumps(config))
 
     # Using -----------------------------------------------------------------------------------------------------------
 
@@ -333,7 +254,9 @@ class LocalEngine:
         if not (await self.health(sandbox)).alive:
             raise EngineError("sandbox", f"{sandbox} is not running")
         try:
-            return await self._open_link(sandbox), host_image.host_place()
+            link = await self._open_link(sandbox)
+            await self._resume_network(sandbox)
+            return link, host_image.host_place((await self._templates.registries()).env)
         except (LinkError, FileNotFoundError) as error:
             raise EngineError("sandbox", f"{sandbox} does not answer: {error}") from error
 
@@ -364,20 +287,27 @@ class LocalEngine:
             lock = self._locks[sandbox] = asyncio.Lock()
         return lock
 
-    # Network: none but loopback yet ---------------------------------------------------------------------------------
+    # Network ---------------------------------------------------------------------------------------------------------
 
     async def default_egress(self) -> HostList:
-        return NOTHING
+        return (await self._templates.registries()).hosts
+
+    async def _resume_network(self, sandbox: str) -> None:
+        """Of a sandbox that another daemon made."""
+        if not self._network.knows(sandbox):
+            try:
+                record = await asyncio.to_thread(Record.load, self.layout.sandbox(sandbox).record)
+            except FileNotFoundError:
+                raise EngineError("sandbox", f"{sandbox} does not exist") from None
+            await self._network.resume(sandbox, record.hostname)
 
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
-        self._refuse_network(hosts)
-
-    def _refuse_network(self, hosts: HostList) -> None:
-        if hosts != NOTHING:
-            raise EngineError("network", "sandboxes have no network but loopback yet", "leave the list empty")
+        await self._resume_network(sandbox)
+        await self._network.set_hosts(sandbox, hosts)
 
     async def refusals(self, sandbox: str) -> Sequence[Refusal]:
-        return ()
+        await self._resume_network(sandbox)
+        return self._network.refusals(sandbox)
 
     # Ending ----------------------------------------------------------------------------------------------------------
 
@@ -396,34 +326,40 @@ class LocalEngine:
         if link is not None:
             await link.close()
         paths = self.layout.sandbox(sandbox)
-        slot = None
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-            slot = Record.load(paths.record).slot
+        slot = find_slot(paths)
         await asyncio.to_thread(self._cgroups.kill, sandbox)
         await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
+        await self._network.remove(sandbox)
         await disk.unmount_below(paths.top)
         await asyncio.to_thread(self._cgroups.remove, sandbox)
         await asyncio.to_thread(disk.remove_tree, paths.top)
-        if slot is not None:
-            self._slots.discard(slot)
+        self._ids.release(slot)
 
     async def list(self) -> Sequence[str]:
         return sorted(await asyncio.to_thread(self._traces))
 
     def _traces(self) -> set[str]:
-        return (
-            {paths.top.name for paths in self._all_paths()} | self._cgroups.sandboxes() | known_sandboxes(self.layout)
-        )
+        named = {paths.top.name for paths in all_sandboxes(self.layout)}
+        return named | self._cgroups.sandboxes() | known_sandboxes(self.layout) | self._network.sandboxes()
 
     async def close(self) -> None:
+        """What is half made is removed; what is made lives on."""
+        for runtime, task in list(self._probes.items()):
+            if not task.done():
+                del self._probes[runtime]
+                await cancel_and_wait(task)
+        for work in list(self._creating.values()):
+            await cancel_and_wait(work)
+        await self._templates.close()
         for link in self._links.values():
             await link.close()
         self._links.clear()
+        await self._network.close()
         if not await self.list():
             await asyncio.to_thread(self._cgroups.remove_all)
 
 
-async def cancel_and_wait(work: asyncio.Task[None]) -> None:
+async def cancel_and_wait(work: asyncio.Task[T]) -> None:
     """Returns when it has ended, with whatever; its own awaiter hears of that."""
     work.cancel()
     await asyncio.wait([work])
@@ -431,10 +367,13 @@ async def cancel_and_wait(work: asyncio.Task[None]) -> None:
         work.exception()
 
 
-def shift_owners(top: Path, first_id: int) -> None:
-    """Moves everything below into a sandbox's own range of ids. Nothing runs there yet."""
-    for _, directories, files, handle in os.fwalk(top, follow_symlinks=False):
-        for name in (*directories, *files):
-            status = os.stat(name, dir_fd=handle, follow_symlinks=False)
-            os.chown(name, first_id + status.st_uid, first_id + status.st_gid, dir_fd=handle, follow_symlinks=False)
-    os.chown(top, first_id, first_id)
+def lay_out(paths: SandboxPaths, record: Record, wire: Wire, config: dict[str, Any]) -> None:
+    """Puts down what a sandbox starts with. Nothing runs there yet."""
+    paths.link.mkdir(mode=0o700)
+    (paths.root / "etc/resolv.conf").write_text(resolv_conf_for_sandbox(wire.host_addresses))
+    if record.first_id is not None:
+        disk.shift_owners(paths.disk, record.first_id)
+        # The runtime enters as root of the sandbox; other users of the machine have no business here.
+        paths.disk.chmod(0o700)
+    paths.bundle.mkdir(mode=0o700)
+    (paths.bundle / "config.json").write_text(json.dumps(config))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,8 @@ class Overlay:
     target: str
 
 
-def host_place() -> Place:
+def host_place(more: Iterable[tuple[str, str]] = ()) -> Place:
+    """`more` are variables that the image's own do not have."""
     places = [f"{VENV}/bin", f"{HOME}/.local/bin", f"{TOOLS}/bin", "/usr/local/sbin", "/usr/local/bin"]
     places += [path for path in ("/usr/local/go/bin",) if os.path.isdir(path)]
     places += ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
@@ -107,7 +109,7 @@ def host_place() -> Place:
         "npm_config_prefix": f"{HOME}/.local",
         "npm_config_update_notifier": "false",
     }
-    pairs = tuple((key.encode(), value.encode()) for key, value in sorted(env.items()))
+    pairs = tuple((key.encode(), value.encode()) for key, value in sorted({**dict(more), **env}.items()))
     return Place(Identity(USER_ID, USER_ID), HOME.encode(), b"/workspace", pairs)
 
 
@@ -193,8 +195,9 @@ def _write_venv(home: Path) -> None:
         (venv / "bin" / name).chmod(0o755)
 
 
-def build_root(target: Path) -> None:
-    """Writes the private root as it is at a sandbox's start, owned by root but for what is the user's."""
+def build_root(target: Path, files: Iterable[tuple[str, bytes]] = ()) -> None:
+    """Writes the private root as it is at a sandbox's start, owned by root but for what is the user's. `files` are
+    more of them, by their path inside."""
     for name in _DIRECTORIES:
         (target / name).mkdir(parents=True)
     for name in _MERGED:
@@ -209,6 +212,11 @@ def build_root(target: Path) -> None:
     _copy_etc(target / "etc")
     _write_etc(target / "etc")
     _write_venv(target / "home/user")
+    for place, content in files:
+        file = target / place.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)  # a link would be followed
+        file.write_bytes(content)
     set_modes(target)
     for name, mode in {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "run/k8e": 0o700}.items():
         (target / name).chmod(mode)

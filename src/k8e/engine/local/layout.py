@@ -16,6 +16,10 @@ class SandboxPaths:
         return self.top / "sandbox.json"
 
     @property
+    def egress(self) -> Path:
+        return self.top / "egress.json"
+
+    @property
     def disk_image(self) -> Path:
         return self.top / "disk.img"
 
@@ -70,6 +74,10 @@ class Layout:
         return self.run / runtime
 
     @property
+    def tag(self) -> str:
+        """For names that are the machine's: two daemons (a test beside a product) never meet."""
+        return hashlib.sha256(bytes(self.state)).hexdigest()[:8]
+
+    @property
     def cgroup(self) -> str:
-        """One group for each state directory, so that two daemons (a test beside a product) never meet."""
-        return "k8e-" + hashlib.sha256(bytes(self.state)).hexdigest()[:8]
+        return f"k8e-{self.tag}"

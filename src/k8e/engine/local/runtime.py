@@ -19,6 +19,8 @@ from k8e.engine.local.tool import find_tool, run_tool, try_tool
 # Where `make runsc` puts the one it built. On nobody's PATH: only the engine is meant to find it.
 OWN_BINARIES = Path("/var/lib/k8e/bin")
 _LOG_TAIL = 4096
+# gVisor's, the better first: with its own, a sandbox's sockets do not reach the machine's kernel.
+_STACKS = {"sandbox": "gVisor's own stack", "host": "the stack of the sandbox's namespace"}
 _ROOTS = (Runtime.GVISOR, Runtime.NATIVE)
 
 
@@ -59,6 +61,7 @@ class OciRuntime:
     binary: str
     native: bool
     flags: tuple[str, ...] = ()
+    note: str = ""  # for people
 
     def _command(self, layout: Layout, *words: str | Path) -> list[str | Path]:
         return [self.binary, "--root", layout.runtime_root(self.name.value), *self.flags, *words]
@@ -75,10 +78,14 @@ class OciRuntime:
         if finished.status != 0:
             raise EngineError(self.name.value, _last_words(paths.runtime_log) or finished.complaint)
 
-    def with_network(self, mode: str) -> OciRuntime:
-        """gVisor only: `none`, `sandbox` (its own stack) or `host` (that of the sandbox's namespace)."""
-        kept = (flag for flag in self.flags if not flag.startswith("--network="))
-        return replace(self, flags=(*kept, f"--network={mode}"))
+    def variants(self) -> list[OciRuntime]:
+        """The ways in which it can give a sandbox its network, the best first."""
+        if self.native:
+            return [self]
+        return [
+            replace(self, flags=(*self.flags, f"--network={mode}"), note=f"network: {stack} (--network={mode})")
+            for mode, stack in _STACKS.items()
+        ]
 
     async def version(self) -> str:
         text = await run_tool(self.binary, "--version", capture=True)
@@ -118,7 +125,7 @@ async def _find_gvisor() -> list[OciRuntime]:
     if installed := find_tool("runsc"):
         paths.append(installed)
     # host-uds: the agent's socket is the way in. overlay2: writes go to the sandbox's disk, where they are limited.
-    flags = ("--network=none", "--host-uds=create", "--overlay2=none", "--oci-seccomp", "--platform=systrap")
+    flags = ("--host-uds=create", "--overlay2=none", "--oci-seccomp", "--platform=systrap", "--net-raw=false")
     found = [OciRuntime(Runtime.GVISOR, path, native=False, flags=flags) for path in paths]
     dates = await asyncio.gather(*(_release_date(runtime) for runtime in found))
     return [runtime for _, runtime in sorted(zip(dates, found, strict=True), key=lambda pair: pair[0], reverse=True)]

@@ -1,0 +1,205 @@
+"""What a sandbox may reach at this moment, and what has to change in the kernel when that changes. Pure.
+
+A *reason* is the set of a list's entries that allow a target; each has a mark, which the kernel puts on the connections
+that it lets out. While any entry of a reason is on the list its connections go on, whatever becomes of the name's
+addresses; when the last one is removed they are cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+
+from k8e.engine import EngineError
+from k8e.engine.local.network.addresses import Wire
+from k8e.engine.local.network.elements import (
+    Element,
+    add_elements,
+    delete_elements,
+    flush_set,
+    live_element,
+    name_element,
+    range_element,
+)
+from k8e.engine.local.network.netlink import Message
+from k8e.engine.local.network.rules import MAX_ADDRESSES, MAX_BLOCKS
+from k8e.policy import NOTHING, Address, HostEntry, HostList
+
+Reason = frozenset[HostEntry]
+Target = tuple[Address, int]
+
+_LONGER = 5.0  # seconds by which an admission has to outlast the one before to be worth telling the kernel
+_MOST_MARKS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A target that a name leads to: by which entries, and for how long by each."""
+
+    mark: int
+    until: Mapping[HostEntry, float]
+
+    @property
+    def end(self) -> float:
+        return max(self.until.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Listed addresses with the same reason."""
+
+    first: Address
+    last: Address
+    port: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From one state of a sandbox's sets to the next."""
+
+    dead: tuple[int, ...] = ()  # marks
+    live: tuple[int, ...] = ()
+    closed: tuple[tuple[Target, Opening], ...] = ()
+    opened: tuple[tuple[Target, Opening], ...] = ()
+    ranges: tuple[tuple[Range, int], ...] | None = None  # with their marks; None: as they are
+
+    def __bool__(self) -> bool:
+        return bool(self.dead or self.live or self.closed or self.opened or self.ranges is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """Nothing here is ever changed in place: a change that the kernel refuses leaves no trace."""
+
+    wire: Wire
+    hosts: HostList = NOTHING
+    marks: Mapping[Reason, int] = field(default_factory=dict)
+    openings: Mapping[Target, Opening] = field(default_factory=dict)
+
+    def admit(
+        self, entry: HostEntry, addresses: Iterable[Address], seconds: float, now: float
+    ) -> tuple[Admissions, Change]:
+        """An entry's name was found to lead there."""
+        if entry not in self.hosts.entries:
+            return self, Change()  # removed while its name was being asked for
+        marks, until = dict(self.marks), now + seconds
+        openings = {target: opening for target, opening in self.openings.items() if opening.end > now}
+        closed, opened = [], []
+        for target in ((address, port) for address in addresses for port in entry.ports):
+            before = openings.get(target)
+            known = {} if before is None else {each: end for each, end in before.until.items() if end > now}
+            if known.get(entry, now) + _LONGER >= until and before is not None and entry in known:
+                continue
+            ends = known | {entry: max(until, known.get(entry, until))}
+            opening = Opening(self._mark_for(frozenset(ends), marks), ends)
+            if before is not None:
+                closed.append((target, before))
+            openings[target] = opening
+            opened.append((target, opening))
+        for version in (4, 6):
+            closed += _make_room(openings, version)
+        gone = {target for target, _ in closed}
+        opened = [(target, opening) for target, opening in opened if target in openings or target not in gone]
+        change = Change(live=_new(marks, self.marks), closed=tuple(closed), opened=tuple(opened))
+        return replace(self, marks=marks, openings=openings), change
+
+    def adopt(self, hosts: HostList, now: float) -> tuple[Admissions, Change]:
+        """Another list is in force from now on."""
+        entries = frozenset(hosts.entries)
+        marks = {reason: mark for reason, mark in self.marks.items() if reason & entries}
+        dead = tuple(sorted(set(self.marks.values()) - set(marks.values())))
+        openings: dict[Target, Opening] = {}
+        closed, opened = [], []
+        for target, opening in self.openings.items():
+            ends = {entry: end for entry, end in opening.until.items() if entry in entries and end > now}
+            if ends and ends == opening.until:
+                openings[target] = opening
+                continue
+            closed.append((target, opening))
+            if ends:
+                openings[target] = Opening(self._mark_for(frozenset(ends), marks), ends)
+                opened.append((target, openings[target]))
+        ranges = split_ranges(entry for entry in hosts.entries if entry.network is not None)
+        if len(ranges) > MAX_BLOCKS:
+            raise EngineError("network list", f"its blocks fall into {len(ranges)} parts, more than {MAX_BLOCKS}")
+        marked = tuple((each, self._mark_for(each.reason, marks)) for each in ranges)
+        change = Change(dead, _new(marks, self.marks), tuple(closed), tuple(opened), marked)
+        return replace(self, hosts=hosts, marks=marks, openings=openings), change
+
+    def _mark_for(self, reason: Reason, marks: dict[Reason, int]) -> int:
+        if reason not in marks:
+            taken = {*marks.values(), *self.marks.values()}
+            last = max((mark & 0xFFFF for mark in taken), default=0)
+            # Upwards, so that the mark of something revoked is not soon somebody else's.
+            numbers = (*range(last + 1, _MOST_MARKS), *range(1, last + 1))
+            marks[reason] = next(mark for mark in map(self.wire.mark, numbers) if mark not in taken)
+        return marks[reason]
+
+
+def _new(marks: Mapping[Reason, int], before: Mapping[Reason, int]) -> tuple[int, ...]:
+    return tuple(sorted(set(marks.values()) - set(before.values())))
+
+
+def _make_room(openings: dict[Target, Opening], version: int) -> list[tuple[Target, Opening]]:
+    """A name with no end of addresses takes the oldest ones' place."""
+    of_version = [target for target in openings if target[0].version == version]
+    surplus = sorted(of_version, key=lambda target: openings[target].end)[: max(0, len(of_version) - MAX_ADDRESSES)]
+    return [(target, openings.pop(target)) for target in surplus]
+
+
+def split_ranges(entries: Iterable[HostEntry]) -> tuple[Range, ...]:
+    """Disjoint, because the kernel takes no others; at most twice as many as there are entries and ports."""
+    found: list[Range] = []
+    chosen = list(entries)
+    for version in (4, 6):
+        of_version = [(entry, entry.network) for entry in chosen if entry.network and entry.network.version == version]
+        for port in sorted({port for entry, _ in of_version for port in entry.ports}):
+            nets = [(int(net[0]), int(net[-1]), entry) for entry, net in of_version if port in entry.ports]
+            borders = sorted({first for first, _, _ in nets} | {last + 1 for _, last, _ in nets})
+            for first, after in itertools.pairwise(borders):
+                reason = frozenset(entry for low, high, entry in nets if low <= first and after - 1 <= high)
+                if reason:
+                    found.append(Range(_address(first, version), _address(after - 1, version), port, reason))
+    return tuple(found)
+
+
+def _address(number: int, version: int) -> Address:
+    return ip_address(number.to_bytes(4 if version == 4 else 16, "big"))
+
+
+def change_messages(table: str, wire: Wire, change: Change, now: float) -> list[Message]:
+    """As one transaction. What closes may have gone by itself a moment ago, and deleting what is not there fails the
+    whole: so it is added first, which does nothing where it is."""
+    messages: list[Message] = []
+    messages += delete_elements(table, "live", map(live_element, change.dead))
+    messages += add_elements(table, "live", map(live_element, change.live))
+    for version in (4, 6):
+        name = f"names{version}_{wire.index}"
+        closed = _name_elements(change.closed, version, now)
+        messages += add_elements(table, name, closed)
+        messages += delete_elements(table, name, closed)
+        messages += add_elements(table, name, _name_elements(change.opened, version, now))
+        if change.ranges is not None:
+            name = f"blocks{version}_{wire.index}"
+            messages.append(flush_set(table, name))
+            messages += add_elements(
+                table,
+                name,
+                (
+                    range_element(each.first, each.last, each.port, mark)
+                    for each, mark in change.ranges
+                    if each.first.version == version
+                ),
+            )
+    return messages
+
+
+def _name_elements(openings: Sequence[tuple[Target, Opening]], version: int, now: float) -> list[Element]:
+    return [
+        name_element(address, port, opening.mark, max(1, int((opening.end - now) * 1000)))
+        for (address, port), opening in openings
+        if address.version == version
+    ]

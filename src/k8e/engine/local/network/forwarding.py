@@ -1,0 +1,72 @@
+"""Lets the machine pass packets on, and puts things back when the last engine leaves.
+
+Linux forwards for all interfaces or for none that matters here, so this is a setting of the machine: what was there
+before is written down first, once, whoever comes first. A machine that finds its router by advertisements would stop
+listening to them as soon as it forwards (`accept_ra` 1); 2 means: listen all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from k8e.engine import EngineError
+from k8e.engine.local.network.addresses import INTERFACE_PREFIX
+
+_SETTINGS = Path("/proc/sys/net")
+
+
+def plan_forwarding(settings: Path = _SETTINGS) -> dict[str, str]:
+    """What has to be written, in order, below /proc/sys/net. Nothing where it is so already."""
+    plan: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        if (settings / "ipv6/conf/all/forwarding").read_text().strip() == "0":
+            for folder in sorted((settings / "ipv6/conf").iterdir()):
+                if folder.name in ("all", "lo") or folder.name.startswith(INTERFACE_PREFIX):
+                    continue
+                if (folder / "accept_ra").read_text().strip() == "1":
+                    plan[f"ipv6/conf/{folder.name}/accept_ra"] = "2"
+            plan["ipv6/conf/all/forwarding"] = "1"
+    if (settings / "ipv4/ip_forward").read_text().strip() == "0":
+        plan["ipv4/ip_forward"] = "1"
+    return plan
+
+
+def switch_on(memory: Path, settings: Path = _SETTINGS) -> None:
+    """Called while the ledger is locked. `memory` is where the values before are kept."""
+    plan = plan_forwarding(settings)
+    if not plan:
+        return
+    before = _recall(memory)
+    for name in plan:
+        before.setdefault(name, (settings / name).read_text().strip())
+    partial = memory.with_suffix(".new")
+    partial.write_text(json.dumps(before))
+    partial.rename(memory)
+    for name, value in plan.items():
+        try:
+            (settings / name).write_text(value)
+        except FileNotFoundError:
+            continue  # an interface that has gone
+        except OSError as error:
+            raise EngineError(
+                "network forwarding", f"/proc/sys/net/{name} cannot be written: {error}", "run the daemon as root"
+            ) from error
+
+
+def restore(memory: Path, settings: Path = _SETTINGS) -> None:
+    """Forwarding first: while it is on, `accept_ra` 1 would mean 0."""
+    before = _recall(memory)
+    for name in sorted(before, key=lambda name: not name.endswith(("/forwarding", "/ip_forward"))):
+        with contextlib.suppress(OSError):
+            (settings / name).write_text(before[name])
+    memory.unlink(missing_ok=True)
+
+
+def _recall(memory: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(memory.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found

@@ -1,0 +1,128 @@
+"""What wires stand on: the engine's table, its leases, and a machine that forwards. Blocks; called in threads.
+
+Prepared when the first sandbox needs it, looked after whenever one is opened (somebody may have flushed the machine's
+rules), gone with the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from k8e.engine import EngineError
+from k8e.engine.local.network import forwarding
+from k8e.engine.local.network.addresses import BLOCK, Pool, Wire
+from k8e.engine.local.network.connections import forget_connections
+from k8e.engine.local.network.elements import delete_elements, live_element, read_mark
+from k8e.engine.local.network.leases import LEDGER, Leases
+from k8e.engine.local.network.netlink import Message, NoSuchThing
+from k8e.engine.local.network.table import Table
+
+_FORWARDING = "forwarding.json"
+
+
+class Ground:
+    """One per engine."""
+
+    def __init__(self, tag: str, pool: Pool, ledger: Path = LEDGER) -> None:
+        self.pool = pool if _has_ipv6() else Pool(pool.v4, None)
+        self._leases = Leases(tag, self.pool, ledger)
+        self._memory = ledger / _FORWARDING
+        self._name = f"k8e_{tag}"
+        self._table: Table | None = None
+        self._with_rules: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+
+    @property
+    def table(self) -> Table:
+        """Whether it is in the kernel or not."""
+        if self._table is None:
+            self._table = Table(self._name)
+        return self._table
+
+    def prepare(self) -> bool:
+        """Rules for all wires that we have. True: they had to be made anew, and let nothing out."""
+        with self._lock:
+            blocks = [block for block in self._leases.blocks() if block < self.pool.blocks]
+            wires = [wire for block in blocks for wire in self.pool.block(block)]
+            renewed = not self.table.is_current()
+            if renewed:
+                self.table.replace(wires)
+            self._with_rules = self.table.wires()
+            self._add_rules(wires)
+            if wires:
+                self._forward()
+            return renewed
+
+    def _add_rules(self, wires: Iterable[Wire]) -> None:
+        missing = [wire for wire in wires if wire.interface not in self._with_rules]
+        if missing:
+            self.table.add_wires(missing)
+            self._with_rules |= {wire.interface for wire in missing}
+
+    def _forward(self) -> None:
+        with self._leases.locked():
+            forwarding.switch_on(self._memory)
+
+    def take_wire(self, sandbox: str) -> Wire:
+        """Whose rules are there, and its sets empty."""
+        from k8e.engine.local.network.wires import foreign_networks
+
+        with self._lock:
+            index = self._leases.take_wire(sandbox)
+            if index is None:
+                self._leases.lease_block(foreign_networks())
+                self._forward()
+                index = self._leases.take_wire(sandbox)
+            if index is None:
+                raise EngineError("network pool", "the wires that were leased are taken already", "try again")
+            self._add_rules(self.pool.block(index // BLOCK))
+        return self.pool.wire(index)
+
+    def wire_of(self, sandbox: str) -> Wire | None:
+        wires = self._leases.wires_of(sandbox)
+        return self.pool.wire(wires[0]) if wires else None
+
+    def live_marks(self, wire: Wire) -> set[int]:
+        """The marks in force that are the wire's."""
+        value, mask = wire.mark_range
+        marks = (read_mark(found.key) for found in self.table.elements("live"))
+        return {mark for mark in marks if mark & mask == value}
+
+    def clear_messages(self, wire: Wire, marks: Iterable[int]) -> list[Message]:
+        return [*self.table.clear(wire), *delete_elements(self._name, "live", map(live_element, marks))]
+
+    def sandboxes(self) -> set[str]:
+        """Every one that has a wire."""
+        return set(self._leases.wires().values())
+
+    def remove_wires(self, sandbox: str, marks: Iterable[int] | None) -> None:
+        """Whatever is there of them. `marks` are all that it has, if that is known."""
+        from k8e.engine.local.network.wires import remove_wire
+
+        for index in self._leases.wires_of(sandbox):
+            wire = self.pool.wire(index)
+            remove_wire(wire)
+            with contextlib.suppress(NoSuchThing):
+                known = self.live_marks(wire) if marks is None else marks
+                self.table.commit(self.clear_messages(wire, known))
+            forget_connections(self.table.kernel, wire)
+            self._leases.release_wire(index)
+
+    def leave(self) -> None:
+        """With the last sandbox goes the table, with the last engine what was changed on the machine."""
+        with self._lock:
+            if self._leases.blocks() and not self._leases.wires():
+                self.table.remove()
+                self._leases.release_blocks(lambda: forwarding.restore(self._memory))
+            if self._table is not None:
+                self._table.close()
+                self._table = None
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "0"
+    return False

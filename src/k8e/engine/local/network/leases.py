@@ -1,0 +1,112 @@
+"""Who has which wires on this machine: several engines (a daemon, the doctor, tests) live side by side.
+
+The file system is the ledger. A link that exists is a lease, what it points to says whose: making one is atomic, and it
+is never half written. All below /run, which a restart of the machine empties together with the wires themselves.
+
+    block-7     -> TAG 10.203.0.224/27 ...      an engine has the wires of this block, and uses these networks
+    wire-115    -> TAG SANDBOX                  one of them is a sandbox's
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from ipaddress import ip_network
+from pathlib import Path
+
+from k8e.engine import EngineError
+from k8e.engine.local.network.addresses import BLOCK, Network, Pool, overlap
+
+LEDGER = Path("/run/k8e-network")
+
+
+class Leases:
+    """One engine's view of the ledger. Blocks for a moment at most."""
+
+    def __init__(self, tag: str, pool: Pool, ledger: Path = LEDGER) -> None:
+        self._tag = tag
+        self._pool = pool
+        self._ledger = ledger
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For what has to be seen and changed together."""
+        self._ledger.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._ledger / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _links(self, prefix: str) -> Iterator[tuple[int, str, str]]:
+        """Number, whose, and what else is said."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._ledger):
+                number = name.removeprefix(prefix)
+                if number == name or not number.isdecimal():
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    tag, _, rest = os.readlink(self._ledger / name).partition(" ")
+                    yield int(number), tag, rest
+
+    def blocks(self) -> list[int]:
+        """Ours."""
+        return sorted(number for number, tag, _ in self._links("block-") if tag == self._tag)
+
+    def wires(self) -> dict[int, str]:
+        """Ours, with their sandboxes."""
+        return {number: sandbox for number, tag, sandbox in self._links("wire-") if tag == self._tag}
+
+    def anybody(self) -> bool:
+        """Whether any engine has any wires."""
+        return any(True for _ in self._links("block-"))
+
+    def lease_block(self, foreign: Iterable[Network]) -> int:
+        """One that nobody has, and that is nowhere near the networks which the machine knows already."""
+        with self.locked():
+            taken = {number: rest for number, _, rest in self._links("block-")}
+            others = [ip_network(text) for rest in taken.values() for text in rest.split()]
+            others += foreign
+            for number in range(self._pool.blocks):
+                networks = self._pool.block_networks(number)
+                if number not in taken and not overlap(networks, others):
+                    words = " ".join(map(str, networks))
+                    os.symlink(f"{self._tag} {words}", self._ledger / f"block-{number}")
+                    return number
+        raise EngineError(
+            "network pool",
+            f"no addresses are left in {self._pool.v4}: they are in use, or the machine has routes there",
+            "set another pool4 (and pool6) under [egress] in k8e.toml",
+        )
+
+    def take_wire(self, sandbox: str) -> int | None:
+        """A free one of our blocks."""
+        taken = {number for number, _, _ in self._links("wire-")}
+        for block in self.blocks():
+            for number in range(block * BLOCK, (block + 1) * BLOCK):
+                if number not in taken:
+                    with contextlib.suppress(FileExistsError):
+                        os.symlink(f"{self._tag} {sandbox}", self._ledger / f"wire-{number}")
+                        return number
+        return None
+
+    def wires_of(self, sandbox: str) -> list[int]:
+        return [number for number, owner in self.wires().items() if owner == sandbox]
+
+    def release_wire(self, number: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._ledger / f"wire-{number}")
+
+    def release_blocks(self, when_last: Callable[[], None]) -> bool:
+        """Unless a wire is still somebody's. `when_last` is called when no engine has any left."""
+        with self.locked():
+            if self.wires():
+                return False
+            for number in self.blocks():
+                os.unlink(self._ledger / f"block-{number}")
+            if not self.anybody():
+                when_last()
+        return True

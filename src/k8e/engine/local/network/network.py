@@ -1,0 +1,278 @@
+"""The network of an engine's sandboxes: wires, rules, names and what was refused, put together.
+
+Opening one leaves traces in a fixed order: the lease of its wire, its record, its elements in the table, the resolver's
+sockets, the interfaces. All of them are found by the lease, which is the first to come and the last to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from k8e.engine import EngineError, Refusal
+from k8e.engine.local.dns import NameServer, Server, Upstream
+from k8e.engine.local.network.addresses import Pool, Wire
+from k8e.engine.local.network.admissions import Admissions, Change, change_messages
+from k8e.engine.local.network.connections import cut_connections, forget_connections
+from k8e.engine.local.network.elements import Element, delete_elements, live_element
+from k8e.engine.local.network.ground import Ground
+from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
+from k8e.engine.local.network.notes import Notes, Surroundings, read_refusals
+from k8e.engine.local.network.record import EgressRecord, restore
+from k8e.engine.local.network.table import is_own_address
+from k8e.engine.local.tool import finish_in_thread
+from k8e.policy import Address, HostEntry, HostList
+
+_BASH = "/bin/bash"
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A sandbox's end of it."""
+
+    wire: Wire
+    record: Path
+    admissions: Admissions
+    namespace: int = -1  # a descriptor, until the sandbox is in there
+    notes: Notes = field(default_factory=Notes)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Network:
+    """One per engine. `record_of` says where a sandbox's record is, `mirrors` which names are the machine's own
+    registries."""
+
+    def __init__(
+        self,
+        tag: str,
+        record_of: Callable[[str], Path],
+        *,
+        pool: Pool,
+        nameservers: Sequence[Address] = (),
+        mirrors: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self._ground = Ground(tag, pool)
+        self._record_of = record_of
+        self._attachments: dict[str, Attachment] = {}
+        self._preparing = asyncio.Lock()
+        self._nameservers = nameservers
+        self._mirrors = mirrors
+        self._names: NameServer | None = None
+
+    # Opening ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, sandbox: str, hosts: HostList, hostname: str) -> tuple[Wire, str]:
+        """A wire that lets out what the list allows, and the path of the namespace that it leads to, which is there
+        until `let_go`. On failure `remove` has to be called, as after a crash."""
+        async with self._preparing:
+            await self._prepare()
+            wire = await finish_in_thread(self._ground.take_wire, sandbox)
+            for former in [name for name, each in self._attachments.items() if each.wire == wire]:
+                await self._detach(former)  # removed by somebody else
+        admissions, change = Admissions(wire).adopt(hosts, time.monotonic())
+        attachment = self._attachments[sandbox] = Attachment(wire, self._record_of(sandbox), admissions)
+        await finish_in_thread(self._fill, attachment, change)
+        await self._serve(sandbox, attachment, hostname)
+        await finish_in_thread(_open, attachment, sandbox)
+        return wire, f"/proc/{os.getpid()}/fd/{attachment.namespace}"
+
+    def let_go(self, sandbox: str) -> None:
+        """Of the namespace: from now on it lives as long as what was started in it."""
+        if attachment := self._attachments.get(sandbox):
+            _let_go(attachment)
+
+    async def _prepare(self) -> None:
+        if await finish_in_thread(self._ground.prepare):
+            # Somebody removed our rules. New ones let nothing out, so what is open has to be told to the kernel again.
+            for sandbox, attachment in list(self._attachments.items()):
+                if await finish_in_thread(self._ground.wire_of, sandbox) != attachment.wire:
+                    continue  # removed by somebody else
+                fresh, change = Admissions(attachment.wire).adopt(attachment.admissions.hosts, time.monotonic())
+                attachment.admissions = fresh
+                await finish_in_thread(self._fill, attachment, change)
+
+    def _fill(self, attachment: Attachment, change: Change) -> None:
+        """Whoever had the wire before left nothing, unless it was killed."""
+        ground, wire = self._ground, attachment.wire
+        EgressRecord.of(attachment.admissions).save(attachment.record)
+        forget_connections(ground.table.kernel, wire)
+        messages = ground.clear_messages(wire, ground.live_marks(wire))
+        self._commit(messages + change_messages(ground.table.name, wire, change, time.monotonic()))
+
+    def _commit(self, messages: Sequence[Message]) -> None:
+        try:
+            self._ground.table.commit(messages)
+        except NetlinkError as error:
+            raise EngineError("network rules", f"the kernel refused a change: {error}") from error
+
+    async def _serve(self, sandbox: str, attachment: Attachment, hostname: str) -> None:
+        if self._names is None:
+            upstream = Upstream([Server(address) for address in self._nameservers])
+            self._names = NameServer(upstream, self._admit, self._refuse_name, self._mirrors)
+        addresses = attachment.wire.host_addresses
+        try:
+            await self._names.serve(sandbox, addresses, attachment.admissions.hosts, hostname=hostname)
+        except OSError as error:
+            where = ", ".join(map(str, addresses))
+            raise EngineError("network names", f"port 53 of {where} cannot be had: {error}") from error
+
+    def knows(self, sandbox: str) -> bool:
+        return sandbox in self._attachments
+
+    async def resume(self, sandbox: str, hostname: str) -> None:
+        """Goes on with a sandbox that another daemon opened: its rules have been in force all the time."""
+        if sandbox in self._attachments:
+            return
+        async with self._preparing:
+            await self._prepare()
+            if sandbox in self._attachments:
+                return
+            attachment = await finish_in_thread(self._recall, sandbox)
+            await self._serve(sandbox, attachment, hostname)
+            self._attachments[sandbox] = attachment
+
+    def _recall(self, sandbox: str) -> Attachment:
+        ground = self._ground
+        wire, path = ground.wire_of(sandbox), self._record_of(sandbox)
+        if wire is None:
+            raise EngineError("network", f"{sandbox} has none")
+        found = [each for version in (4, 6) for each in ground.table.elements(f"names{version}_{wire.index}")]
+        now = time.monotonic()
+        restored = restore(wire, EgressRecord.load(path), found, ground.live_marks(wire), now)
+        admissions, change = restored.admissions.adopt(restored.admissions.hosts, now)
+        EgressRecord.of(admissions).save(path)
+        messages = delete_elements(ground.table.name, "live", map(live_element, restored.dead))
+        for each in restored.unknown:
+            name = f"names{4 if len(each.key) == 8 else 6}_{wire.index}"
+            messages += delete_elements(ground.table.name, name, [Element(each.key)])
+        self._commit(messages + change_messages(ground.table.name, wire, change, now))
+        return Attachment(wire, path, admissions)
+
+    # Using -----------------------------------------------------------------------------------------------------------
+
+    async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
+        attachment = self._attachment(sandbox)
+        async with attachment.lock:
+            after, change = attachment.admissions.adopt(hosts, time.monotonic())
+            await self._apply(attachment, after, change)
+            if self._names is not None:
+                self._names.set_hosts(sandbox, hosts)
+            if change.dead:
+                kernel, dead = self._ground.table.kernel, frozenset(change.dead)
+                await finish_in_thread(cut_connections, kernel, attachment.wire, dead)
+
+    async def _apply(self, attachment: Attachment, after: Admissions, change: Change) -> None:
+        """The record first: after a crash in between, the new list is applied again. If the kernel refuses, the old one
+        is in force and on record."""
+        before = attachment.admissions
+
+        def apply() -> None:
+            if (before.hosts, before.marks) != (after.hosts, after.marks):
+                EgressRecord.of(after).save(attachment.record)
+            try:
+                self._commit(change_messages(self._ground.table.name, attachment.wire, change, time.monotonic()))
+            except EngineError:
+                EgressRecord.of(before).save(attachment.record)
+                raise
+
+        try:
+            await finish_in_thread(apply)
+        except OSError as error:
+            raise EngineError("network list", f"cannot be recorded: {error}") from error
+        attachment.admissions = after
+
+    async def _admit(
+        self, sandbox: str, entry: HostEntry, name: str, addresses: Sequence[Address], seconds: float
+    ) -> None:
+        attachment = self._attachment(sandbox)
+        attachment.notes.learn(name, addresses)
+        async with attachment.lock:
+            after, change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
+            if change:
+                await self._apply(attachment, after, change)
+
+    def _refuse_name(self, sandbox: str, name: str, reason: str) -> None:
+        if attachment := self._attachments.get(sandbox):
+            attachment.notes.refuse_name(name, reason, time.time())
+
+    def reach_resolver(self, sandbox: str) -> tuple[str, ...]:
+        """A command that works inside when the wire does."""
+        wire = self._attachment(sandbox).wire
+        if not os.path.exists(_BASH):
+            return ("/bin/true",)
+        tries = " && ".join(f"exec 3<>/dev/tcp/{address}/53" for address in wire.host_addresses)
+        return (_BASH, "-c", tries)
+
+    def refusals(self, sandbox: str) -> list[Refusal]:
+        """Since it was last asked. Two short questions to the kernel, that wait for nobody: not worth a thread."""
+        attachment = self._attachment(sandbox)
+        told = attachment.notes.take_names()
+        table, pool = self._ground.table, self._ground.pool
+        around = Surroundings(
+            attachment.admissions.hosts,
+            lambda address: attachment.notes.known.get(address, ""),
+            is_own_address,
+            (pool.v4,) if pool.v6 is None else (pool.v4, pool.v6),
+        )
+        for version in (4, 6):
+            name = f"refused{version}_{attachment.wire.index}"
+            try:
+                found = table.elements(name)
+                if found:
+                    table.commit(delete_elements(table.name, name, (Element(each.key) for each in found)))
+            except NoSuchThing:
+                continue  # one of them was just forgotten by the kernel itself: told the next time
+            except NetlinkError as error:
+                raise EngineError("network refusals", str(error)) from error
+            told += read_refusals(found, around, time.time())
+        return told
+
+    def _attachment(self, sandbox: str) -> Attachment:
+        try:
+            return self._attachments[sandbox]
+        except KeyError:
+            raise EngineError("network", f"{sandbox} has none") from None
+
+    # Ending ----------------------------------------------------------------------------------------------------------
+
+    def sandboxes(self) -> set[str]:
+        """Every one of which there is a trace."""
+        return self._ground.sandboxes()
+
+    async def remove(self, sandbox: str) -> None:
+        """Whatever is there. Nothing of the sandbox runs any more."""
+        attachment = await self._detach(sandbox)
+        marks = None if attachment is None else tuple(attachment.admissions.marks.values())
+        await finish_in_thread(self._ground.remove_wires, sandbox, marks)
+
+    async def _detach(self, sandbox: str) -> Attachment | None:
+        if self._names is not None:
+            await self._names.leave(sandbox)
+        attachment = self._attachments.pop(sandbox, None)
+        if attachment is not None:
+            _let_go(attachment)
+        return attachment
+
+    async def close(self) -> None:
+        """Rules stay in force for sandboxes that live on."""
+        if self._names is not None:
+            await self._names.close()
+            self._names = None
+        self._attachments.clear()
+        await finish_in_thread(self._ground.leave)
+
+
+def _open(attachment: Attachment, sandbox: str) -> None:
+    from k8e.engine.local.network.wires import open_wire
+
+    attachment.namespace = open_wire(attachment.wire, sandbox)
+
+
+def _let_go(attachment: Attachment) -> None:
+    descriptor, attachment.namespace = attachment.namespace, -1
+    if descriptor >= 0:
+        os.close(descriptor)

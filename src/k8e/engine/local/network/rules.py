@@ -1,0 +1,286 @@
+"""What the kernel does with a sandbox's packets, as JSON for nft. Pure.
+
+One table for each engine. The rules of a wire are there before the wire is: they are made a block of wires at a time,
+and opening a wire only fills its sets. Which rules a packet meets is looked up by its interface, so that many wires
+cost no more than one.
+
+    prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver
+    input        to the machine: the resolver, neighbour discovery, nothing else
+    forward      from a wire: established connections whose reason still holds, new ones that the sets allow
+                 to a wire: answers to those
+    output       from the machine to a sandbox: answers only
+    postrouting  masquerades
+
+A connection carries the mark of the reason that let it out (ct mark). `live` holds the reasons that are in force: a
+connection outlives the addresses of its name, and ends when its reason does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Network, Wire
+
+Json: TypeAlias = dict[str, Any]
+
+FAMILY = "inet"
+KEPT_REFUSALS = 256  # of each wire and family, until somebody asks
+REFUSAL_SECONDS = 3600
+MAX_ADDRESSES = 4096  # of resolved names, of each wire and family
+MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
+MAX_CONNECTIONS = 4096  # of one wire at once
+
+# An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
+# the rules or the layout of sets change.
+EDITION = "edition_1"
+
+_KEY = {4: "ipv4_addr", 6: "ipv6_addr"}
+_PROTOCOL = {4: "ip", 6: "ip6"}
+
+
+def _payload(protocol: str, field: str) -> Json:
+    return {"payload": {"protocol": protocol, "field": field}}
+
+
+def _meta(key: str) -> Json:
+    return {"meta": {"key": key}}
+
+
+def _ct(key: str) -> Json:
+    return {"ct": {"key": key}}
+
+
+def _is(left: Json, right: Any, operator: str = "==") -> Json:
+    return {"match": {"op": operator, "left": left, "right": right}}
+
+
+def _concat(*parts: Json) -> Json:
+    return {"concat": list(parts)}
+
+
+def _goto(chain: str) -> Json:
+    return {"goto": {"target": chain}}
+
+
+_IIF, _OIF, _L4 = _meta("iifname"), _meta("oifname"), _meta("l4proto")
+_PORT = _payload("th", "dport")
+_ACCEPT: Json = {"accept": None}
+_DROP: Json = {"drop": None}
+_WITH_PORTS = _is(_L4, {"set": ["tcp", "udp"]})
+_FROM_WIRE = _is(_IIF, "@wires")
+_TO_WIRE = _is(_OIF, "@wires")
+_REFUSE: Json = {"vmap": {"key": _IIF, "data": "@refusing"}}
+_SYN_ONLY = {
+    "match": {"op": "==", "left": {"&": [_payload("tcp", "flags"), ["fin", "syn", "rst", "ack"]]}, "right": "syn"}
+}
+
+
+class TableBuilder:
+    """Collects commands for one table, so that each line says only what it is about."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self.commands: list[Json] = []
+
+    def add(self, kind: str, **fields: Any) -> None:
+        place = {"family": FAMILY} if kind == "table" else {"family": FAMILY, "table": self.table}
+        self.commands.append({"add": {kind: place | fields}})
+
+    def set(self, name: str, key: str | list[str], **fields: Any) -> None:
+        self.add("set", name=name, type=key, **fields)
+
+    def map(self, name: str, key: str | list[str], value: str, **fields: Any) -> None:
+        self.add("map", name=name, type=key, map=value, **fields)
+
+    def hook(self, name: str, kind: str, hook: str, priority: int) -> None:
+        self.add("chain", name=name, type=kind, hook=hook, prio=priority, policy="accept")
+
+    def chain(self, name: str) -> None:
+        self.add("chain", name=name)
+
+    def rule(self, chain: str, *expressions: Json) -> None:
+        self.add("rule", chain=chain, expr=list(expressions))
+
+    def elements(self, name: str, elements: Sequence[Any]) -> None:
+        self.add("element", name=name, elem=list(elements))
+
+
+def build_table(table: str, forbidden: Iterable[Network]) -> list[Json]:
+    """Everything that does not depend on which wires there are. `forbidden` is what no list can open."""
+    build = TableBuilder(table)
+    build.add("table", name=table)
+    build.chain(EDITION)
+    build.set("wires", "ifname")
+    build.set("live", "mark")
+    build.map("refusing", "ifname", "verdict")
+    build.map("opening", "ifname", "verdict")
+    ranges = list(forbidden)
+    for version in (4, 6):
+        key = _KEY[version]
+        build.set(f"sources{version}", ["ifname", key])
+        build.set(f"resolvers{version}", ["ifname", key])
+        build.set(f"inner{version}", key)
+        build.map(f"answering{version}", "ifname", key)
+        build.set(f"forbidden{version}", key, flags=["interval"])
+        prefixes = [_prefix(each) for each in ranges if each.version == version]
+        if prefixes:
+            build.elements(f"forbidden{version}", prefixes)
+    _build_reject(build)
+    _build_arrival(build)
+    _build_forward(build)
+    build.hook("postrouting", "nat", "postrouting", 100)
+    for version in (4, 6):
+        build.rule(
+            "postrouting",
+            _is(_payload(_PROTOCOL[version], "saddr"), f"@inner{version}"),
+            _is(_OIF, f"{INTERFACE_PREFIX}*", "!="),
+            {"masquerade": None},
+        )
+    return build.commands
+
+
+def _prefix(network: Network) -> Json | str:
+    if network.prefixlen == network.max_prefixlen:
+        return str(network.network_address)
+    return {"prefix": {"addr": str(network.network_address), "len": network.prefixlen}}
+
+
+def _build_reject(build: TableBuilder) -> None:
+    """At once, and so that programs understand. gVisor passes only `port unreachable` on to programs."""
+    build.chain("reject")
+    build.rule("reject", _is(_L4, "tcp"), {"reject": {"type": "tcp reset"}})
+    build.rule("reject", _is(_L4, "udp"), {"reject": {"type": "icmpx", "expr": "port-unreachable"}})
+    build.rule("reject", {"reject": {"type": "icmpx", "expr": "admin-prohibited"}})
+
+
+def _build_arrival(build: TableBuilder) -> None:
+    neighbours = _is(_payload("icmpv6", "type"), {"set": ["nd-neighbor-solicit", "nd-neighbor-advert"]})
+    build.hook("spoofing", "filter", "prerouting", -300)
+    # A sandbox asks for its neighbour's hardware address from an address that only the two of them know.
+    build.rule(
+        "spoofing",
+        _FROM_WIRE,
+        _is(_payload("ip6", "saddr"), {"set": ["::", {"prefix": {"addr": "fe80::", "len": 10}}]}),
+        neighbours,
+        _ACCEPT,
+    )
+    for version in (4, 6):
+        source = _concat(_IIF, _payload(_PROTOCOL[version], "saddr"))
+        build.rule("spoofing", _FROM_WIRE, _is(source, f"@sources{version}", "!="), _DROP)
+
+    build.hook("questions", "nat", "prerouting", -100)
+    for version in (4, 6):
+        build.rule(
+            "questions",
+            _is(_meta("nfproto"), f"ipv{version}"),
+            _WITH_PORTS,
+            _is(_PORT, 53),
+            {"dnat": {"family": _PROTOCOL[version], "addr": {"map": {"key": _IIF, "data": f"@answering{version}"}}}},
+        )
+
+    build.chain("to_machine")
+    for version in (4, 6):
+        resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
+        build.rule("to_machine", _WITH_PORTS, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), _ACCEPT)
+    build.rule("to_machine", neighbours, _ACCEPT)
+    build.rule("to_machine", _REFUSE)
+    build.rule("to_machine", _DROP)
+    build.hook("input", "filter", "input", -5)
+    build.rule("input", _FROM_WIRE, _goto("to_machine"))
+
+    build.hook("output", "filter", "output", -5)
+    build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
+
+
+def _build_forward(build: TableBuilder) -> None:
+    live = _is(_ct("mark"), "@live")
+    build.chain("outward")
+    build.rule("outward", _is(_ct("state"), "established"), live, _ACCEPT)
+    build.rule("outward", _is(_OIF, f"{INTERFACE_PREFIX}*"), _REFUSE)
+    for version in (4, 6):
+        build.rule("outward", _is(_payload(_PROTOCOL[version], "daddr"), f"@forbidden{version}"), _REFUSE)
+    build.rule(
+        "outward", _is(_ct("state"), "new"), _is(_L4, "tcp"), _SYN_ONLY, {"vmap": {"key": _IIF, "data": "@opening"}}
+    )
+    build.rule("outward", _REFUSE)
+    build.rule("outward", _DROP)
+
+    build.chain("inward")
+    build.rule("inward", _is({"ct": {"key": "direction"}}, "reply"), live, _ACCEPT)
+    # What belongs to nothing, or to what was revoked: the other end shall know as well.
+    build.rule("inward", _is(_L4, "tcp"), {"reject": {"type": "tcp reset"}})
+    build.rule("inward", _DROP)
+
+    build.hook("forward", "filter", "forward", -5)
+    build.rule("forward", _FROM_WIRE, _goto("outward"))
+    build.rule("forward", _TO_WIRE, _goto("inward"))
+
+
+def build_wires(table: str, wires: Iterable[Wire]) -> list[Json]:
+    """The rules of wires, which let nothing out yet: that is what filling their sets does."""
+    build = TableBuilder(table)
+    chosen = list(wires)
+    if not chosen:
+        return []
+    for wire in chosen:
+        _build_wire(build, wire)
+    build.elements("wires", [wire.interface for wire in chosen])
+    build.elements("refusing", [[wire.interface, _goto(f"refuse_{wire.index}")] for wire in chosen])
+    build.elements("opening", [[wire.interface, _goto(f"open_{wire.index}")] for wire in chosen])
+    for version in (4, 6):
+        ends = [(wire.interface, *pair) for wire in chosen for pair in _ends(wire, version)]
+        if ends:
+            build.elements(f"sources{version}", [{"concat": [name, inner]} for name, _, inner in ends])
+            build.elements(f"resolvers{version}", [{"concat": [name, host]} for name, host, _ in ends])
+            build.elements(f"inner{version}", [inner for _, _, inner in ends])
+            build.elements(f"answering{version}", [[name, host] for name, host, _ in ends])
+    return build.commands
+
+
+def _ends(wire: Wire, version: int) -> list[tuple[str, str]]:
+    return [(str(host.ip), str(inner.ip)) for host, inner in wire.pairs if host.version == version]
+
+
+def _build_wire(build: TableBuilder, wire: Wire) -> None:
+    number = wire.index
+    build.chain(f"refuse_{number}")
+    build.chain(f"open_{number}")
+    build.rule(f"open_{number}", {"ct count": {"val": MAX_CONNECTIONS, "inv": True}}, _goto(f"refuse_{number}"))
+    for version in (4, 6):
+        target = _payload(_PROTOCOL[version], "daddr")
+        key = [_KEY[version], "inet_service"]
+        build.map(f"names{version}_{number}", key, "mark", flags=["timeout"], size=MAX_ADDRESSES)
+        build.map(f"blocks{version}_{number}", key, "mark", flags=["interval"], size=MAX_BLOCKS)
+        build.set(
+            f"refused{version}_{number}",
+            [_KEY[version], "inet_proto", "inet_service"],
+            flags=["timeout"],
+            timeout=REFUSAL_SECONDS,
+            size=KEPT_REFUSALS,
+        )
+        for kind in ("names", "blocks"):
+            reason = {"map": {"key": _concat(target, _payload("tcp", "dport")), "data": f"@{kind}{version}_{number}"}}
+            build.rule(f"open_{number}", {"mangle": {"key": _ct("mark"), "value": reason}}, _ACCEPT)
+        # A rule of its own: when the set is full the rest of the rule is not looked at.
+        build.rule(
+            f"refuse_{number}",
+            _WITH_PORTS,
+            {"set": {"op": "update", "elem": _concat(target, _L4, _PORT), "set": f"@refused{version}_{number}"}},
+        )
+    build.rule(f"open_{number}", _goto(f"refuse_{number}"))
+    build.rule(f"refuse_{number}", _goto("reject"))
+
+
+def wire_sets(wire: Wire) -> tuple[str, ...]:
+    """The sets that belong to a wire, all empty when it is nobody's."""
+    kinds = ("names4", "names6", "blocks4", "blocks6", "refused4", "refused6")
+    return tuple(f"{kind}_{wire.index}" for kind in kinds)
+
+
+def remove_table(table: str) -> list[Json]:
+    """Also when there is none."""
+    return [
+        {"add": {"table": {"family": FAMILY, "name": table}}},
+        {"delete": {"table": {"family": FAMILY, "name": table}}},
+    ]

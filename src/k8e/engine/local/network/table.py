@@ -1,0 +1,106 @@
+"""The engine's table in the kernel: made by nft, its elements changed directly.
+
+Everything blocks for a moment and is called in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+from collections.abc import Iterable, Sequence
+
+from k8e.engine import EngineError
+from k8e.engine.local.network.addresses import Wire
+from k8e.engine.local.network.elements import Found, flush_set, get_elements, read_elements
+from k8e.engine.local.network.netlink import NFTABLES, Message, NetfilterSocket, NetlinkError, NoSuchThing, text
+from k8e.engine.local.network.rules import EDITION, Json, build_table, build_wires, remove_table, wire_sets
+from k8e.engine.local.tool import find_tool
+from k8e.policy import FORBIDDEN
+
+_DEADLINE = 60.0
+_INET = 1
+_GET_CHAIN = 4
+_CHAIN_TABLE, _CHAIN_NAME = 1, 3
+_HINT = "install nftables (Debian and Ubuntu: apt-get install nftables)"
+
+
+def run_nft(commands: Sequence[Json]) -> None:
+    """All of it at once or nothing."""
+    nft = find_tool("nft")
+    if nft is None:
+        raise EngineError("network rules", "nft is not installed", _HINT)
+    try:
+        done = subprocess.run(
+            ["setpriv", "--pdeathsig", "KILL", "--", nft, "-j", "-f", "-"],
+            input=json.dumps({"nftables": commands}).encode(),
+            capture_output=True,
+            timeout=_DEADLINE,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError("network rules", f"nft: {error}", _HINT) from error
+    if done.returncode != 0:
+        complaint = done.stderr.decode(errors="replace").strip()[-1000:] or f"exit status {done.returncode}"
+        raise EngineError(
+            "network rules", f"nft: {complaint}", "the kernel needs nf_tables with inet, nat and conntrack"
+        )
+
+
+class Table:
+    """One per engine, named after its state directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        try:
+            self.kernel = NetfilterSocket()
+        except OSError as error:
+            raise EngineError("network rules", f"netlink: {error}", "the kernel needs netfilter") from error
+
+    def close(self) -> None:
+        self.kernel.close()
+
+    def is_current(self) -> bool:
+        """Whether it is there with the rules that we know."""
+        wanted = text(_CHAIN_TABLE, self.name) + text(_CHAIN_NAME, EDITION)
+        try:
+            self.kernel.request(Message(NFTABLES, _GET_CHAIN, _INET, wanted))
+        except NoSuchThing:
+            return False
+        except NetlinkError as error:
+            raise EngineError("network rules", f"netlink: {error}", "the daemon needs root") from error
+        return True
+
+    def replace(self, wires: Iterable[Wire]) -> None:
+        """By a new one that lets nothing out, in one step."""
+        run_nft([*remove_table(self.name), *build_table(self.name, FORBIDDEN), *build_wires(self.name, wires)])
+
+    def add_wires(self, wires: Iterable[Wire]) -> None:
+        run_nft(build_wires(self.name, wires))
+
+    def remove(self) -> None:
+        run_nft(remove_table(self.name))
+
+    def wires(self) -> frozenset[str]:
+        """The interfaces that there are rules for."""
+        return frozenset(found.key.rstrip(b"\0").decode() for found in self.elements("wires"))
+
+    def elements(self, name: str) -> list[Found]:
+        return read_elements(self.kernel.dump(get_elements(self.name, name)))
+
+    def commit(self, messages: Sequence[Message]) -> None:
+        """One transaction."""
+        self.kernel.commit(messages)
+
+    def clear(self, wire: Wire) -> list[Message]:
+        return [flush_set(self.name, name) for name in wire_sets(wire)]
+
+
+def is_own_address(address: object) -> bool:
+    """Whether it is the machine's: only its own can be bound."""
+    family = socket.AF_INET6 if ":" in str(address) else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        probe.bind((str(address), 0))
+        return True
+    return False

@@ -1,0 +1,176 @@
+"""Wires: a pair of interfaces, one end on the machine, the other in a network namespace that a sandbox is started in.
+
+The namespace has no name. It lives as long as the descriptor that is handed out, and from the sandbox's start on as
+long as the sandbox: after a crash at any moment the kernel removes what nobody uses, and the wire with it. Imports
+pyroute2, which takes its time: only ever in the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError as RouteError
+
+from k8e.engine import EngineError
+from k8e.engine.local.network.addresses import INNER_INTERFACE, INTERFACE_PREFIX, Network, Wire, index_of
+
+_CLONE_NEWNET = 0x40000000
+_OWN_NAMESPACE = "/proc/thread-self/ns/net"
+# The machine believes nothing that a sandbox says about routes, and has no address on the wire but ours. The rules drop
+# it as well.
+_DEAF = {
+    "ipv6/conf/{}/accept_ra": "0",
+    "ipv6/conf/{}/addr_gen_mode": "1",
+    "ipv6/conf/{}/accept_redirects": "0",
+    "ipv4/conf/{}/accept_redirects": "0",
+    "ipv4/conf/{}/accept_source_route": "0",
+    "ipv4/conf/{}/route_localnet": "0",
+    "ipv4/conf/{}/send_redirects": "0",
+}
+_libc = ctypes.CDLL(None, use_errno=True)
+_HINT = "the daemon needs root, and a kernel with network namespaces and veth"
+
+
+def open_wire(wire: Wire, sandbox: str) -> int:
+    """Makes both ends and configures them; they are up when this returns. The descriptor is of the namespace, which is
+    the caller's to close."""
+    try:
+        return _in_thread_of_its_own(lambda: _open(wire, sandbox))
+    except (RouteError, OSError) as error:
+        with contextlib.suppress(EngineError):
+            remove_wire(wire)
+        raise EngineError("network wire", f"{wire.interface} cannot be made: {error}", _HINT) from error
+
+
+def _in_thread_of_its_own(work: Callable[[], int]) -> int:
+    """Because for a moment it is in another namespace: a thread of a pool that got stuck there would be a trap."""
+    result: list[int] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="k8e-wire")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _open(wire: Wire, sandbox: str) -> int:
+    namespace, inner = _new_namespace()
+    try:
+        with inner, IPRoute() as host:
+            _lay(wire, sandbox, host, inner, namespace)
+    except BaseException:
+        os.close(namespace)
+        raise
+    return namespace
+
+
+def _new_namespace() -> tuple[int, Any]:
+    """And a way to change what is in there, which stays when this thread is back where it was."""
+    before = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.unshare(_CLONE_NEWNET), "network namespace")
+        # What comes into being there gives itself no addresses and takes no advice.
+        for name, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0")):
+            _set(f"ipv6/conf/default/{name}", value)
+        namespace = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            inner = IPRoute()
+            _check(_libc.setns(before, _CLONE_NEWNET), "the machine's network namespace")
+        except BaseException:
+            os.close(namespace)
+            raise
+        return namespace, inner
+    finally:
+        os.close(before)
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def _lay(wire: Wire, sandbox: str, host: Any, inner: Any, namespace: int) -> None:
+    peer = {"ifname": INNER_INTERFACE, "net_ns_fd": namespace, "address": wire.inner_mac}
+    host.link("add", kind="veth", ifname=wire.interface, address=wire.host_mac, peer=peer)
+    outside = host.link_lookup(ifname=wire.interface)[0]
+    inside = inner.link_lookup(ifname=INNER_INTERFACE)[0]
+    host.link("set", index=outside, ifalias=f"k8e sandbox {sandbox}"[:255])
+    for name, value in _DEAF.items():
+        _set(name.format(wire.interface), value)
+    for host_end, inner_end in wire.pairs:
+        # IFA_F_NODAD: nobody else is on the wire, and an address that is still being checked is of no use for a second.
+        flags = {"flags": 0x02} if host_end.version == 6 else {}
+        host.addr("add", index=outside, address=str(host_end.ip), prefixlen=host_end.network.prefixlen, **flags)
+        inner.addr("add", index=inside, address=str(inner_end.ip), prefixlen=inner_end.network.prefixlen, **flags)
+    inner.link("set", index=1, state="up")
+    inner.link("set", index=inside, state="up")
+    host.link("set", index=outside, state="up")
+    for host_end, _ in wire.pairs:
+        everywhere = "default" if host_end.version == 4 else "::/0"
+        inner.route("add", dst=everywhere, gateway=str(host_end.ip), oif=inside)
+
+
+def _set(name: str, value: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # no IPv6 here
+        Path("/proc/sys/net", name).write_text(value)
+
+
+def remove_wire(wire: Wire) -> None:
+    """Fine for one that is not there. The other end goes with it."""
+    if not wire_exists(wire):
+        return
+    try:
+        with IPRoute() as host:
+            for index in host.link_lookup(ifname=wire.interface):
+                host.link("del", index=index)
+    except RouteError as error:
+        if error.code not in (errno.ENODEV, errno.ENXIO):
+            raise EngineError("network wire", f"{wire.interface} cannot be removed: {error}", _HINT) from error
+
+
+def wire_exists(wire: Wire) -> bool:
+    return os.path.isdir(f"/sys/class/net/{wire.interface}")
+
+
+def existing_wires() -> set[int]:
+    """Of every engine on the machine."""
+    with contextlib.suppress(FileNotFoundError):
+        return {index for name in os.listdir("/sys/class/net") if (index := index_of(name)) is not None}
+    return set()
+
+
+def foreign_networks() -> list[Network]:
+    """Where the machine has routes and addresses already. A default route leads nowhere in particular."""
+    with IPRoute() as host:
+        ours = {link["index"] for link in host.get_links() if str(link.get("ifname")).startswith(INTERFACE_PREFIX)}
+        return list(_networks(host, ours))
+
+
+def _networks(host: Any, ours: set[int]) -> Iterator[Network]:
+    for route in host.get_routes():
+        target = route.get("dst")
+        if target and route.get("oif") not in ours:
+            network = ip_network(f"{target}/{route['dst_len']}", strict=False)
+            if network.prefixlen > 0:
+                yield network
+    for address in host.get_addr():
+        if address["index"] not in ours:
+            yield ip_network(f"{address.get('address')}/{address['prefixlen']}", strict=False)

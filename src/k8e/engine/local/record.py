@@ -1,0 +1,75 @@
+"""What must outlive the daemon to find the way back into a sandbox, and which host ids are taken by those that live."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from k8e.engine import EngineError
+from k8e.engine.local.bundle import ID_COUNT
+from k8e.engine.local.layout import Layout, SandboxPaths
+
+# Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
+_FIRST_ID = 0x30000000
+_SLOTS = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    runtime: str
+    image: str
+    instance: str
+    slot: int | None
+    hostname: str
+
+    def save(self, path: Path) -> None:
+        partial = path.with_suffix(".new")
+        partial.write_text(json.dumps(dataclasses.asdict(self)))
+        partial.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        return cls(**json.loads(path.read_text()))
+
+    @property
+    def first_id(self) -> int | None:
+        return None if self.slot is None else _FIRST_ID + self.slot * ID_COUNT
+
+
+def all_sandboxes(layout: Layout) -> Iterator[SandboxPaths]:
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(layout.sandboxes):
+            yield SandboxPaths(Path(entry))
+
+
+def find_slot(paths: SandboxPaths) -> int | None:
+    """Of a sandbox that may be half made or half gone."""
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        return Record.load(paths.record).slot
+    return None
+
+
+class IdRanges:
+    """Each native sandbox has a range of host ids of its own."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._taken: set[int] | None = None
+
+    def take(self) -> int:
+        if self._taken is None:
+            slots = (find_slot(paths) for paths in all_sandboxes(self._layout))
+            self._taken = {slot for slot in slots if slot is not None}
+        slot = next((slot for slot in range(_SLOTS) if slot not in self._taken), None)
+        if slot is None:
+            raise EngineError("user ids", f"all {_SLOTS} ranges are in use")
+        self._taken.add(slot)
+        return slot
+
+    def release(self, slot: int | None) -> None:
+        if slot is not None and self._taken is not None:
+            self._taken.discard(slot)

@@ -1,0 +1,110 @@
+"""What sandboxes start with: a disk for each size that is asked for, made once, and the machine's registries, which are
+configured on it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from k8e.engine import EngineError, Limits
+from k8e.engine.local import disk, host_image
+from k8e.engine.local.layout import Layout
+from k8e.engine.local.registries import Registries, find_registries
+from k8e.link.binary import agent_binary, place
+
+
+class Templates:
+    def __init__(self, layout: Layout, tools: Path) -> None:
+        self._layout = layout
+        self._tools = tools
+        self._registries: asyncio.Task[Registries] | None = None
+        self._content: asyncio.Task[Path] | None = None
+        self._disks: dict[tuple[int, int], asyncio.Task[Path]] = {}
+
+    async def registries(self) -> Registries:
+        if self._registries is None:
+            self._registries = asyncio.create_task(self._find_registries())
+        try:
+            return await asyncio.shield(self._registries)
+        except OSError as error:
+            self._registries = None
+            raise EngineError("registries", f"cannot be found out: {error}") from error
+
+    @property
+    def known_registries(self) -> Registries | None:
+        """Without waiting, once they were found."""
+        task = self._registries
+        return None if task is None or not task.done() or task.cancelled() or task.exception() else task.result()
+
+    async def _find_registries(self) -> Registries:
+        await asyncio.to_thread(make_directories, self._layout)
+        return await find_registries(memory=self._layout.state / "clients.json", tools=self._tools)
+
+    async def disk_for(self, limits: Limits) -> Path:
+        content = await self.content()
+        key = (limits.disk, limits.inodes)
+        if key not in self._disks:
+            self._disks[key] = asyncio.create_task(self._make_disk(content, *key))
+        try:
+            return await asyncio.shield(self._disks[key])
+        except EngineError:
+            self._disks.pop(key, None)
+            raise
+
+    async def _make_disk(self, content: Path, size: int, inodes: int) -> Path:
+        target = content.with_name(f"{content.name}-{size}-{inodes}.img")
+        if not target.exists():
+            await disk.make_template(content, size, inodes, target)
+        return target
+
+    async def content(self) -> Path:
+        """The directory whose content every sandbox starts with; made once for each daemon."""
+        registries = await self.registries()
+        if self._content is None:
+            self._content = asyncio.create_task(asyncio.to_thread(self._prepare, registries))
+        try:
+            return await asyncio.shield(self._content)
+        except OSError as error:
+            self._content = None  # the disk may have room again next time
+            raise EngineError("image", f"cannot be prepared: {error}") from error
+
+    def _prepare(self, registries: Registries) -> Path:
+        images = self._layout.images
+        binary = agent_binary()
+        target = self._layout.agents / binary.sha256
+        if not target.exists():
+            place(binary, target)
+        with tempfile.TemporaryDirectory(dir=images, prefix=".root-") as scratch:
+            content = Path(scratch, "content")
+            content.mkdir()
+            content.chmod(0o755)
+            host_image.build_root(content / "root", registries.files)
+            final = images / f"host-{host_image.digest_tree(content)}"
+            if not final.exists():
+                content.rename(final)
+        for old in images.iterdir():
+            if old != final and not (old.name.startswith(f"{final.name}-") and old.suffix == ".img"):
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        return final
+
+    async def close(self) -> None:
+        """Ends what is under way. What is made stays known."""
+        tasks = [task for task in (self._registries, self._content, *self._disks.values()) if task is not None]
+        unfinished = [task for task in tasks if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        if self._registries in unfinished:
+            self._registries = None
+        if self._content in unfinished:
+            self._content = None
+        self._disks = {key: task for key, task in self._disks.items() if task not in unfinished}
+
+
+def make_directories(layout: Layout) -> None:
+    shared, private = (layout.state, layout.run, layout.sandboxes, layout.agents), (layout.images,)
+    for directory in (*shared, *private):
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711 if directory in shared else 0o700)  # whatever the umask is
