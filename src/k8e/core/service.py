@@ -15,6 +15,7 @@ from k8e.core.audit import Audit
 from k8e.core.background import Background
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
+from k8e.core.creation import Creation
 from k8e.core.egress import Egress
 from k8e.core.errors import Fault, Kind
 from k8e.core.files import Files
@@ -85,6 +86,7 @@ class Service:
         self._sessions = Sessions(
             engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit
         )
+        self._creation = Creation(self._sessions)
         self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
@@ -99,7 +101,7 @@ class Service:
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
-        self._sessions.prewarm()
+        self._creation.prewarm()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(seconds))
 
     async def close(self) -> None:
@@ -168,7 +170,7 @@ class Service:
 
     @counted
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:
-        return await self._sessions.create(caller, spec)
+        return await self._creation.create(caller, spec)
 
     @counted
     async def get(self, caller: Caller, session_id: str) -> Session:
@@ -247,7 +249,7 @@ class Service:
 
     @property
     def default_limits(self) -> Limits:
-        return self._sessions.default_limits
+        return self._creation.default_limits
 
     @counted
     async def status(self, caller: Caller) -> ServiceStatus:

@@ -1,0 +1,209 @@
+"""How a session comes to be: checked, chosen, counted, built; all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Final
+
+from k8e.core import checks
+from k8e.core.access import choose_tenant
+from k8e.core.demand import Template
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import note
+from k8e.core.live import Live
+from k8e.core.manifest import check_entries
+from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
+from k8e.core.pool import Claimed
+from k8e.core.provisioning import Variables, apply_manifest, keep_env, prepare_state
+from k8e.core.records import SessionRecord
+from k8e.core.sessions import ABANDONED, Sessions
+from k8e.core.translation import translated
+from k8e.core.turns import Turns
+from k8e.engine import Limits, Place, Runtime, SandboxSpec
+from k8e.link.model import Sandbox
+from k8e.policy import HostList
+
+_BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
+
+
+class Creation:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._builds = Turns(_BUILDS)
+
+    @property
+    def default_limits(self) -> Limits:
+        """What a session gets that says nothing."""
+        given = self._sessions.settings.limits
+        return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
+
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        began = self._sessions.clock.monotonic()
+        checks.check_caller(caller)
+        env = checks.check_session(spec)
+        check_entries(spec.manifest)
+        choose_tenant(caller, spec.tenant)
+        hosts = await self._choose_hosts(spec)
+        runtime = await self._choose_runtime(spec.runtime)
+        record = self._make_record(caller, spec, runtime, hosts)
+        with self._sessions.pool.foreground():
+            claimed = await self._claim(spec, record)
+            live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
+            self._register(live, claimed)
+            live.building = self._sessions.tasks.spawn(self._build(live, caller, spec, env, claimed), watched=True)
+            try:
+                await asyncio.wait({live.building})
+            except asyncio.CancelledError:
+                self._sessions.end(live, ABANDONED)
+                raise
+            await self._check_built(live, live.building)
+        self._sessions.metrics.creates.add()
+        self._sessions.metrics.create_seconds.observe(self._sessions.clock.monotonic() - began)
+        facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
+        note("session_created", **facts, runtime=runtime.value)
+        return live.show()
+
+    async def _choose_hosts(self, spec: SessionSpec) -> HostList:
+        if spec.allowed_hosts is not None:
+            return checks.check_hosts("allowed_hosts", spec.allowed_hosts)
+        if self._sessions.settings.egress.allowed_hosts is not None:
+            return self._sessions.settings.egress.allowed_hosts
+        with translated("finding out the usual list of hosts"):
+            return await self._sessions.engine.default_egress()
+
+    async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
+        template = Template(record.runtime, record.image, record.limits)
+        usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
+        return await self._sessions.pool.claim(template, usual=usual)
+
+    def _register(self, live: Live, claimed: Claimed | None) -> None:
+        try:
+            self._sessions.registry.check_name(live)  # before it counts as a creation
+            self._sessions.quotas.check_session(live.payer, live.record.limits, self._sessions.registry)
+            self._sessions.registry.add(live)
+        except Fault:
+            if claimed:
+                self._sessions.pool.put_back(claimed)
+            raise
+
+    def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> SessionRecord:
+        return SessionRecord(
+            sandbox=secrets.token_hex(8),
+            session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
+            tenant=choose_tenant(caller, spec.tenant),
+            owner=caller.uid,
+            phase=Phase.CREATING,
+            runtime=runtime,
+            image=spec.image,
+            limits=spec.limits or self.default_limits,
+            env_keys=tuple(sorted(spec.env)),
+            created=self._sessions.clock.wall(),
+            last_used=self._sessions.clock.wall(),
+            ttl=self._sessions.settings.limits.ttl if spec.ttl is None else spec.ttl,
+            boot=self._sessions.clock.boot,
+            used_at=self._sessions.clock.monotonic(),
+            hosts=hosts,
+        )
+
+    async def _choose_runtime(self, wanted: Runtime | None) -> Runtime:
+        reports = await self._sessions.probe()
+        for report in reports:
+            if report.available and wanted in (None, report.runtime):
+                return report.runtime
+            if report.runtime is wanted:
+                error = f"runtime {wanted.value} does not work here"
+                raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint)
+        if wanted is not None:
+            raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here")
+        reasons = "; ".join(f"{report.runtime.value}: {report.reason}" for report in reports)
+        hint = next((report.hint for report in reports if report.hint), "")
+        raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
+
+    async def _build(
+        self, live: Live, caller: Caller, spec: SessionSpec, env: Variables, claimed: Claimed | None
+    ) -> None:
+        sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
+        await keep_env(sandbox, env)
+        await self._furnish(live, sandbox, place, env, spec.manifest)
+        await self._log_creation(live, caller)
+        await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE)
+        if live.ending is None:
+            live.enter(Phase.ACTIVE)
+            live.touch()
+            self._sessions.metrics.sessions.value = len(self._sessions.registry)
+
+    async def _make(self, live: Live) -> tuple[Sandbox, Place]:
+        record = live.record
+        await self._sessions.store.insert_session(record)
+        live.stored = True
+        async with self._builds.take(live.payer):
+            return await self._make_sandbox(live)
+
+    async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
+        record = live.record
+        with translated("creating the sandbox"):
+            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts)
+            await self._sessions.engine.create(live.sandbox, wanted)
+            sandbox, place = await self._sessions.engine.attach(live.sandbox)
+        await prepare_state(sandbox)
+        return sandbox, place
+
+    async def _bind(self, live: Live, claimed: Claimed) -> tuple[Sandbox, Place]:
+        """Makes a warm sandbox this session's: on record first, so that no crash can give it to another one."""
+        try:
+            await self._sessions.store.claim_warm(live.record)
+        except Fault:
+            self._sessions.pool.waste(claimed)
+            raise
+        live.stored = True
+        with translated("putting the session's list of hosts in force"):
+            await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+        return claimed.sandbox, claimed.place
+
+    async def _furnish(
+        self, live: Live, sandbox: Sandbox, place: Place, env: Variables, entries: Sequence[ManifestEntry]
+    ) -> None:
+        if not entries:
+            return
+        mark = await self._sessions.witness.mark(live)
+        try:
+            await apply_manifest(sandbox, place, env, entries)
+        except Fault as fault:
+            raise await self._sessions.witness.explain(live, mark, fault) from fault.__cause__
+
+    async def _log_creation(self, live: Live, caller: Caller) -> None:
+        record = live.record
+        await self._sessions.audit.record(
+            "session_created",
+            **live.identity,
+            caller=caller.label,
+            runtime=record.runtime.value,
+            image=record.image,
+            limits=asdict(record.limits),
+            ttl=record.ttl,
+            env_keys=record.env_keys,
+            allowed_hosts=record.hosts.texts,
+        )
+
+    async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
+        if building.cancelled() or live.ending is not None:
+            raise Fault(Kind.CONFLICT, "session_destroyed", f"session {live.session_id} was destroyed meanwhile")
+        error = building.exception()
+        if error is None:
+            return
+        if not live.stored:
+            self._sessions.registry.remove(live)
+        else:
+            await asyncio.wait({self._sessions.end(live, ABANDONED)})
+        raise error
+
+    def prewarm(self) -> None:
+        """Has sandboxes ready from the beginning, where that is wanted."""
+        if self._sessions.pool.settings.prewarm:
+            self._sessions.tasks.spawn(self._prewarm())
+
+    async def _prewarm(self) -> None:
+        self._sessions.pool.keep(Template(await self._choose_runtime(None), limits=self.default_limits))
