@@ -81,7 +81,7 @@ async def open_resolver(
         if resolver.on_admit is not None:
             await resolver.on_admit()
 
-    def refused(sandbox: str, name: str, reason: str) -> None:
+    def refused(sandbox: str, name: str, reason: str, address: str) -> None:
         resolver.refused.append((sandbox, name, reason))
 
     upstream = upstream or Upstream(servers)

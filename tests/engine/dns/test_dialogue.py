@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 
 import dns.edns
 import dns.message
@@ -137,7 +138,7 @@ def test_addresses_are_not_turned_into_names_and_nobody_is_bothered_with_it() ->
 def test_a_listed_name_that_leads_inwards(address: str) -> None:
     talk = ask("rebound.example", "A", "rebound.example")
     talk.expect(AskUpstream("rebound.example", 1)).tell(found("A", address))
-    talk.expect(Tell("rebound.example", "address_not_public"))
+    talk.expect(Tell("rebound.example", "address_not_public", address))
     reply = talk.end()
     assert isinstance(reply.options[0], dns.edns.EDEOption)
     assert reply.options[0].code == dns.edns.EDECode.FILTERED
@@ -160,7 +161,7 @@ def test_a_listed_name_that_leads_inwards(address: str) -> None:
 def test_and_the_same_in_ipv6(address: str) -> None:
     talk = ask("rebound.example", "AAAA", "rebound.example")
     talk.expect(AskUpstream("rebound.example", 28)).tell(found("AAAA", address))
-    talk.expect(Tell("rebound.example", "address_not_public")).end()
+    talk.expect(Tell("rebound.example", "address_not_public", str(ip_address(address)))).end()
 
 
 def test_of_a_mixed_answer_the_good_part_is_given() -> None:

@@ -48,6 +48,7 @@ class Tell:
 
     name: str
     reason: str
+    address: str = ""  # to which the name leads, when it was that
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def _answer_addresses(
     if finding.records and not records:
         # No NXDOMAIN: musl would throw away the addresses of the other family with it.
         remark = (dns.edns.EDECode.FILTERED, "the name leads to an address that sandboxes may not reach")
-        return (yield from _say(query, Say(remark=remark, refused=ADDRESS_NOT_PUBLIC)))
+        yield Tell(query.name, ADDRESS_NOT_PUBLIC, str(finding.addresses[0]))
+        return build_reply(query, remark=remark)
     if opened:
         for entry in asked.entries:
             result = yield Admit(entry, query.name, opened, float(ttl))

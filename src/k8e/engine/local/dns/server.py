@@ -27,7 +27,7 @@ MAX_REMEMBERED = 64
 
 # Awaited before an answer leaves, so that the kernel knows an address first. Any exception means that it does not.
 Admit = Callable[[str, HostEntry, str, Sequence[Address], float], Awaitable[None]]
-Refused = Callable[[str, str, str], None]
+Refused = Callable[[str, str, str, str], None]  # sandbox, name, reason, the address to which it leads or nothing
 
 log = logging.getLogger(__name__)
 
@@ -146,9 +146,9 @@ class NameServer:
                 except Exception:  # whatever it was, the kernel may not know: fail closed
                     log.exception("names: %s: the addresses of %s could not be admitted", desk.sandbox, name)
                     return Failure("the addresses could not be admitted")
-            case Tell(name, reason):
+            case Tell(name, reason, address):
                 desk.remember(name, asyncio.get_running_loop().time())
-                self._refused(desk.sandbox, name, reason)
+                self._refused(desk.sandbox, name, reason, address)
         return None
 
     def _rules(self, desk: _Desk) -> Rules:
