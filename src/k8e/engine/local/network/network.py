@@ -28,6 +28,9 @@ from k8e.engine.local.tool import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"
+# Beyond the time for which a name was answered: who looks a name up and connects in its last second is in order, and so
+# is a client that holds on to an address a little longer than it was told to.
+_GRACE = 60.0
 
 
 @dataclass(slots=True)
@@ -191,13 +194,13 @@ class Network:
         attachment = self._attachment(sandbox)
         attachment.notes.learn(name, addresses)
         async with attachment.lock:
-            after, change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
+            after, change = attachment.admissions.admit(entry, addresses, seconds + _GRACE, time.monotonic())
             if change:
                 await self._apply(attachment, after, change)
 
-    def _refuse_name(self, sandbox: str, name: str, reason: str) -> None:
+    def _refuse_name(self, sandbox: str, name: str, reason: str, address: str) -> None:
         if attachment := self._attachments.get(sandbox):
-            attachment.notes.refuse_name(name, reason, time.time())
+            attachment.notes.refuse_name(name, reason, address, time.time())
 
     def reach_resolver(self, sandbox: str) -> tuple[str, ...]:
         """A command that works inside when the wire does."""

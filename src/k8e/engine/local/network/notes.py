@@ -32,12 +32,13 @@ _KNOWN_ADDRESSES = 4096
 class Notes:
     """Of one sandbox. Bounded: what is too much is said to be."""
 
-    names: OrderedDict[tuple[str, str], float] = field(default_factory=OrderedDict)  # name and reason: when
+    names: OrderedDict[tuple[str, str, str], float] = field(default_factory=OrderedDict)  # name, address, reason: when
     known: OrderedDict[Address, str] = field(default_factory=OrderedDict)  # by which name an address was told
     dropped: bool = False
 
-    def refuse_name(self, name: str, reason: str, now: float) -> None:
-        key = (name, reason)
+    def refuse_name(self, name: str, reason: str, address: str, now: float) -> None:
+        """`address`: the one it leads to, if it was that."""
+        key = (name, address, reason)
         if key not in self.names and len(self.names) >= _KEPT_NAMES:
             self.dropped = True
             return
@@ -51,7 +52,7 @@ class Notes:
             self.known.popitem(last=False)
 
     def take_names(self) -> list[Refusal]:
-        taken = [Refusal(name, "", 0, reason, at) for (name, reason), at in self.names.items()]
+        taken = [Refusal(name, address, 0, reason, at) for (name, address, reason), at in self.names.items()]
         self.names.clear()
         if self.dropped:
             taken.append(Refusal("", "", 0, MORE, max(each.at for each in taken)))
