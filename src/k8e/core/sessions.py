@@ -109,8 +109,10 @@ class Sessions:
 
     def check_active(self, live: Live) -> None:
         if live.phase is not Phase.ACTIVE:
-            what = "is still being created" if live.phase is Phase.CREATING else "is being destroyed"
-            raise Fault(Kind.CONFLICT, f"session_{live.phase.value}", f"session {live.session_id} {what}")
+            what, hint = "is being destroyed", "Create a new session; what was in this one is gone."
+            if live.phase is Phase.CREATING:
+                what, hint = "is still being created", "Try again when the answer to its creation has come."
+            raise Fault(Kind.CONFLICT, f"session_{live.phase.value}", f"session {live.session_id} {what}", hint=hint)
 
     async def enter(self, live: Live) -> Opened:
         self.check_active(live)
