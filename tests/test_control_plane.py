@@ -1,5 +1,5 @@
-"""The control plane under attack, over the socket of the real daemon with the real engine: other users, web pages, names
-that are none, limits, and everybody at once. What only identities of other machines can try is in tests/gateway."""
+"""The control plane under attack, over the socket of the real daemon with the real engine: other users, web pages, what
+is no name, limits, and everybody at once. What only identities of other machines can try is in tests/gateway."""
 
 from __future__ import annotations
 
