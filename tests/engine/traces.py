@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def list_table(layout: Layout) -> list[dict[str, Any]] | None:
 
 def _network(layout: Layout) -> Iterator[Trace]:
     numbers = set()
-    for path in LEASES.glob("wire-*"):
+    for path in LEASES.glob("*/wire-*"):
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(path).split()[0] == layout.tag:
                 yield Trace("lease", f"{path.name} {os.readlink(path)}")
@@ -138,8 +139,8 @@ def _network(layout: Layout) -> Iterator[Trace]:
             if name == "live" or "_" in name:
                 yield from (Trace("set element", f"{name} {element}") for element in each[kind].get("elem", ()))
     for number in numbers:
-        if os.path.exists(f"/sys/class/net/k8e-{number}"):
-            yield Trace("interface", f"k8e-{number}")
+        with contextlib.suppress(OSError):
+            yield Trace("interface", f"k8e-{number} is {socket.if_nametoindex(f'k8e-{number}')}")
 
 
 def find_traces(layout: Layout, names: Iterable[str] = ()) -> list[Trace]:

@@ -117,12 +117,6 @@ class Wire:
         return (self.index + 1) << 16, 0xFFFF0000
 
 
-def index_of(interface: str) -> int | None:
-    """The number of the wire that an interface of the machine is the end of."""
-    rest = interface.removeprefix(INTERFACE_PREFIX)
-    return int(rest) if rest != interface and rest.isdecimal() and rest.isascii() else None
-
-
 def overlap(wanted: Iterable[Network], taken: Iterable[Network]) -> bool:
     others = list(taken)
     return any(type(one) is type(other) and one.overlaps(other) for one in wanted for other in others)

@@ -30,7 +30,9 @@ from k8e.policy import NOTHING, Address, HostEntry, HostList
 Reason = frozenset[HostEntry]
 Target = tuple[Address, int]
 
-_LONGER = 5.0  # seconds by which an admission has to outlast the one before to be worth telling the kernel
+# Seconds beyond the time for which a name was answered: who looks a name up and connects in its last second is in
+# order, and so is a client that holds on to an address a little longer than it was told to.
+GRACE = 60.0
 _MOST_MARKS = 1 << 15
 
 
@@ -82,17 +84,17 @@ class Admissions:
     def admit(
         self, entry: HostEntry, addresses: Iterable[Address], seconds: float, now: float
     ) -> tuple[Admissions, Change]:
-        """An entry's name was found to lead there."""
+        """An entry's name was found to lead there, for so many seconds."""
         if entry not in self.hosts.entries:
             return self, Change()  # removed while its name was being asked for
-        marks, until = dict(self.marks), now + seconds
+        marks, until = dict(self.marks), now + seconds + GRACE
         openings = {target: opening for target, opening in self.openings.items() if opening.end > now}
         closed, opened = [], []
         for target in ((address, port) for address in addresses for port in entry.ports):
             before = openings.get(target)
             known = {} if before is None else {each: end for each, end in before.until.items() if end > now}
-            if known.get(entry, now) + _LONGER >= until and before is not None and entry in known:
-                continue
+            if known.get(entry, now) + GRACE / 2 >= until:
+                continue  # good for long enough
             ends = known | {entry: max(until, known.get(entry, until))}
             opening = Opening(self._mark_for(frozenset(ends), marks), ends)
             if before is not None:

@@ -16,7 +16,7 @@ from k8e.engine.local.network import forwarding
 from k8e.engine.local.network.addresses import BLOCK, Pool, Wire
 from k8e.engine.local.network.connections import forget_connections
 from k8e.engine.local.network.elements import delete_elements, live_element, read_mark
-from k8e.engine.local.network.leases import LEDGER, Leases
+from k8e.engine.local.network.leases import Leases, own_ledger
 from k8e.engine.local.network.netlink import Message, NoSuchThing
 from k8e.engine.local.network.table import Table
 
@@ -26,7 +26,8 @@ _FORWARDING = "forwarding.json"
 class Ground:
     """One per engine."""
 
-    def __init__(self, tag: str, pool: Pool, ledger: Path = LEDGER) -> None:
+    def __init__(self, tag: str, pool: Pool) -> None:
+        ledger = own_ledger()
         self.pool = pool if _has_ipv6() else Pool(pool.v4, None)
         self._leases = Leases(tag, self.pool, ledger)
         self._memory = ledger / _FORWARDING
@@ -68,12 +69,12 @@ class Ground:
 
     def take_wire(self, sandbox: str) -> Wire:
         """Whose rules are there, and its sets empty."""
-        from k8e.engine.local.network.wires import foreign_networks
+        from k8e.engine.local.network.wires import known_networks
 
         with self._lock:
             index = self._leases.take_wire(sandbox)
             if index is None:
-                self._leases.lease_block(foreign_networks())
+                self._leases.lease_block(known_networks())
                 self._forward()
                 index = self._leases.take_wire(sandbox)
             if index is None:

@@ -1,7 +1,8 @@
 """Who has which wires on this machine: several engines (a daemon, the doctor, tests) live side by side.
 
 The file system is the ledger. A link that exists is a lease, what it points to says whose: making one is atomic, and it
-is never half written. All below /run, which a restart of the machine empties together with the wires themselves.
+is never half written. All below /run, which a restart of the machine empties together with the wires themselves, in a
+folder for each network namespace: what is shared there is interfaces and addresses, not processes or files.
 
     block-7     -> TAG 10.203.0.224/27 ...      an engine has the wires of this block, and uses these networks
     wire-115    -> TAG SANDBOX                  one of them is a sandbox's
@@ -19,13 +20,17 @@ from pathlib import Path
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import BLOCK, Network, Pool, overlap
 
-LEDGER = Path("/run/k8e-network")
+LEDGERS = Path("/run/k8e-network")
+
+
+def own_ledger() -> Path:
+    return LEDGERS / str(os.stat("/proc/thread-self/ns/net").st_ino)
 
 
 class Leases:
     """One engine's view of the ledger. Blocks for a moment at most."""
 
-    def __init__(self, tag: str, pool: Pool, ledger: Path = LEDGER) -> None:
+    def __init__(self, tag: str, pool: Pool, ledger: Path) -> None:
         self._tag = tag
         self._pool = pool
         self._ledger = ledger
@@ -33,13 +38,27 @@ class Leases:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """For what has to be seen and changed together."""
-        self._ledger.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._ledger / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = self._take_lock()
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _take_lock(self) -> int:
+        while True:
+            self._ledger.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                descriptor = os.open(self._ledger / "lock", flags, 0o600)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                    # Who had it before us may have been the last one, and taken the lock along.
+                    if os.path.samestat(os.fstat(descriptor), os.stat(self._ledger / "lock")):
+                        return descriptor
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                os.close(descriptor)
 
     def _links(self, prefix: str) -> Iterator[tuple[int, str, str]]:
         """Number, whose, and what else is said."""
@@ -64,12 +83,12 @@ class Leases:
         """Whether any engine has any wires."""
         return any(True for _ in self._links("block-"))
 
-    def lease_block(self, foreign: Iterable[Network]) -> int:
+    def lease_block(self, known: Iterable[Network]) -> int:
         """One that nobody has, and that is nowhere near the networks which the machine knows already."""
         with self.locked():
             taken = {number: rest for number, _, rest in self._links("block-")}
             others = [ip_network(text) for rest in taken.values() for text in rest.split()]
-            others += foreign
+            others += known
             for number in range(self._pool.blocks):
                 networks = self._pool.block_networks(number)
                 if number not in taken and not overlap(networks, others):
@@ -109,4 +128,7 @@ class Leases:
                 os.unlink(self._ledger / f"block-{number}")
             if not self.anybody():
                 when_last()
+                os.unlink(self._ledger / "lock")
+                with contextlib.suppress(OSError):  # somebody is about to make a new lock there
+                    os.rmdir(self._ledger)
         return True

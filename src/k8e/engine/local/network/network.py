@@ -28,9 +28,6 @@ from k8e.engine.local.tool import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"
-# Beyond the time for which a name was answered: who looks a name up and connects in its last second is in order, and so
-# is a client that holds on to an address a little longer than it was told to.
-_GRACE = 60.0
 
 
 @dataclass(slots=True)
@@ -194,7 +191,7 @@ class Network:
         attachment = self._attachment(sandbox)
         attachment.notes.learn(name, addresses)
         async with attachment.lock:
-            after, change = attachment.admissions.admit(entry, addresses, seconds + _GRACE, time.monotonic())
+            after, change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
             if change:
                 await self._apply(attachment, after, change)
 

@@ -11,8 +11,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError as RouteError
 
 from k8e.engine import EngineError
-from k8e.engine.local.network.addresses import INNER_INTERFACE, INTERFACE_PREFIX, Network, Wire, index_of
+from k8e.engine.local.network.addresses import INNER_INTERFACE, Network, Wire
 
 _CLONE_NEWNET = 0x40000000
 _OWN_NAMESPACE = "/proc/thread-self/ns/net"
@@ -147,30 +148,18 @@ def remove_wire(wire: Wire) -> None:
 
 
 def wire_exists(wire: Wire) -> bool:
-    return os.path.isdir(f"/sys/class/net/{wire.interface}")
+    """Asked of the kernel: /sys shows the namespace that it was mounted in, which need not be ours."""
+    try:
+        socket.if_nametoindex(wire.interface)
+    except OSError:
+        return False
+    return True
 
 
-def existing_wires() -> set[int]:
-    """Of every engine on the machine."""
-    with contextlib.suppress(FileNotFoundError):
-        return {index for name in os.listdir("/sys/class/net") if (index := index_of(name)) is not None}
-    return set()
-
-
-def foreign_networks() -> list[Network]:
-    """Where the machine has routes and addresses already. A default route leads nowhere in particular."""
+def known_networks() -> list[Network]:
+    """Where the machine has routes and addresses already, wires included: a lease is no use where somebody is. (A
+    default route leads nowhere in particular.)"""
     with IPRoute() as host:
-        ours = {link["index"] for link in host.get_links() if str(link.get("ifname")).startswith(INTERFACE_PREFIX)}
-        return list(_networks(host, ours))
-
-
-def _networks(host: Any, ours: set[int]) -> Iterator[Network]:
-    for route in host.get_routes():
-        target = route.get("dst")
-        if target and route.get("oif") not in ours:
-            network = ip_network(f"{target}/{route['dst_len']}", strict=False)
-            if network.prefixlen > 0:
-                yield network
-    for address in host.get_addr():
-        if address["index"] not in ours:
-            yield ip_network(f"{address.get('address')}/{address['prefixlen']}", strict=False)
+        found = [ip_network(f"{each.get('dst')}/{each['dst_len']}") for each in host.get_routes() if each.get("dst")]
+        found += [ip_network(f"{each.get('address')}/{each['prefixlen']}", strict=False) for each in host.get_addr()]
+    return [network for network in found if network.prefixlen > 0]
