@@ -55,8 +55,9 @@ class Inbox:
 
 
 class Call:
-    def __init__(self, context: Context, admission: Admission | None, inbox: Inbox, clock: asyncio.Timeout) -> None:
-        self.admission = admission
+    def __init__(self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout) -> None:
+        self.admission = admitted if isinstance(admitted, Admission) else None
+        self.refusal = admitted if isinstance(admitted, Fault) else None
         self.withdrawn = False  # who called was somebody, and is not any more
         self._context = context
         self._inbox = inbox
@@ -132,9 +133,11 @@ class Calls:
         began = time.monotonic()
         who, problem = "", None
         try:
-            admission = self._admit(context, strangers=handler.strangers)
-            who = admission.caller.label if admission else "nobody"
-            await self._answer(handler, context, admission)
+            admitted = self._admit(context)
+            who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
+            if isinstance(admitted, Fault) and not handler.strangers:
+                raise admitted
+            await self._answer(handler, context, admitted)
         except (Fault, Refusal) as error:
             problem = error
         except grpc.aio.AbortError:
@@ -150,20 +153,19 @@ class Calls:
             status, detail = describe(problem)
             await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
 
-    def _admit(self, context: Context, *, strangers: bool) -> Admission | None:
+    def _admit(self, context: Context) -> Admission | Fault:
+        """Who calls, or why they are nobody."""
         certificate = next(iter(context.auth_context().get("x509_pem_cert") or ()), b"")
         try:
             return self._keys.admit(certificate)
-        except Fault:
-            if not strangers:
-                raise
-            return None
+        except Fault as fault:
+            return fault
 
-    async def _answer(self, handler: Handler, context: Context, admission: Admission | None) -> None:
+    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault) -> None:
         call: Call | None = None
         try:
             async with asyncio.timeout(None) as clock:
-                call = Call(context, admission, self._inbox, clock)
+                call = Call(context, admitted, self._inbox, clock)
                 call.allow(handler.seconds)
                 async with self._registered(call):
                     await handler.answer(call)

@@ -220,7 +220,7 @@ class Handlers:
         elif call.admission is not None:
             issued = await self._keys.renew(call.admission.identity, request.csr)
         else:
-            raise Fault(Kind.STRANGER, "not_logged_in", "there is no key, and no certificate to renew", field="key_id")
+            raise call.refusal or malformed("there is no key, and no certificate to renew")
         await call.write(showing.show_certificate(issued))
 
     async def _status(self, call: Call) -> None:

@@ -1,0 +1,197 @@
+"""A gateway in a real daemon, over the test engine, and guests who come to it with whatever they have."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from k8e.cli.remote import contact
+from k8e.cli.remote.files import Credentials
+from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.methods import METHODS
+from k8e.identity import anonymous
+from k8e.identity.authority import make_request
+from tests.cli.machine import Machine, make_folder, run_launcher
+
+PATIENCE = 60.0
+# A connection of one's own, though the address and the options be the same.
+ALONE = (
+    *contact.OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),
+    # Who is refused tries again at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+@dataclass
+class Guest:
+    """Somebody with a connection of their own."""
+
+    endpoint: str
+    roots: bytes
+    key: bytes | None = field(repr=False)
+    certificate: bytes | None
+
+    def __post_init__(self) -> None:
+        credentials = grpc.ssl_channel_credentials(self.roots, self.key, self.certificate)
+        self.channel = grpc.secure_channel(self.endpoint, credentials, ALONE)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def begin(self, name: str, *messages: Message, seconds: float = PATIENCE) -> Any:
+        """The call, under way: what comes back can be iterated."""
+        method = METHODS[name]
+        call = self.channel.stream_stream(method.path, _serialize, method.response.FromString)
+        return call(iter(messages), timeout=seconds)
+
+    def call(self, name: str, *messages: Message, seconds: float = PATIENCE) -> Any:
+        """The answer, or its last part."""
+        *_, last = self.begin(name, *messages, seconds=seconds)
+        return last
+
+    def refused(self, name: str, *messages: Message) -> tuple[grpc.StatusCode, pb.ErrorDetail | None]:
+        try:
+            answer = self.call(name, *messages)
+        except grpc.RpcError as error:
+            return error.code(), contact.read_detail(error)
+        raise AssertionError(f"{name} was answered: {answer}")
+
+    def send(self, path: str, *contents: bytes, seconds: float = PATIENCE) -> grpc.StatusCode:
+        """Bytes as they are, to any method; how it ended."""
+        method: Any = self.channel.stream_stream(path)
+        call = method(iter(contents), timeout=seconds)
+        with contextlib.suppress(grpc.RpcError):
+            for _ in call:
+                pass
+        code: grpc.StatusCode = call.code()
+        return code
+
+    # What most tests begin with
+
+    def create(self, **fields: Any) -> str:
+        return str(self.call("CreateSession", pb.CreateSessionRequest(**fields)).session_id)
+
+    def run(self, session: str, command: str, **fields: Any) -> pb.ExecResponse:
+        request = pb.ExecRequest(session_id=session, command=command, **fields)
+        answer: pb.ExecResponse = self.call("Exec", request)
+        return answer
+
+    def destroy_all(self) -> None:
+        for session in self.call("ListSessions", pb.ListSessionsRequest()).sessions:
+            with contextlib.suppress(grpc.RpcError):
+                self.call("DestroySession", pb.DestroySessionRequest(session_id=session.session_id))
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+class House:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._guests: list[Guest] = []
+        login, self._root_key = self._log_in_locally()
+        self.endpoint: str = login["endpoint"]
+        self.authority = login["ca_certificate"].encode()
+        self._root_certificate = login["certificate"].encode()
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """The unix socket, as root."""
+        connection = UnixConnection(str(self.machine.folder / "r" / "k8e.sock"))
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        try:
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def _log_in_locally(self) -> tuple[Any, bytes]:
+        key, request = make_request()
+        status, login = self.ask("POST", "/v1/login", {"csr": request})
+        assert status == 200, login
+        return login, key
+
+    def make_key(self, name: str, **spec: Any) -> str:
+        status, answer = self.ask("POST", "/v1/keys", {"name": name, **spec})
+        assert status == 201, answer
+        return str(answer["key"])
+
+    def delete_key(self, name: str) -> None:
+        assert self.ask("DELETE", f"/v1/keys/{name}") == (200, {"ok": True})
+
+    def log_in(self, text: str) -> Credentials:
+        return contact.log_in(self.endpoint, contact.read_key(text))
+
+    def guest(self, text: str) -> Guest:
+        """Who has this API key."""
+        found = self.log_in(text)
+        return self.meet(found.key.encode(), found.certificate.encode())
+
+    def tenant(self, name: str, **spec: Any) -> Guest:
+        return self.guest(self.make_key(name, tenant_ids=[name], **spec))
+
+    def root(self) -> Guest:
+        """A user of the gateway's own machine."""
+        return self.meet(self._root_key, self._root_certificate)
+
+    def nobody(self) -> Guest:
+        return self.meet(anonymous.KEY.encode(), anonymous.CERTIFICATE.encode())
+
+    def meet(self, key: bytes | None, certificate: bytes | None) -> Guest:
+        guest = Guest(self.endpoint, self.authority, key, certificate)
+        self._guests.append(guest)
+        return guest
+
+    def close(self) -> None:
+        self.root().destroy_all()
+        for guest in self._guests:
+            guest.close()
+
+
+@contextlib.contextmanager
+def open_house(settings: str = "") -> Iterator[House]:
+    with make_folder() as folder:
+        with (folder / "k8e.toml").open("a") as file:
+            file.write(f'[gateway]\nlisten = "127.0.0.1:0"\n{settings}')
+        machine = Machine(folder, folder)
+        with run_launcher(machine):
+            house = House(machine)
+            try:
+                yield house
+            finally:
+                house.close()
+            log = (folder / "s" / "daemon.log").read_text()
+            assert "Traceback" not in log, log
+
+
+def collect(frames: Iterable[Any]) -> tuple[bytes, bytes, pb.ExecResponse]:
+    """A live run, from its first frame to its last: stdout, stderr, result."""
+    streams = {pb.STREAM_STDOUT: b"", pb.STREAM_STDERR: b""}
+    frames = list(frames)
+    assert frames[0].HasField("started")
+    assert frames[-1].HasField("result")
+    for frame in frames[1:-1]:
+        streams[frame.output.stream] += frame.output.data
+    return streams[pb.STREAM_STDOUT], streams[pb.STREAM_STDERR], frames[-1].result
