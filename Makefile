@@ -29,6 +29,7 @@ lint: setup  ## style, types, layers, the gateway's contract, scripts
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	$(PYTHON) scripts/check_proto.py
+	$(PYTHON) scripts/unasync.py --check
 	shellcheck scripts/setup scripts/demo scripts/test .ci/run
 
 format: setup  ## apply the style

@@ -1,0 +1,59 @@
+"""Run code in k8e sandboxes.
+
+    from sandbox_client import SandboxClient
+
+    with SandboxClient() as client:
+        print(client.run("print('hello')", language="python").stdout)
+
+Without configuration it uses the daemon of this machine. `AsyncSandboxClient` is the same for asyncio.
+"""
+
+from sandbox_client._async import AsyncExecStream, AsyncSandboxClient, async_sandbox_session
+from sandbox_client._errors import (
+    Conflict,
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    NotText,
+    PermissionDenied,
+    ResourceExhausted,
+    RunLost,
+    SandboxError,
+    ServerNotTrusted,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+from sandbox_client._model import Chunk, FileInfo, PipResult, Refusal, RunResult, SessionInfo, StatusInfo
+from sandbox_client._sync import ExecStream, SandboxClient, sandbox_session
+
+__all__ = [
+    "AsyncExecStream",
+    "AsyncSandboxClient",
+    "Chunk",
+    "Conflict",
+    "DeadlineExceeded",
+    "ExecStream",
+    "FileInfo",
+    "InternalError",
+    "InvalidArgument",
+    "NotFound",
+    "NotText",
+    "PermissionDenied",
+    "PipResult",
+    "Refusal",
+    "ResourceExhausted",
+    "RunLost",
+    "RunResult",
+    "SandboxClient",
+    "SandboxError",
+    "ServerNotTrusted",
+    "SessionInfo",
+    "StatusInfo",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+    "async_sandbox_session",
+    "sandbox_session",
+]

@@ -1,0 +1,175 @@
+"""What calls give back, as plain data. Output is text, decoded as UTF-8 with U+FFFD for what is none, and beside it the
+exact bytes."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, field
+
+from sandbox_client import sandbox_pb2 as pb
+
+STDOUT, STDERR = "stdout", "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that the code asked of the network and did not get; the hint says what to ask for."""
+
+    host: str
+    address: str
+    port: int
+    reason: str
+    hint: str
+
+    @classmethod
+    def read(cls, message: pb.Refusal) -> Refusal:
+        return cls(message.host, message.address, message.port, message.reason, message.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    stdout: str
+    stderr: str
+    exit_code: int | None  # 124 after a timeout, 128+n for a signal; None while it runs or when its end is not known
+    session_id: str
+    run_id: str
+    status: str  # running, completed, timed_out, killed, oom_killed, lost
+    duration_ms: int
+    truncated: bool  # some of the output is not here: the middle of more than 1 MiB
+    stdout_bytes: int  # how much there was, exactly
+    stderr_bytes: int
+    denied: tuple[Refusal, ...] = ()
+    raw_stdout: bytes = field(default=b"", repr=False)
+    raw_stderr: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def read(cls, message: pb.ExecResponse) -> RunResult:
+        return cls(
+            stdout=message.stdout.decode("utf-8", "replace"),
+            stderr=message.stderr.decode("utf-8", "replace"),
+            exit_code=message.exit_code if message.HasField("exit_code") else None,
+            session_id=message.session_id,
+            run_id=message.run_id,
+            status=message.status,
+            duration_ms=message.duration_ms,
+            truncated=message.truncated,
+            stdout_bytes=message.stdout_bytes,
+            stderr_bytes=message.stderr_bytes,
+            denied=tuple(Refusal.read(refusal) for refusal in message.denied),
+            raw_stdout=message.stdout,
+            raw_stderr=message.stderr,
+        )
+
+
+class Chunk(str):
+    """A piece of live output: text that can be printed as it is. `data` is exactly what was written; a character that
+    was split between two pieces is in the text of the second."""
+
+    stream: str  # STDOUT or STDERR
+    data: bytes
+    __slots__ = ("data", "stream")
+
+    @classmethod
+    def of(cls, text: str, stream: str, data: bytes) -> Chunk:
+        chunk = cls(text)
+        chunk.stream = stream
+        chunk.data = data
+        return chunk
+
+
+class ChunkReader:
+    """Turns the frames of one run into chunks."""
+
+    def __init__(self) -> None:
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {STDOUT: make("replace"), STDERR: make("replace")}
+
+    def read(self, output: pb.ExecOutput) -> Chunk:
+        stream = STDERR if output.stream == pb.STREAM_STDERR else STDOUT
+        return Chunk.of(self._decoders[stream].decode(output.data), stream, output.data)
+
+    def rest(self) -> list[Chunk]:
+        """What was begun and never finished: half a character at the very end."""
+        last = [(decoder.decode(b"", True), stream) for stream, decoder in self._decoders.items()]
+        return [Chunk.of(text, stream, b"") for text, stream in last if text]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    session_id: str
+    tenant_id: str
+    phase: str  # creating, active, destroying, destroyed
+    runtime_class: str
+    image: str
+    env_keys: tuple[str, ...]  # never the values
+    created: float
+    last_used: float
+    ttl: float
+    allowed_hosts: tuple[str, ...]
+    denied: tuple[Refusal, ...]
+
+    @classmethod
+    def read(cls, message: pb.Session) -> SessionInfo:
+        return cls(
+            session_id=message.session_id,
+            tenant_id=message.tenant_id,
+            phase=message.phase,
+            runtime_class=message.runtime_class,
+            image=message.image,
+            env_keys=tuple(message.env_keys),
+            created=message.created,
+            last_used=message.last_used,
+            ttl=message.ttl,
+            allowed_hosts=tuple(message.allowed_hosts),
+            denied=tuple(Refusal.read(refusal) for refusal in message.denied),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    path: str
+    raw_path: bytes  # the exact bytes, also where they are not UTF-8
+    modified: float
+    type: str  # file, directory, symlink, ...
+    size: int
+
+    @classmethod
+    def read(cls, message: pb.FileInfo) -> FileInfo:
+        raw = message.path_bytes or message.path.encode()
+        return cls(message.path, raw, message.modified, message.type, message.size)
+
+
+@dataclass(frozen=True, slots=True)
+class PipResult:
+    output: str
+    exit_code: int | None
+    denied: tuple[Refusal, ...]
+
+    @classmethod
+    def read(cls, message: pb.PipInstallResponse) -> PipResult:
+        code = message.exit_code if message.HasField("exit_code") else None
+        denied = tuple(Refusal.read(refusal) for refusal in message.run.denied)
+        return cls(message.output.decode("utf-8", "replace"), code, denied)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusInfo:
+    available: bool
+    version: str
+    runtime_class: str
+    sessions: int
+    tenant_id: str
+    scope: str
+    name: str  # who the gateway thinks is calling
+
+    @classmethod
+    def read(cls, message: pb.StatusResponse) -> StatusInfo:
+        return cls(
+            available=message.available,
+            version=message.version,
+            runtime_class=message.runtime_class,
+            sessions=message.sessions,
+            tenant_id=message.tenant_id,
+            scope=message.scope,
+            name=message.name,
+        )

@@ -1,0 +1,107 @@
+"""Requests, built the same for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from sandbox_client import sandbox_pb2 as pb
+from sandbox_client._errors import InvalidArgument
+
+MESSAGE: Final = 64 << 20
+SMALL: Final = 4 << 20  # a file up to here goes in one message
+PIECE: Final = 1 << 20
+# For the way there and back, on top of what the command may take.
+MARGIN: Final = 30.0
+CREATE_SECONDS: Final = 180.0
+FILE_SECONDS: Final = 600.0
+
+Path = str | bytes
+Env = Mapping[str, str]
+
+
+def set_path(
+    request: pb.WriteFileRequest | pb.DownloadFileRequest | pb.ListFilesRequest | pb.UploadHeader, path: Path
+) -> None:
+    """A path that is not UTF-8 is given as bytes."""
+    if isinstance(path, bytes):
+        request.path_bytes = path
+    else:
+        request.path = path
+
+
+def build_create(
+    runtime_class: str,
+    allowed_hosts: Sequence[str] | None,
+    tenant_id: str,
+    *,
+    session_id: str,
+    env: Env | None,
+    image: str,
+    cpus: float,
+    memory: int,
+    disk: int,
+    ttl: float,
+    manifest: str,
+    git_repo: str,
+    git_ref: str,
+) -> pb.CreateSessionRequest:
+    if isinstance(allowed_hosts, str):
+        hint = 'give a list: ["example.com"]'
+        raise InvalidArgument("allowed_hosts is one text", code="invalid_argument", field="allowed_hosts", hint=hint)
+    return pb.CreateSessionRequest(
+        session_id=session_id,
+        tenant_id=tenant_id,
+        runtime_class=runtime_class,
+        allowed_hosts=list(allowed_hosts or ()),
+        # This format cannot tell an empty list from none.
+        deny_all_hosts=allowed_hosts is not None and not allowed_hosts,
+        env=dict(env or {}),
+        image=image,
+        limits=pb.Limits(cpus=cpus, memory=memory, disk=disk),
+        ttl=ttl,
+        manifest=manifest,
+        git_repo=git_repo,
+        git_ref=git_ref,
+    )
+
+
+def build_exec(
+    session_id: str,
+    command: str | bytes | Sequence[str | bytes],
+    timeout: float,
+    *,
+    language: str,
+    env: Env | None,
+    workdir: Path,
+    stdin: str | bytes,
+    background: bool = False,
+) -> pb.ExecRequest:
+    """A text is code for the language; a list is a program and its arguments, without a shell."""
+    request = pb.ExecRequest(
+        session_id=session_id,
+        timeout=timeout,
+        env=dict(env or {}),
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        background=background,
+    )
+    if isinstance(command, str):
+        request.command, request.language = command, language
+    elif isinstance(command, bytes):
+        request.command_bytes, request.language = command, language
+    else:
+        request.argv.extend(word.encode() if isinstance(word, str) else word for word in command)
+    if isinstance(workdir, bytes):
+        request.workdir_bytes = workdir
+    else:
+        request.workdir = workdir
+    return request
+
+
+def build_upload(session_id: str, path: Path, content: bytes, mode: str) -> Iterator[pb.UploadFileRequest]:
+    header = pb.UploadHeader(session_id=session_id, mode=mode)
+    set_path(header, path)
+    yield pb.UploadFileRequest(header=header)
+    view = memoryview(content)
+    for start in range(0, len(view), PIECE):
+        yield pb.UploadFileRequest(content=bytes(view[start : start + PIECE]))

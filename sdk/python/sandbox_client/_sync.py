@@ -1,0 +1,370 @@
+"""The client. Generated from _async.py by scripts/unasync.py: change that one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from sandbox_client import _requests as requests
+from sandbox_client import sandbox_pb2 as pb
+from sandbox_client._errors import Conflict, NotFound, NotText, RunLost, translate
+from sandbox_client._model import Chunk, ChunkReader, FileInfo, PipResult, RunResult, SessionInfo, StatusInfo
+from sandbox_client._target import OPTIONS, Target, find_target
+
+_SERVICE = "/sandbox.v1.SandboxService/"
+
+
+class SandboxClient:
+    """Runs code in sandboxes, through the gateway of a machine or cluster.
+
+    Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there. A
+    client may be used by many threads at once. Nothing is ever sent twice.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        tenant_id: str = "",
+        *,
+        api_key: str | None = None,
+        profile: str | None = None,
+    ) -> None:
+        self._wanted = (endpoint, api_key, profile)
+        self._tenant = tenant_id
+        self._target: Target | None = None
+        self._channel: grpc.Channel | None = None
+        self._opening = threading.Lock()
+        self._session = ""  # the one that `run` made for itself
+        self._creating = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroys the session that `run` made, and lets go of the gateway."""
+        try:
+            if self._session:
+                session, self._session = self._session, ""
+                with contextlib.suppress(NotFound, Conflict):
+                    self.destroy_session(session)
+        finally:
+            if self._channel is not None:
+                channel, self._channel = self._channel, None
+                channel.close()
+
+    # Running
+
+    def run(
+        self,
+        code: str | bytes | Sequence[str | bytes],
+        language: str = "bash",
+        timeout: float = 30,
+        *,
+        env: requests.Env | None = None,
+        workdir: requests.Path = "",
+        stdin: str | bytes = "",
+    ) -> RunResult:
+        """Runs code in this client's own session, which the first run makes and `close` destroys.
+
+        A session that has expired is replaced by a new one; the code is run once in any case.
+        """
+        more: dict[str, Any] = {"language": language, "env": env, "workdir": workdir, "stdin": stdin}
+        session = self._own_session("")
+        try:
+            return self.exec(session, code, timeout, **more)
+        except (NotFound, Conflict) as error:
+            # These two mean that nothing was run.
+            if error.code not in ("session_not_found", "session_destroying"):
+                raise
+        return self.exec(self._own_session(session), code, timeout, **more)
+
+    def exec(
+        self,
+        session_id: str,
+        command: str | bytes | Sequence[str | bytes],
+        timeout: float = 30,
+        *,
+        language: str = "bash",
+        env: requests.Env | None = None,
+        workdir: requests.Path = "",
+        stdin: str | bytes = "",
+    ) -> RunResult:
+        """Runs code, or with a list a program with exactly these arguments, to its end."""
+        request = requests.build_exec(
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin
+        )
+        return RunResult.read(self._call("Exec", request, pb.ExecResponse, timeout + requests.MARGIN))
+
+    def exec_stream(
+        self,
+        session_id: str,
+        command: str | bytes | Sequence[str | bytes],
+        timeout: float = 300,
+        *,
+        language: str = "bash",
+        env: requests.Env | None = None,
+        workdir: requests.Path = "",
+        stdin: str | bytes = "",
+    ) -> ExecStream:
+        """Runs code; its output comes as it is written, both streams. Leaving the loop early ends the command."""
+        request = requests.build_exec(
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin
+        )
+        return ExecStream(self._stream("ExecStream", request, pb.ExecFrame, timeout + requests.MARGIN))
+
+    def start(
+        self,
+        session_id: str,
+        command: str | bytes | Sequence[str | bytes],
+        timeout: float = 3600,
+        *,
+        language: str = "bash",
+        env: requests.Env | None = None,
+        workdir: requests.Path = "",
+    ) -> RunResult:
+        """Starts a run in the background, which goes on when this client is gone; `poll` has its result."""
+        request = requests.build_exec(
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", background=True
+        )
+        return RunResult.read(self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
+
+    def poll(self, run_id: str) -> RunResult:
+        """How a run stands: without output while it runs."""
+        response = self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
+        return RunResult.read(response.run)
+
+    def kill(self, run_id: str) -> None:
+        """Ends a run with everything it started."""
+        self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
+
+    def pip_install(self, session_id: str, packages: Sequence[str], timeout: float = 300) -> PipResult:
+        request = pb.PipInstallRequest(session_id=session_id, packages=list(packages), timeout=timeout)
+        return PipResult.read(self._call("PipInstall", request, pb.PipInstallResponse, timeout + requests.MARGIN))
+
+    # Sessions
+
+    def create_session(
+        self,
+        runtime_class: str = "gvisor",
+        allowed_hosts: Sequence[str] | None = None,
+        tenant_id: str = "",
+        *,
+        session_id: str = "",
+        env: requests.Env | None = None,
+        image: str = "",
+        cpus: float = 0,
+        memory: int = 0,
+        disk: int = 0,
+        ttl: float = 0,
+        manifest: str = "",
+        git_repo: str = "",
+        git_ref: str = "",
+    ) -> str:
+        """Makes a session and returns its id. `allowed_hosts`: None is the default list, an empty one denies all.
+        A runtime that is not there is an error, never something weaker; "" is the strongest that works."""
+        request = requests.build_create(
+            runtime_class,
+            allowed_hosts,
+            tenant_id or self._tenant,
+            session_id=session_id,
+            env=env,
+            image=image,
+            cpus=cpus,
+            memory=memory,
+            disk=disk,
+            ttl=ttl,
+            manifest=manifest,
+            git_repo=git_repo,
+            git_ref=git_ref,
+        )
+        response = self._call("CreateSession", request, pb.CreateSessionResponse, requests.CREATE_SECONDS)
+        return str(response.session_id)
+
+    def get_session(self, session_id: str) -> SessionInfo:
+        request = pb.GetSessionRequest(session_id=session_id)
+        return SessionInfo.read((self._call("GetSession", request, pb.GetSessionResponse)).session)
+
+    def list_sessions(self, *, all_phases: bool = False) -> list[SessionInfo]:
+        request = pb.ListSessionsRequest(phase="all" if all_phases else "active")
+        response = self._call("ListSessions", request, pb.ListSessionsResponse)
+        return [SessionInfo.read(session) for session in response.sessions]
+
+    def destroy_session(self, session_id: str) -> None:
+        request = pb.DestroySessionRequest(session_id=session_id)
+        self._call("DestroySession", request, pb.DestroySessionResponse, requests.CREATE_SECONDS)
+
+    def update_allowed_hosts(
+        self,
+        session_id: str,
+        allowed_hosts: Sequence[str] | None = None,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[str] = (),
+    ) -> tuple[str, ...]:
+        """A new list, or changes to the one in force; returns the list that holds from now on."""
+        request = pb.UpdateAllowedHostsRequest(
+            session_id=session_id,
+            allowed_hosts=list(allowed_hosts or ()),
+            clear=allowed_hosts is not None and not allowed_hosts,
+            add=list(add),
+            remove=list(remove),
+        )
+        response = self._call("UpdateAllowedHosts", request, pb.UpdateAllowedHostsResponse)
+        return tuple(response.allowed_hosts)
+
+    def status(self) -> StatusInfo:
+        return StatusInfo.read(self._call("Status", pb.StatusRequest(), pb.StatusResponse))
+
+    # Files
+
+    def write_file(self, session_id: str, path: requests.Path, content: str | bytes, mode: str = "w") -> int:
+        """Writes ("w") or appends ("a") text or bytes of any size, and says how many bytes. Directories are made."""
+        data = content.encode() if isinstance(content, str) else content
+        if len(data) > requests.SMALL:
+            pieces = requests.build_upload(session_id, path, data, mode)
+            return int((self._upload("UploadFile", pieces, pb.UploadFileResponse)).bytes)
+        request = pb.WriteFileRequest(session_id=session_id, content=data, mode=mode)
+        requests.set_path(request, path)
+        return int((self._call("WriteFile", request, pb.WriteFileResponse, requests.FILE_SECONDS)).bytes)
+
+    def read_bytes(self, session_id: str, path: requests.Path) -> bytes:
+        """A file of any size."""
+        request = pb.DownloadFileRequest(session_id=session_id)
+        requests.set_path(request, path)
+        pieces = []
+        for piece in self._stream("DownloadFile", request, pb.DownloadFileResponse, requests.FILE_SECONDS):
+            pieces.append(piece.content)
+        return b"".join(pieces)
+
+    def read_file(self, session_id: str, path: requests.Path) -> str:
+        """A file that is text in UTF-8."""
+        content = self.read_bytes(session_id, path)
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            detail = f"byte {error.start} of {len(content)}"
+            raise NotText(f"{path!r} is not UTF-8", code="not_text", detail=detail, hint="use read_bytes") from error
+
+    def list_files(self, session_id: str, since: float = 0, *, path: requests.Path = "") -> list[FileInfo]:
+        """Everything below a directory (the workspace) that was modified since then."""
+        request = pb.ListFilesRequest(session_id=session_id, since=since)
+        requests.set_path(request, path)
+        response = self._call("ListFiles", request, pb.ListFilesResponse, requests.FILE_SECONDS)
+        return [FileInfo.read(info) for info in response.files]
+
+    # The way there
+
+    def _own_session(self, dead: str) -> str:
+        """This client's own session; one that is known to be dead is replaced, once for all who found out."""
+        with self._creating:
+            if not self._session or self._session == dead:
+                self._session = self.create_session(runtime_class="")
+            return self._session
+
+    def _open(self) -> grpc.Channel:
+        with self._opening:
+            if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
+                return self._channel
+            target = find_target(*self._wanted)
+            channel = grpc.secure_channel(target.address, target.credentials(), options=OPTIONS + target.options)
+            # Calls that are under way on an older one go on; it is gone with the last of them.
+            self._target, self._channel = target, channel
+            return channel
+
+    def _call(self, name: str, request: Any, response: Any, timeout: float = requests.MARGIN) -> Any:
+        method = (self._open()).unary_unary(
+            _SERVICE + name,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        try:
+            return method(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise translate(error) from error
+
+    def _upload(self, name: str, pieces: Any, response: Any) -> Any:
+        method = (self._open()).stream_unary(
+            _SERVICE + name,
+            request_serializer=pb.UploadFileRequest.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        try:
+            return method(pieces, timeout=requests.FILE_SECONDS)
+        except grpc.RpcError as error:
+            raise translate(error) from error
+
+    def _stream(self, name: str, request: Any, response: Any, timeout: float) -> Iterator[Any]:
+        method = (self._open()).unary_stream(
+            _SERVICE + name,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        call = method(request, timeout=timeout)
+        try:
+            for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise translate(error) from error
+        finally:
+            call.cancel()  # for whoever leaves early; afterwards it means nothing
+
+
+class ExecStream:
+    """The output of a run, piece by piece; after the last one `result` says how it ended."""
+
+    def __init__(self, frames: Iterator[pb.ExecFrame]) -> None:
+        self._frames = frames
+        self._chunks = self._read()
+        self._result: RunResult | None = None
+
+    @property
+    def result(self) -> RunResult:
+        """Without output, which has come already."""
+        if self._result is None:
+            raise RuntimeError("the run has not ended: read its output to the end first")
+        return self._result
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def _read(self) -> Iterator[Chunk]:
+        reader = ChunkReader()
+        try:
+            for frame in self._frames:
+                if frame.HasField("output"):
+                    yield reader.read(frame.output)
+                elif frame.HasField("result"):
+                    self._result = RunResult.read(frame.result)
+        finally:
+            self._frames.close()  # type: ignore[attr-defined]
+        for chunk in reader.rest():
+            yield chunk
+        if self._result is None:
+            raise RunLost("the stream ended before the run did", code="run_lost", hint="look at the log of the session")
+
+
+@contextlib.contextmanager
+def sandbox_session(
+    runtime_class: str = "gvisor",
+    allowed_hosts: Sequence[str] | None = None,
+    **options: Any,
+) -> Iterator[tuple[SandboxClient, str]]:
+    """A client and a session of its own, which is destroyed at the end of the block."""
+    with SandboxClient() as client:
+        session = client.create_session(runtime_class, allowed_hosts, **options)
+        try:
+            yield client, session
+        finally:
+            with contextlib.suppress(NotFound):
+                client.destroy_session(session)
