@@ -1,0 +1,413 @@
+/** The client: every call of the gateway, and the session that `run` keeps for itself. */
+import {
+  Client,
+  type ClientReadableStream,
+  type ClientWritableStream,
+  type ServiceError,
+} from "@grpc/grpc-js";
+
+import { SandboxService } from "./contract.js";
+import { Conflict, NotFound, NotText, RunLost, SandboxError, translate } from "./errors.js";
+import {
+  Chunk,
+  type FileInfo,
+  type PipResult,
+  type RunResult,
+  type SessionInfo,
+  type StatusInfo,
+  readFileInfo,
+  readPip,
+  readRun,
+  readSession,
+  readStatus,
+} from "./model.js";
+import { OPTIONS, type Target, type Wanted, findTarget } from "./target.js";
+
+const SMALL = 4 << 20; // a file up to here goes in one message
+const PIECE = 1 << 20;
+const MARGIN = 30; // seconds for the way there and back, on top of what the command may take
+const CREATE_SECONDS = 180;
+const FILE_SECONDS = 600;
+
+export type Language = "bash" | "python" | "node" | "ts";
+/** Code for the language; or a program and its arguments, without a shell. */
+export type Command = string | readonly (string | Uint8Array)[];
+/** A path that is not UTF-8 is given as bytes. */
+export type Path = string | Uint8Array;
+
+export interface ClientOptions {
+  endpoint?: string;
+  tenantId?: string;
+  apiKey?: string;
+  profile?: string;
+}
+
+export interface ExecOptions {
+  language?: Language;
+  env?: Record<string, string>;
+  workdir?: Path;
+  stdin?: string | Uint8Array;
+}
+
+export interface SessionOptions {
+  /** gvisor unless told otherwise; "" is the strongest that works. One that is not there is an error. */
+  runtimeClass?: string;
+  /** Left out: the default list. Empty: nothing may be reached. */
+  allowedHosts?: readonly string[];
+  tenantId?: string;
+  sessionId?: string;
+  env?: Record<string, string>;
+  image?: string;
+  cpus?: number;
+  memory?: number;
+  disk?: number;
+  ttl?: number;
+  manifest?: string;
+  gitRepo?: string;
+  gitRef?: string;
+}
+
+/* eslint-disable-next-line @typescript-eslint/no-explicit-any -- the loader's messages have no types */
+type Message = any;
+type Method = (...words: unknown[]) => unknown;
+
+const bytes = (data: string | Uint8Array): Uint8Array => (typeof data === "string" ? Buffer.from(data, "utf8") : data);
+
+const pathFields = (name: string, path: Path): Record<string, Path> =>
+  typeof path === "string" ? { [name]: path } : { [`${name}_bytes`]: path };
+
+function execRequest(sessionId: string, command: Command, timeout: number, options: ExecOptions, background = false): Message {
+  return {
+    session_id: sessionId,
+    ...(typeof command === "string"
+      ? { command, language: options.language ?? "bash" }
+      : { argv: command.map((word) => bytes(word)) }),
+    timeout,
+    env: options.env ?? {},
+    ...pathFields("workdir", options.workdir ?? ""),
+    stdin: bytes(options.stdin ?? ""),
+    background,
+  };
+}
+
+/**
+ * Runs code in sandboxes, through the gateway of a machine or cluster.
+ *
+ * Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there. Nothing
+ * is ever sent twice.
+ */
+export class SandboxClient {
+  readonly #wanted: Wanted;
+  readonly #tenant: string;
+  #open: Promise<{ client: Client; target: Target }> | undefined;
+  #session: Promise<string> | undefined; // the one that `run` made for itself
+
+  constructor(options: ClientOptions | string = {}) {
+    const chosen = typeof options === "string" ? { endpoint: options } : options;
+    this.#wanted = { endpoint: chosen.endpoint, apiKey: chosen.apiKey, profile: chosen.profile };
+    this.#tenant = chosen.tenantId ?? "";
+  }
+
+  /** Destroys the session that `run` made, and lets go of the gateway. */
+  async close(): Promise<void> {
+    const session = this.#session;
+    this.#session = undefined;
+    try {
+      if (session) {
+        await this.destroySession(await session);
+      }
+    } catch (error) {
+      // Gone already; or it was never made, which whoever wanted it has heard.
+      if (!(error instanceof SandboxError)) {
+        throw error;
+      }
+    } finally {
+      const open = this.#open;
+      this.#open = undefined;
+      (await open?.catch(() => undefined))?.client.close();
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  /**
+   * Runs code in this client's own session, which the first run makes and `close` destroys. A session that has expired is
+   * replaced by a new one; the code is run once in any case.
+   */
+  async run(code: Command, language: Language = "bash", timeout = 30, options: Omit<ExecOptions, "language"> = {}): Promise<RunResult> {
+    const session = this.#ownSession();
+    try {
+      return await this.exec(await session, code, timeout, { ...options, language });
+    } catch (error) {
+      // These two mean that nothing was run.
+      const gone = error instanceof NotFound || error instanceof Conflict;
+      if (!gone || !["session_not_found", "session_destroying"].includes(error.code)) {
+        throw error;
+      }
+    }
+    if (this.#session === session) {
+      this.#session = undefined;
+    }
+    return this.exec(await this.#ownSession(), code, timeout, { ...options, language });
+  }
+
+  /** Runs code, or with a list a program with exactly these arguments, to its end. */
+  async exec(sessionId: string, command: Command, timeout = 30, options: ExecOptions = {}): Promise<RunResult> {
+    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options), timeout + MARGIN));
+  }
+
+  /** Runs code; its output comes as it is written, both streams. Leaving the loop early ends the command. */
+  execStream(sessionId: string, command: Command, timeout = 300, options: ExecOptions = {}): ExecStream {
+    const request = execRequest(sessionId, command, timeout, options);
+    return new ExecStream(() => this.#stream("ExecStream", request, timeout + MARGIN));
+  }
+
+  /** Starts a run in the background, which goes on when this client is gone; `poll` has its result. */
+  async start(sessionId: string, command: Command, timeout = 3600, options: Omit<ExecOptions, "stdin"> = {}): Promise<RunResult> {
+    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options, true)));
+  }
+
+  /** How a run stands: without output while it runs. */
+  async poll(runId: string): Promise<RunResult> {
+    return readRun((await this.#call("PollRun", { run_id: runId })).run);
+  }
+
+  /** Ends a run with everything it started. */
+  async kill(runId: string): Promise<void> {
+    await this.#call("KillRun", { run_id: runId });
+  }
+
+  async pipInstall(sessionId: string, packages: readonly string[], timeout = 300): Promise<PipResult> {
+    return readPip(await this.#call("PipInstall", { session_id: sessionId, packages, timeout }, timeout + MARGIN));
+  }
+
+  /** Makes a session and returns its id. */
+  async createSession(options: SessionOptions = {}): Promise<string> {
+    const { cpus = 0, memory = 0, disk = 0, allowedHosts } = options;
+    const request = {
+      session_id: options.sessionId ?? "",
+      tenant_id: options.tenantId ?? this.#tenant,
+      runtime_class: options.runtimeClass ?? "gvisor",
+      allowed_hosts: allowedHosts ?? [],
+      deny_all_hosts: allowedHosts?.length === 0, // this format cannot tell an empty list from none
+      env: options.env ?? {},
+      image: options.image ?? "",
+      limits: { cpus, memory, disk },
+      ttl: options.ttl ?? 0,
+      manifest: options.manifest ?? "",
+      git_repo: options.gitRepo ?? "",
+      git_ref: options.gitRef ?? "",
+    };
+    return (await this.#call("CreateSession", request, CREATE_SECONDS)).session_id;
+  }
+
+  async getSession(sessionId: string): Promise<SessionInfo> {
+    return readSession((await this.#call("GetSession", { session_id: sessionId })).session);
+  }
+
+  async listSessions(options: { allPhases?: boolean } = {}): Promise<SessionInfo[]> {
+    const response = await this.#call("ListSessions", { phase: options.allPhases ? "all" : "active" });
+    return response.sessions.map(readSession);
+  }
+
+  async destroySession(sessionId: string): Promise<void> {
+    await this.#call("DestroySession", { session_id: sessionId }, CREATE_SECONDS);
+  }
+
+  /** A new list, or changes to the one in force; returns the list that holds from now on. */
+  async updateAllowedHosts(
+    sessionId: string,
+    change: { allowedHosts?: readonly string[]; add?: readonly string[]; remove?: readonly string[] },
+  ): Promise<string[]> {
+    const request = {
+      session_id: sessionId,
+      allowed_hosts: change.allowedHosts ?? [],
+      clear: change.allowedHosts?.length === 0,
+      add: change.add ?? [],
+      remove: change.remove ?? [],
+    };
+    return (await this.#call("UpdateAllowedHosts", request)).allowed_hosts;
+  }
+
+  async status(): Promise<StatusInfo> {
+    return readStatus(await this.#call("Status", {}));
+  }
+
+  /** Writes ("w") or appends ("a") text or bytes of any size, and says how many bytes. Directories are made. */
+  async writeFile(sessionId: string, path: Path, content: string | Uint8Array, mode: "w" | "a" = "w"): Promise<number> {
+    const data = bytes(content);
+    const where = { session_id: sessionId, ...pathFields("path", path), mode };
+    if (data.length <= SMALL) {
+      return (await this.#call("WriteFile", { ...where, content: data }, FILE_SECONDS)).bytes;
+    }
+    return (await this.#upload("UploadFile", where, data)).bytes;
+  }
+
+  /** A file of any size. */
+  async readBytes(sessionId: string, path: Path): Promise<Uint8Array> {
+    const pieces: Uint8Array[] = [];
+    for await (const piece of this.#stream("DownloadFile", { session_id: sessionId, ...pathFields("path", path) }, FILE_SECONDS)) {
+      pieces.push(piece.content);
+    }
+    return Buffer.concat(pieces);
+  }
+
+  /** A file that is text in UTF-8. */
+  async readFile(sessionId: string, path: Path): Promise<string> {
+    const content = await this.readBytes(sessionId, path);
+    try {
+      return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content);
+    } catch (cause) {
+      throw new NotText(`${String(path)} is not UTF-8`, { code: "not_text", hint: "use readBytes" }, { cause });
+    }
+  }
+
+  /** Everything below a directory (the workspace) that was modified since then. */
+  async listFiles(sessionId: string, since = 0, options: { path?: Path } = {}): Promise<FileInfo[]> {
+    const request = { session_id: sessionId, since, ...pathFields("path", options.path ?? "") };
+    return (await this.#call("ListFiles", request, FILE_SECONDS)).files.map(readFileInfo);
+  }
+
+  // The way there
+
+  #ownSession(): Promise<string> {
+    if (!this.#session) {
+      const creating = this.createSession({ runtimeClass: "" });
+      this.#session = creating;
+      creating.catch(() => {
+        if (this.#session === creating) {
+          this.#session = undefined; // the next run may have more luck
+        }
+      });
+    }
+    return this.#session;
+  }
+
+  async #connect(): Promise<Client> {
+    const known = this.#open;
+    if (known) {
+      const { client, target } = await known;
+      if (Date.now() / 1000 < target.renewAt) {
+        return client;
+      }
+    }
+    if (this.#open === known) {
+      // Calls that are under way on an older one go on; it is gone with the last of them.
+      const opening = findTarget(this.#wanted).then((target) => {
+        const client = new SandboxService(target.address, target.credentials(), { ...OPTIONS, ...target.options });
+        return { client, target };
+      });
+      this.#open = opening;
+      opening.catch(() => {
+        if (this.#open === opening) {
+          this.#open = undefined;
+        }
+      });
+    }
+    return (await this.#open!).client;
+  }
+
+  async #call(name: string, request: Message, seconds = MARGIN): Promise<Message> {
+    const client = await this.#connect();
+    return new Promise((resolve, reject) => {
+      const done = (error: ServiceError | null, response: Message) => (error ? reject(translate(error)) : resolve(response));
+      method(client, name).call(client, request, { deadline: deadline(seconds) }, done);
+    });
+  }
+
+  async #upload(name: string, header: Message, data: Uint8Array): Promise<Message> {
+    const client = await this.#connect();
+    return new Promise((resolve, reject) => {
+      const done = (error: ServiceError | null, response: Message) => (error ? reject(translate(error)) : resolve(response));
+      const options = { deadline: deadline(FILE_SECONDS) };
+      const call = method(client, name).call(client, options, done) as ClientWritableStream<Message>;
+      const pieces = function* () {
+        yield { header };
+        for (let start = 0; start < data.length; start += PIECE) {
+          yield { content: data.subarray(start, start + PIECE) };
+        }
+      };
+      const source = pieces();
+      const send = () => {
+        for (let next = source.next(); ; next = source.next()) {
+          if (next.done) {
+            call.end();
+            return;
+          }
+          if (!call.write(next.value)) {
+            call.once("drain", send);
+            return;
+          }
+        }
+      };
+      send();
+    });
+  }
+
+  async *#stream(name: string, request: Message, seconds: number): AsyncGenerator<Message> {
+    const client = await this.#connect();
+    const options = { deadline: deadline(seconds) };
+    const call = method(client, name).call(client, request, options) as ClientReadableStream<Message>;
+    try {
+      for await (const message of call) {
+        yield message;
+      }
+    } catch (error) {
+      throw translate(error as ServiceError);
+    } finally {
+      call.cancel(); // for whoever leaves early; afterwards it means nothing
+    }
+  }
+}
+
+const deadline = (seconds: number): Date => new Date(Date.now() + seconds * 1000);
+
+const method = (client: Client, name: string): Method => (client as unknown as Record<string, Method>)[name]!;
+
+/** The output of a run, piece by piece; after the last one `result` says how it ended. */
+export class ExecStream implements AsyncIterable<Chunk> {
+  readonly #start: () => AsyncGenerator<Message>;
+  #started = false;
+  #result: RunResult | undefined;
+
+  constructor(start: () => AsyncGenerator<Message>) {
+    this.#start = start;
+  }
+
+  /** Without output, which has come already. */
+  get result(): RunResult {
+    if (!this.#result) {
+      throw new Error("the run has not ended: read its output to the end first");
+    }
+    return this.#result;
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Chunk> {
+    if (this.#started) {
+      throw new Error("a command is run once: its output cannot be read again");
+    }
+    this.#started = true;
+    for await (const frame of this.#start()) {
+      if (frame.output) {
+        yield new Chunk(frame.output.data, frame.output.stream === "STREAM_STDERR" ? "stderr" : "stdout");
+      } else if (frame.result) {
+        this.#result = readRun(frame.result);
+      }
+    }
+    if (!this.#result) {
+      throw new RunLost("the stream ended before the run did", { code: "run_lost", hint: "look at the log of the session" });
+    }
+  }
+}
+
+/** One command in a sandbox of its own, which is gone afterwards. */
+export async function sandboxRun(code: Command, language: Language = "bash", timeout = 30): Promise<RunResult> {
+  const client = new SandboxClient();
+  try {
+    return await client.run(code, language, timeout);
+  } finally {
+    await client.close();
+  }
+}

@@ -1,0 +1,37 @@
+export {
+  type ClientOptions,
+  type Command,
+  type ExecOptions,
+  ExecStream,
+  type Language,
+  type Path,
+  SandboxClient,
+  type SessionOptions,
+  sandboxRun,
+} from "./client.js";
+export {
+  Conflict,
+  DeadlineExceeded,
+  InternalError,
+  InvalidArgument,
+  NotFound,
+  NotText,
+  PermissionDenied,
+  ResourceExhausted,
+  RunLost,
+  SandboxError,
+  ServerNotTrusted,
+  Unauthenticated,
+  Unavailable,
+  Unsupported,
+} from "./errors.js";
+export {
+  Chunk,
+  type FileInfo,
+  type PipResult,
+  type Refusal,
+  type RunResult,
+  type SessionInfo,
+  type StatusInfo,
+  type StreamName,
+} from "./model.js";

@@ -1,0 +1,158 @@
+/** What calls give back, as plain data. Output is text, and beside it the exact bytes. */
+
+export type StreamName = "stdout" | "stderr";
+
+/** Something that the code asked of the network and did not get; the hint says what to ask for. */
+export interface Refusal {
+  host: string;
+  address: string;
+  port: number;
+  reason: string;
+  hint: string;
+}
+
+export interface RunResult {
+  /** Decoded as UTF-8, with U+FFFD for what is none. */
+  stdout: string;
+  stderr: string;
+  /** 124 after a timeout, 128+n for a signal; null while it runs or when its end is not known. */
+  exitCode: number | null;
+  sessionId: string;
+  runId: string;
+  /** running, completed, timed_out, killed, oom_killed or lost */
+  status: string;
+  durationMs: number;
+  /** Some of the output is not here: the middle of more than 1 MiB. */
+  truncated: boolean;
+  /** How much there was, exactly. */
+  stdoutBytes: number;
+  stderrBytes: number;
+  denied: Refusal[];
+  rawStdout: Uint8Array;
+  rawStderr: Uint8Array;
+}
+
+export interface FileInfo {
+  path: string;
+  /** The exact bytes, also where they are not UTF-8. */
+  rawPath: Uint8Array;
+  modified: number;
+  type: string;
+  size: number;
+}
+
+export interface SessionInfo {
+  sessionId: string;
+  tenantId: string;
+  phase: string;
+  runtimeClass: string;
+  image: string;
+  envKeys: string[];
+  created: number;
+  lastUsed: number;
+  ttl: number;
+  allowedHosts: string[];
+  denied: Refusal[];
+}
+
+export interface PipResult {
+  output: string;
+  exitCode: number | null;
+  denied: Refusal[];
+}
+
+export interface StatusInfo {
+  available: boolean;
+  version: string;
+  runtimeClass: string;
+  sessions: number;
+  tenantId: string;
+  scope: string;
+  name: string;
+}
+
+/** A piece of live output: the exact bytes, which can be written as they are. A character may be split between two. */
+export class Chunk extends Uint8Array {
+  readonly stream: StreamName;
+
+  constructor(data: Uint8Array, stream: StreamName) {
+    super(data);
+    this.stream = stream;
+  }
+
+  static get [Symbol.species]() {
+    return Uint8Array;
+  }
+
+  /** Decoded on its own, with U+FFFD for what is not whole. */
+  get text(): string {
+    return decode(this);
+  }
+}
+
+export function decode(data: Uint8Array): string {
+  // Not TextDecoder's default, which would swallow a byte order mark.
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(data);
+}
+
+/* eslint-disable-next-line @typescript-eslint/no-explicit-any -- messages are checked where they are made */
+type Message = any;
+
+export function readRun(message: Message): RunResult {
+  return {
+    stdout: decode(message.stdout),
+    stderr: decode(message.stderr),
+    exitCode: message._exit_code === "exit_code" ? message.exit_code : null,
+    sessionId: message.session_id,
+    runId: message.run_id,
+    status: message.status,
+    durationMs: message.duration_ms,
+    truncated: message.truncated,
+    stdoutBytes: message.stdout_bytes,
+    stderrBytes: message.stderr_bytes,
+    denied: message.denied,
+    rawStdout: message.stdout,
+    rawStderr: message.stderr,
+  };
+}
+
+export function readPip(message: Message): PipResult {
+  return {
+    output: decode(message.output),
+    exitCode: message._exit_code === "exit_code" ? message.exit_code : null,
+    denied: message.run?.denied ?? [],
+  };
+}
+
+export function readFileInfo(message: Message): FileInfo {
+  const rawPath: Uint8Array = message.path_bytes.length ? message.path_bytes : Buffer.from(message.path);
+  return { path: message.path, rawPath, modified: message.modified, type: message.type, size: message.size };
+}
+
+export function readSession(message: Message): SessionInfo {
+  return {
+    sessionId: message.session_id,
+    tenantId: message.tenant_id,
+    phase: message.phase,
+    runtimeClass: message.runtime_class,
+    image: message.image,
+    envKeys: message.env_keys,
+    created: message.created,
+    lastUsed: message.last_used,
+    ttl: message.ttl,
+    allowedHosts: message.allowed_hosts,
+    denied: message.denied,
+  };
+}
+
+export function readStatus(message: Message): StatusInfo {
+  return {
+    available: message.available,
+    version: message.version,
+    runtimeClass: message.runtime_class,
+    sessions: message.sessions,
+    tenantId: message.tenant_id,
+    scope: message.scope,
+    name: message.name,
+  };
+}

@@ -1,0 +1,74 @@
+/** What the list cannot say: the client's own session, leaving early, the background, hosts. */
+import { expect, test } from "vitest";
+
+import { NotFound, SandboxClient, sandboxRun } from "../src/index.js";
+
+const runtimeClass = process.env["K8E_TEST_RUNTIME"] ?? "";
+
+test("runs share the client's own session, which closing destroys", async () => {
+  const client = new SandboxClient();
+  const [first, second] = await Promise.all([client.run("echo a > file"), client.run("true")]);
+  const third = await client.run("cat file");
+  expect(third.stdout).toBe("a\n");
+  expect(new Set([first.sessionId, second.sessionId, third.sessionId]).size).toBe(1);
+  await client.close();
+  const other = new SandboxClient();
+  await expect(other.getSession(first.sessionId)).rejects.toThrow(NotFound);
+  await other.close();
+}, 120_000);
+
+test("a session that is gone is replaced, and the code is run once", async () => {
+  const client = new SandboxClient();
+  const first = await client.run("true");
+  await client.destroySession(first.sessionId);
+  const second = await client.run("echo x >> /workspace/count; cat /workspace/count");
+  expect(second.stdout).toBe("x\n");
+  expect(second.sessionId).not.toBe(first.sessionId);
+  await client.close();
+}, 120_000);
+
+test("leaving a live run ends its command", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass });
+  for await (const chunk of client.execStream(sid, "echo $$; exec sleep 1000")) {
+    expect(chunk.stream).toBe("stdout");
+    break;
+  }
+  let seen = "";
+  do {
+    seen = (await client.exec(sid, "pgrep -x sleep || echo none")).stdout;
+  } while (seen !== "none\n");
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
+test("a run in the background is polled and killed", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass });
+  const started = await client.start(sid, "echo out; sleep 1000");
+  expect(started.exitCode).toBeNull();
+  expect((await client.poll(started.runId)).status).toBe("running");
+  await client.kill(started.runId);
+  const ended = await client.poll(started.runId);
+  expect(ended.status).toBe("killed");
+  expect(ended.stdout).toBe("out\n");
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
+test("the list of hosts is changed, and what is refused is explained", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass, allowedHosts: [] });
+  expect((await client.getSession(sid)).allowedHosts).toEqual([]);
+  const result = await client.exec(sid, "getent hosts refused.example || true");
+  expect(result.denied.map((refusal) => refusal.host)).toEqual(["refused.example"]);
+  expect(result.denied[0]?.hint).not.toBe("");
+  expect(await client.updateAllowedHosts(sid, { add: ["EXAMPLE.com."] })).toEqual(["example.com"]);
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
+test("a command in a sandbox of its own", async () => {
+  const { stdout } = await sandboxRun("echo hello");
+  expect(stdout).toBe("hello\n");
+}, 120_000);

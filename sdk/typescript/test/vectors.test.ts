@@ -1,0 +1,125 @@
+/** The list that drives both SDKs, against a real gateway (tests/sdk/test_typescript.py starts it). */
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+
+import * as sdk from "../src/index.js";
+
+const vectors = JSON.parse(readFileSync(join(import.meta.dirname, "..", "..", "vectors.json"), "utf8"));
+const runtimeClass = process.env["K8E_TEST_RUNTIME"] ?? "";
+const unbase64 = (text: string) => Buffer.from(text, "base64");
+
+const client = new sdk.SandboxClient();
+let session = "";
+
+beforeAll(async () => {
+  session = await client.createSession({ runtimeClass });
+}, 120_000);
+
+afterAll(async () => {
+  await client.destroySession(session);
+  await client.close();
+}, 60_000);
+
+describe("runs", () => {
+  for (const vector of vectors.runs) {
+    test(vector.name, async () => {
+      const result = await client.exec(session, vector.code, vector.timeout ?? 30, {
+        language: vector.language,
+        ...(vector.stdin ? { stdin: unbase64(vector.stdin) } : {}),
+        ...(vector.env ? { env: vector.env } : {}),
+        ...(vector.workdir ? { workdir: vector.workdir } : {}),
+      });
+      expect(result.exitCode).toBe(vector.exit_code);
+      expect(result.status).toBe(vector.status);
+      if (vector.truncated) {
+        expect(result.truncated).toBe(true);
+        expect(result.stdoutBytes).toBe(vector.stdout_bytes);
+        return;
+      }
+      expect(Buffer.from(result.rawStdout)).toEqual(unbase64(vector.stdout));
+      expect(Buffer.from(result.rawStderr)).toEqual(unbase64(vector.stderr));
+      expect(result.stdoutBytes).toBe(unbase64(vector.stdout).length);
+      expect(Buffer.from(result.stdout, "utf8").includes("\ufffd")).toBe(unbase64(vector.stdout).toString().includes("\ufffd"));
+      expect(result.sessionId).toBe(session);
+    }, 60_000);
+  }
+});
+
+describe("live runs", () => {
+  for (const vector of vectors.runs.filter((each: { timeout?: number }) => !each.timeout)) {
+    test(vector.name, async () => {
+      const pieces: Record<sdk.StreamName, Uint8Array[]> = { stdout: [], stderr: [] };
+      const stream = client.execStream(session, vector.code, 30, {
+        language: vector.language,
+        ...(vector.stdin ? { stdin: unbase64(vector.stdin) } : {}),
+        ...(vector.env ? { env: vector.env } : {}),
+        ...(vector.workdir ? { workdir: vector.workdir } : {}),
+      });
+      for await (const chunk of stream) {
+        pieces[chunk.stream].push(chunk);
+      }
+      expect(stream.result.exitCode).toBe(vector.exit_code);
+      const stdout = Buffer.concat(pieces.stdout);
+      expect(stdout.length).toBe(vector.stdout_bytes ?? unbase64(vector.stdout).length);
+      if (!vector.truncated) {
+        expect(stdout).toEqual(unbase64(vector.stdout));
+        expect(Buffer.concat(pieces.stderr)).toEqual(unbase64(vector.stderr));
+      }
+    }, 60_000);
+  }
+});
+
+describe("files", () => {
+  for (const vector of vectors.files) {
+    test(vector.name, async () => {
+      const piece = unbase64(vector.content);
+      const content = Buffer.concat(Array.from({ length: vector.repeat ?? 1 }, () => piece));
+      expect(await client.writeFile(session, vector.path, content)).toBe(content.length);
+      expect(Buffer.from(await client.readBytes(session, vector.path)).equals(content)).toBe(true);
+      if (vector.text !== undefined) {
+        expect(await client.readFile(session, vector.path)).toBe(vector.text);
+        expect(await client.writeFile(session, vector.path, vector.text, "a")).toBe(content.length);
+        expect(await client.readFile(session, vector.path)).toBe(vector.text + vector.text);
+      }
+      const named = (await client.listFiles(session)).filter((file) => file.path.endsWith(vector.path));
+      expect(named).toHaveLength(1);
+      await client.exec(session, ["/usr/bin/rm", "--", vector.path]);
+    }, 120_000);
+  }
+
+  test("what is no text", async () => {
+    await client.writeFile(session, "/workspace/bytes", Uint8Array.of(0xff));
+    await expect(client.readFile(session, "/workspace/bytes")).rejects.toThrow(sdk.NotText);
+  });
+});
+
+describe("mistakes", () => {
+  const call = (vector: Record<string, any>): Promise<unknown> => {
+    switch (vector["call"]) {
+      case "exec":
+        return client.exec(vector["session"] ?? session, vector["argv"] ?? "true", vector["timeout"] ?? 30);
+      case "poll":
+        return client.poll(vector["run"]);
+      case "read":
+        return client.readFile(session, vector["path"]);
+      default:
+        return client.createSession({
+          runtimeClass: vector["runtime"] ?? runtimeClass,
+          ...(vector["allowed_hosts"] ? { allowedHosts: vector["allowed_hosts"] } : {}),
+          ...(vector["session_id"] ? { sessionId: vector["session_id"] } : {}),
+        });
+    }
+  };
+  for (const vector of vectors.errors) {
+    test(vector.name, async () => {
+      const error = await call(vector).then(
+        () => undefined,
+        (failure: unknown) => failure,
+      );
+      expect(error).toBeInstanceOf((sdk as unknown as Record<string, new () => Error>)[vector.error]);
+      expect(error).toMatchObject({ code: vector.code, ...(vector.field ? { field: vector.field } : {}) });
+    });
+  }
+});

@@ -1,0 +1,119 @@
+"""The list that drives both SDKs (sdk/vectors.json), here with both clients of the Python one."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandbox_client
+from sandbox_client import AsyncSandboxClient, SandboxClient
+
+VECTORS = json.loads((Path(__file__).resolve().parent.parent.parent / "sdk" / "vectors.json").read_text())
+RUNS, FILES, ERRORS = VECTORS["runs"], VECTORS["files"], VECTORS["errors"]
+Vector = dict[str, Any]
+
+
+def named(vectors: list[Vector]) -> Any:
+    return pytest.mark.parametrize("vector", vectors, ids=[vector["name"] for vector in vectors])
+
+
+def options_of(vector: Vector) -> dict[str, Any]:
+    options = {key: vector[key] for key in ("language", "timeout", "env", "workdir") if key in vector}
+    return options | ({"stdin": base64.b64decode(vector["stdin"])} if "stdin" in vector else {})
+
+
+def check_run(vector: Vector, result: sandbox_client.RunResult) -> None:
+    assert (result.exit_code, result.status) == (vector["exit_code"], vector["status"])
+    if vector.get("truncated"):
+        assert result.truncated
+        assert result.stdout_bytes == vector["stdout_bytes"]
+        return
+    stdout, stderr = base64.b64decode(vector["stdout"]), base64.b64decode(vector["stderr"])
+    assert (result.raw_stdout, result.raw_stderr) == (stdout, stderr)
+    assert (result.stdout, result.stderr) == (stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
+    assert (result.stdout_bytes, result.stderr_bytes, result.truncated) == (len(stdout), len(stderr), False)
+
+
+@named(RUNS)
+def test_a_run(client: SandboxClient, session: str, vector: Vector) -> None:
+    check_run(vector, client.exec(session, vector["code"], **options_of(vector)))
+
+
+@named(RUNS)
+async def test_a_run_awaited(async_client: AsyncSandboxClient, session: str, vector: Vector) -> None:
+    check_run(vector, await async_client.exec(session, vector["code"], **options_of(vector)))
+
+
+def check_pieces(vector: Vector, chunks: list[sandbox_client.Chunk], result: sandbox_client.RunResult) -> None:
+    pieces = {stream: [chunk for chunk in chunks if chunk.stream == stream] for stream in ("stdout", "stderr")}
+    for stream, expected in (("stdout", vector["stdout"]), ("stderr", vector["stderr"])):
+        data = b"".join(chunk.data for chunk in pieces[stream])
+        if vector.get("truncated") and stream == "stdout":
+            assert len(data) == vector["stdout_bytes"]
+            continue
+        assert data == base64.b64decode(expected)
+        assert "".join(pieces[stream]) == data.decode("utf-8", "replace")
+    assert (result.exit_code, result.status) == (vector["exit_code"], vector["status"])
+
+
+@named(RUNS)
+def test_a_live_run(client: SandboxClient, session: str, vector: Vector) -> None:
+    stream = client.exec_stream(session, vector["code"], **options_of(vector))
+    check_pieces(vector, list(stream), stream.result)
+
+
+@named(RUNS)
+async def test_a_live_run_awaited(async_client: AsyncSandboxClient, session: str, vector: Vector) -> None:
+    stream = async_client.exec_stream(session, vector["code"], **options_of(vector))
+    check_pieces(vector, [chunk async for chunk in stream], stream.result)
+
+
+@named(FILES)
+def test_a_file(client: SandboxClient, session: str, vector: Vector) -> None:
+    content = base64.b64decode(vector["content"]) * vector.get("repeat", 1)
+    assert client.write_file(session, vector["path"], content) == len(content)
+    assert client.read_bytes(session, vector["path"]) == content
+    if "text" in vector:
+        assert client.read_file(session, vector["path"]) == vector["text"]
+        assert client.write_file(session, vector["path"], vector["text"], "a") == len(content)
+        assert client.read_file(session, vector["path"]) == vector["text"] * 2
+    assert len([info for info in client.list_files(session) if info.path.endswith(vector["path"])]) == 1
+    client.exec(session, ["/usr/bin/rm", "--", vector["path"]])
+
+
+@named(FILES)
+async def test_a_file_awaited(async_client: AsyncSandboxClient, session: str, vector: Vector) -> None:
+    content = base64.b64decode(vector["content"]) * vector.get("repeat", 1)
+    assert await async_client.write_file(session, vector["path"], content) == len(content)
+    assert await async_client.read_bytes(session, vector["path"]) == content
+    await async_client.exec(session, ["/usr/bin/rm", "--", vector["path"]])
+
+
+@named(ERRORS)
+def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Vector) -> None:
+    with pytest.raises(sandbox_client.SandboxError) as caught:
+        match vector["call"]:
+            case "exec":
+                command = vector.get("argv", "true")
+                client.exec(vector.get("session", session), command, vector.get("timeout", 30))
+            case "poll":
+                client.poll(vector["run"])
+            case "read":
+                client.read_file(session, vector["path"])
+            case _:
+                options = {"session_id": vector.get("session_id", "")}
+                client.create_session(vector.get("runtime", runtime), vector.get("allowed_hosts"), **options)
+    assert type(caught.value).__name__ == vector["error"]
+    assert caught.value.code == vector["code"]
+    assert caught.value.field == vector.get("field", caught.value.field)
+
+
+@pytest.fixture
+async def async_client(machine: object) -> AsyncIterator[AsyncSandboxClient]:
+    async with AsyncSandboxClient() as made:
+        yield made
