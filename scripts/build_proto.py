@@ -1,7 +1,7 @@
 """Generates the Python code for proto/sandbox/v1/sandbox.proto. Nothing generated is committed.
 
-    scripts/build_proto.py            into src/k8e/doors/grpc, for this checkout (scripts/setup calls it)
-    scripts/build_proto.py FOLDER     somewhere else: the Python SDK, the wheel
+    scripts/build_proto.py            for this checkout: the gateway and the Python SDK (scripts/setup calls it)
+    scripts/build_proto.py FOLDER     somewhere else
 
 One module with the messages, and its types. The service's methods are a table in our own code
 (src/k8e/doors/grpc/methods.py), so no stubs are generated.
@@ -19,7 +19,7 @@ PROTO = ROOT / "proto"
 # Compiled by this name, from the folder above: it is part of the descriptor, and two copies in one process (the SDK's
 # and the gateway's) only get along when they agree in everything.
 SOURCE = "sandbox/v1/sandbox.proto"
-FOLDER = ROOT / "src" / "k8e" / "doors" / "grpc"
+FOLDERS = (ROOT / "src" / "k8e" / "doors" / "grpc", ROOT / "sdk" / "python" / "sandbox_client")
 MODULES = ("sandbox_pb2.py", "sandbox_pb2.pyi")
 
 
@@ -34,4 +34,5 @@ def generate(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    for folder in [Path(sys.argv[1])] if len(sys.argv) > 1 else FOLDERS:
+        generate(folder)

@@ -18,7 +18,7 @@ RUNS, FILES, ERRORS = VECTORS["runs"], VECTORS["files"], VECTORS["errors"]
 Vector = dict[str, Any]
 
 
-def named(vectors: list[Vector]) -> Any:
+def named(vectors: list[Vector]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("vector", vectors, ids=[vector["name"] for vector in vectors])
 
 

@@ -12,6 +12,7 @@ from sandbox_client._async import AsyncExecStream, AsyncSandboxClient, async_san
 from sandbox_client._errors import (
     Conflict,
     DeadlineExceeded,
+    Failed,
     InternalError,
     InvalidArgument,
     NotFound,
@@ -35,6 +36,7 @@ __all__ = [
     "Conflict",
     "DeadlineExceeded",
     "ExecStream",
+    "Failed",
     "FileInfo",
     "InternalError",
     "InvalidArgument",

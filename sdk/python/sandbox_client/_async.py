@@ -278,7 +278,7 @@ class AsyncSandboxClient:
             if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
                 return self._channel
             target = await asyncio.to_thread(find_target, *self._wanted)
-            channel = grpc.aio.secure_channel(target.address, target.credentials(), options=OPTIONS + target.options)
+            channel = grpc.aio.secure_channel(target.address, target.credentials(), options=OPTIONS)
             # Calls that are under way on an older one go on; it is gone with the last of them.
             self._target, self._channel = target, channel
             return channel
@@ -326,7 +326,6 @@ class AsyncExecStream:
 
     def __init__(self, frames: AsyncIterator[pb.ExecFrame]) -> None:
         self._frames = frames
-        self._chunks = self._read()
         self._result: RunResult | None = None
 
     @property
@@ -336,10 +335,8 @@ class AsyncExecStream:
             raise RuntimeError("the run has not ended: read its output to the end first")
         return self._result
 
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        return self._chunks
-
-    async def _read(self) -> AsyncIterator[Chunk]:
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        # Kept nowhere: whoever leaves the loop lets go of it, and so ends the command.
         reader = ChunkReader()
         try:
             async for frame in self._frames:

@@ -12,6 +12,7 @@ the wire.
     ├─ Unsupported               this gateway cannot do that
     ├─ Unavailable               cannot be reached, or this machine does not have it: nothing ran
     │   └─ ServerNotTrusted      not the gateway that it should be: nothing was sent
+    ├─ Failed                    it was tried and did not work
     ├─ DeadlineExceeded          no answer in time
     ├─ RunLost                   it ran, and how it ended is not known
     └─ InternalError             a bug on the other side
@@ -91,6 +92,10 @@ class ServerNotTrusted(Unavailable):
     pass
 
 
+class Failed(SandboxError):
+    pass
+
+
 class DeadlineExceeded(SandboxError, TimeoutError):
     pass
 
@@ -109,7 +114,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[SandboxError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.ALREADY_EXISTS: Conflict,
     grpc.StatusCode.FAILED_PRECONDITION: Conflict,
-    grpc.StatusCode.ABORTED: Conflict,
+    grpc.StatusCode.ABORTED: Failed,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,

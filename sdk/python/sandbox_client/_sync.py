@@ -277,7 +277,7 @@ class SandboxClient:
             if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
                 return self._channel
             target = find_target(*self._wanted)
-            channel = grpc.secure_channel(target.address, target.credentials(), options=OPTIONS + target.options)
+            channel = grpc.secure_channel(target.address, target.credentials(), options=OPTIONS)
             # Calls that are under way on an older one go on; it is gone with the last of them.
             self._target, self._channel = target, channel
             return channel
@@ -325,7 +325,6 @@ class ExecStream:
 
     def __init__(self, frames: Iterator[pb.ExecFrame]) -> None:
         self._frames = frames
-        self._chunks = self._read()
         self._result: RunResult | None = None
 
     @property
@@ -336,9 +335,7 @@ class ExecStream:
         return self._result
 
     def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
-
-    def _read(self) -> Iterator[Chunk]:
+        # Kept nowhere: whoever leaves the loop lets go of it, and so ends the command.
         reader = ChunkReader()
         try:
             for frame in self._frames:

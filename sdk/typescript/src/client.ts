@@ -6,6 +6,7 @@ import {
   type ServiceError,
 } from "@grpc/grpc-js";
 
+import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
 import { Conflict, NotFound, NotText, RunLost, SandboxError, translate } from "./errors.js";
 import {
@@ -21,7 +22,7 @@ import {
   readSession,
   readStatus,
 } from "./model.js";
-import { OPTIONS, type Target, type Wanted, findTarget } from "./target.js";
+import { type Wanted, findTarget } from "./target.js";
 
 const SMALL = 4 << 20; // a file up to here goes in one message
 const PIECE = 1 << 20;

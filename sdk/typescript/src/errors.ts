@@ -13,6 +13,7 @@
  * ├─ Unsupported           this gateway cannot do that
  * ├─ Unavailable           cannot be reached, or this machine does not have it: nothing ran
  * │   └─ ServerNotTrusted  not the gateway that it should be: nothing was sent
+ * ├─ Failed                it was tried and did not work
  * ├─ DeadlineExceeded      no answer in time
  * ├─ RunLost               it ran, and how it ended is not known
  * └─ InternalError         a bug on the other side
@@ -61,6 +62,7 @@ export class ResourceExhausted extends SandboxError {}
 export class Unsupported extends SandboxError {}
 export class Unavailable extends SandboxError {}
 export class ServerNotTrusted extends Unavailable {}
+export class Failed extends SandboxError {}
 export class DeadlineExceeded extends SandboxError {}
 export class RunLost extends SandboxError {}
 export class InternalError extends SandboxError {}
@@ -71,7 +73,7 @@ const BY_STATUS = new Map<Status, typeof SandboxError>([
   [Status.NOT_FOUND, NotFound],
   [Status.ALREADY_EXISTS, Conflict],
   [Status.FAILED_PRECONDITION, Conflict],
-  [Status.ABORTED, Conflict],
+  [Status.ABORTED, Failed],
   [Status.PERMISSION_DENIED, PermissionDenied],
   [Status.UNAUTHENTICATED, Unauthenticated],
   [Status.RESOURCE_EXHAUSTED, ResourceExhausted],

@@ -12,6 +12,7 @@ export {
 export {
   Conflict,
   DeadlineExceeded,
+  Failed,
   InternalError,
   InvalidArgument,
   NotFound,

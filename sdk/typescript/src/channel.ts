@@ -1,0 +1,26 @@
+/** What a connection to a gateway is made of. */
+import { type ChannelCredentials, type ChannelOptions, credentials } from "@grpc/grpc-js";
+
+const MESSAGE = 65 << 20;
+
+export const OPTIONS: ChannelOptions = {
+  "grpc.max_receive_message_length": MESSAGE,
+  "grpc.max_send_message_length": MESSAGE,
+  "grpc.enable_retries": 0, // a command is run once
+  "grpc.keepalive_time_ms": 60_000,
+};
+
+export interface Target {
+  address: string;
+  /** From then on it should be looked for anew. */
+  renewAt: number;
+  options: ChannelOptions;
+  credentials(): ChannelCredentials;
+}
+
+/** `authority` is the CAs that its certificate may come from; null: those of the system. */
+export function makeTarget(address: string, authority: Buffer | null, key: Buffer, certificate: Buffer, renewAt = Infinity): Target {
+  // Node warns about addresses as names in a handshake; every gateway is localhost, too, for whoever is on its machine.
+  const options = address.startsWith("127.0.0.1:") ? { "grpc.ssl_target_name_override": "localhost" } : {};
+  return { address, renewAt, options, credentials: () => credentials.createSsl(authority, key, certificate) };
+}

@@ -1,0 +1,198 @@
+/**
+ * How a client gets its certificate: from the daemon of this machine, which knows its users, or with an API key.
+ *
+ * Nothing secret is ever sent. The key in an API key signs a request for a certificate; its fingerprint tells whether the
+ * server at the other end is the gateway it was made for, before anything is asked of it.
+ */
+import { createHash, createPrivateKey, generateKeyPairSync, sign } from "node:crypto";
+import { request as httpRequest } from "node:http";
+import { type DetailedPeerCertificate, connect as connectTls } from "node:tls";
+
+import { type Client, type ServiceError } from "@grpc/grpc-js";
+
+import { OPTIONS, makeTarget } from "./channel.js";
+import { SandboxService } from "./contract.js";
+import { InvalidArgument, ServerNotTrusted, Unavailable, translate } from "./errors.js";
+
+const PREFIX = "k8e_";
+const PURPOSE = Buffer.from("k8e-login-v1\0", "latin1");
+const SECONDS = 20;
+
+/** The certificate of nobody, which every client has: gRPC wants one before it lets anybody ask for one of their own. */
+export const NOBODY_CERTIFICATE = Buffer.from(`-----BEGIN CERTIFICATE-----
+MIIBPjCB5qADAgECAgEBMAoGCCqGSM49BAMCMBUxEzARBgNVBAMMCms4ZSBub2Jv
+ZHkwIBcNMjAwMTAxMDAwMDAwWhgPOTk5OTEyMzEyMzU5NTlaMBUxEzARBgNVBAMM
+Cms4ZSBub2JvZHkwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAAQzjk1c1Duxelb3
+l77bFsjtKWpsd3lrFBdEJWRmEL6jAgR4dyno48Z8+sVtwCb7a9QI6VtKStEPs8bf
+0Se5a2NjoyUwIzAMBgNVHRMBAf8EAjAAMBMGA1UdJQQMMAoGCCsGAQUFBwMCMAoG
+CCqGSM49BAMCA0cAMEQCIC/NfbBtdz/41tKckGHOJxWb+d2Ha8BptCCoqoztQMEd
+AiBXewdvxdGnsW4wOLDW5iZearjouaP/OGGDNtqw+G61Ng==
+-----END CERTIFICATE-----
+`);
+export const NOBODY_KEY = Buffer.from(`-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgrHASSgmZw/WqHUbY
+dRjQ7dluc+ZU2dAFaL9uyHm7a4KhRANCAAQzjk1c1Duxelb3l77bFsjtKWpsd3lr
+FBdEJWRmEL6jAgR4dyno48Z8+sVtwCb7a9QI6VtKStEPs8bf0Se5a2Nj
+-----END PRIVATE KEY-----
+`);
+
+/** A client certificate with its key, and the CA that the gateway's own must come from. All PEM. */
+export interface Identity {
+  certificate: Buffer;
+  key: Buffer;
+  authority: Buffer;
+  expires: number;
+  /** Where the gateway is, if it said so. */
+  endpoint: string;
+}
+
+interface ApiKey {
+  keyId: Buffer;
+  fingerprint: Buffer;
+  secret: Buffer;
+}
+
+const sha256 = (data: Uint8Array): Buffer => createHash("sha256").update(data).digest();
+
+export function parseKey(text: string): ApiKey {
+  const word = text.trim();
+  const encoded = word.slice(PREFIX.length);
+  const content = /^[A-Za-z0-9_-]*$/.test(encoded) ? Buffer.from(encoded, "base64url") : Buffer.alloc(0);
+  const body = content.subarray(0, 72);
+  if (!word.startsWith(PREFIX) || content.length !== 76 || !sha256(body).subarray(0, 4).equals(content.subarray(72))) {
+    const hint = "copy the whole key, as `k8e sandbox-apikey create` printed it";
+    throw new InvalidArgument("this is not an API key, or not all of it", { code: "invalid_key", hint });
+  }
+  return { keyId: body.subarray(0, 8), fingerprint: body.subarray(8, 40), secret: body.subarray(40) };
+}
+
+function signLogin(key: ApiKey, request: Uint8Array): Buffer {
+  // A raw Ed25519 key in the one form that node takes: PKCS#8 with a head that is always the same.
+  const head = Buffer.from("302e020100300506032b657004220420", "hex");
+  const secret = createPrivateKey({ key: Buffer.concat([head, key.secret]), format: "der", type: "pkcs8" });
+  return sign(null, Buffer.concat([PURPOSE, key.fingerprint, key.keyId, sha256(request)]), secret);
+}
+
+// A request for a certificate (PKCS#10), which node does not make.
+
+function tag(kind: number, ...parts: Uint8Array[]): Buffer {
+  const content = Buffer.concat(parts);
+  const size = content.length;
+  const length = size < 0x80 ? [size] : size < 0x100 ? [0x81, size] : [0x82, size >> 8, size & 0xff];
+  return Buffer.concat([Buffer.from([kind, ...length]), content]);
+}
+
+const sequence = (...parts: Uint8Array[]) => tag(0x30, ...parts);
+const ECDSA_WITH_SHA256 = sequence(Buffer.from("06082a8648ce3d040302", "hex"));
+const COMMON_NAME = Buffer.from("0603550403", "hex");
+
+export function makeRequest(): { key: Buffer; der: Buffer; pem: string } {
+  const { privateKey, publicKey } = generateKeyPairSync("ec", { namedCurve: "P-256" });
+  const name = sequence(tag(0x31, sequence(COMMON_NAME, tag(0x0c, Buffer.from("k8e client")))));
+  const version = Buffer.from("020100", "hex");
+  const attributes = tag(0xa0);
+  const info = sequence(version, name, publicKey.export({ format: "der", type: "spki" }), attributes);
+  const signature = sign("sha256", info, privateKey);
+  const der = sequence(info, ECDSA_WITH_SHA256, tag(0x03, Buffer.from([0]), signature));
+  const lines = der.toString("base64").match(/.{1,64}/g)!.join("\n");
+  const pem = `-----BEGIN CERTIFICATE REQUEST-----\n${lines}\n-----END CERTIFICATE REQUEST-----\n`;
+  return { key: Buffer.from(privateKey.export({ format: "pem", type: "pkcs8" })), der, pem };
+}
+
+/** From the daemon of this machine, through its socket. Fails with what the system says when there is none. */
+export async function loginLocal(path: string): Promise<Identity> {
+  const request = makeRequest();
+  const body = Buffer.from(JSON.stringify({ csr: request.pem }));
+  const { status, text } = await new Promise<{ status: number; text: string }>((resolve, reject) => {
+    const headers = { Host: "localhost", "Content-Type": "application/json", "Content-Length": body.length };
+    const call = httpRequest(
+      { socketPath: path, path: "/v1/login", method: "POST", headers, timeout: SECONDS * 1000, agent: false },
+      (response) => {
+        const pieces: Buffer[] = [];
+        response.on("data", (piece: Buffer) => pieces.push(piece));
+        response.on("end", () => resolve({ status: response.statusCode ?? 0, text: Buffer.concat(pieces).toString() }));
+        response.on("error", reject);
+      },
+    );
+    call.on("timeout", () => call.destroy(new Error("no answer in time")));
+    call.on("error", reject);
+    call.end(body);
+  });
+  const answer = JSON.parse(text) as Record<string, string | number>;
+  if (status >= 300) {
+    const [code, detail, hint] = ["code", "detail", "hint"].map((name) => String(answer[name] ?? ""));
+    throw new Unavailable(String(answer["error"] ?? ""), { code: code!, detail: detail!, hint: hint! });
+  }
+  return {
+    certificate: Buffer.from(String(answer["certificate"])),
+    key: request.key,
+    authority: Buffer.from(String(answer["ca_certificate"])),
+    expires: Number(answer["expires_at"]),
+    endpoint: String(answer["endpoint"]),
+  };
+}
+
+export async function loginWithKey(address: string, text: string): Promise<Identity> {
+  const key = parseKey(text);
+  const authority = await findAuthority(address, key.fingerprint);
+  const request = makeRequest();
+  const message = { key_id: key.keyId.toString("hex"), csr: request.pem, signature: signLogin(key, request.der) };
+  const target = makeTarget(address, authority, NOBODY_KEY, NOBODY_CERTIFICATE);
+  const client: Client = new SandboxService(address, target.credentials(), { ...OPTIONS, ...target.options });
+  try {
+    return await new Promise((resolve, reject) => {
+      const login = (client as unknown as Record<string, (...words: unknown[]) => unknown>)["Login"]!;
+      const done = (error: ServiceError | null, response: { certificate: string; expires_at: number }) =>
+        error
+          ? reject(translate(error))
+          : resolve({
+              certificate: Buffer.from(response.certificate),
+              key: request.key,
+              authority,
+              expires: response.expires_at,
+              endpoint: "",
+            });
+      login.call(client, message, { deadline: new Date(Date.now() + SECONDS * 1000) }, done);
+    });
+  } finally {
+    client.close();
+  }
+}
+
+/**
+ * The CA certificate (PEM) that a server sends along, if it is the one that we were told to trust.
+ *
+ * Nothing is believed yet and nothing is asked: this only fetches the certificate that has that fingerprint. The
+ * connection that counts is then made with it as the only CA.
+ */
+export async function findAuthority(address: string, fingerprint: Uint8Array): Promise<Buffer> {
+  const border = address.lastIndexOf(":");
+  const host = address.slice(0, border).replace(/^\[|\]$/g, "");
+  const port = Number(address.slice(border + 1));
+  const chain = await new Promise<Buffer[]>((resolve, reject) => {
+    const options = { host, port, rejectUnauthorized: false, ALPNProtocols: ["h2"], minVersion: "TLSv1.3" as const };
+    const socket = connectTls(options, () => {
+      const found: Buffer[] = [];
+      let certificate: DetailedPeerCertificate | undefined = socket.getPeerCertificate(true);
+      while (certificate?.raw && !found.some((known) => known.equals(certificate!.raw))) {
+        found.push(certificate.raw);
+        certificate = certificate.issuerCertificate;
+      }
+      socket.destroy();
+      resolve(found);
+    });
+    socket.setTimeout(SECONDS * 1000, () => socket.destroy(new Error("no answer in time")));
+    socket.on("error", (cause) => {
+      const hint = "is the address right, and does the gateway run?";
+      reject(new Unavailable(`${address} cannot be reached`, { code: "unreachable", detail: cause.message, hint }, { cause }));
+    });
+  });
+  const authority = chain.find((certificate) => sha256(certificate).equals(fingerprint));
+  if (!authority) {
+    const hint = "either the address is wrong, or somebody is in between: nothing was sent";
+    const error = `${address} is not the gateway that this key was made for`;
+    throw new ServerNotTrusted(error, { code: "server_not_trusted", hint });
+  }
+  const lines = authority.toString("base64").match(/.{1,64}/g)!.join("\n");
+  return Buffer.from(`-----BEGIN CERTIFICATE-----\n${lines}\n-----END CERTIFICATE-----\n`);
+}

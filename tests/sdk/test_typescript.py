@@ -1,0 +1,71 @@
+"""The TypeScript SDK: its own tests (vitest) against a real gateway, and both builds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.machine import Machine
+from tests.sdk.conftest import RUNTIME
+
+ENVIRONMENT = dict(os.environ)  # with this machine's own npm configuration
+FOLDER = Path(__file__).resolve().parent.parent.parent / "sdk" / "typescript"
+
+pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here")
+
+
+def npm(*words: str, env: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["npm", "--loglevel=error", *words],
+        cwd=FOLDER,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Once for each lock."""
+    lock = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    stamp = FOLDER / "node_modules" / ".lock"
+    if not stamp.exists() or stamp.read_text() != lock:
+        # Not `npm ci`, which wants the packages of all platforms to be in the lock: not every mirror has them.
+        npm("install", "--no-save", "--no-audit", "--no-fund", env=ENVIRONMENT)
+        stamp.write_text(lock)
+    npm("run", "build", env=ENVIRONMENT)
+
+
+def test_its_own_tests_pass_against_a_real_gateway(machine: Machine, tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    reporters = ("--reporter=default", "--reporter=json", f"--outputFile={report_file}")
+    npm("test", "--", *reporters, env={**os.environ, "K8E_TEST_RUNTIME": RUNTIME})
+    report = json.loads(report_file.read_text())
+    assert report["numFailedTests"] == 0
+    assert report["numPassedTests"] > 50
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--input-type=module"], 'import { sandboxRun } from "k8e-sandbox-client";'),
+        (["--input-type=commonjs"], 'const { sandboxRun } = require("k8e-sandbox-client");'),
+    ],
+    ids=["import", "require"],
+)
+def test_both_builds_work(machine: Machine, tmp_path: Path, words: list[str], code: str) -> None:
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "k8e-sandbox-client").symlink_to(FOLDER)
+    program = f"{code} sandboxRun('echo hi').then((result) => process.stdout.write(result.stdout));"
+    done = subprocess.run(["node", *words, "-e", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
