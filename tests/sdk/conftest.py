@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,40 @@ from sandbox_client import SandboxClient
 from tests.cli.machine import Machine, make_folder
 
 RUNTIME = "native"
+ENVIRONMENT = dict(os.environ)  # with this machine's own npm configuration
+TYPESCRIPT = Path(__file__).resolve().parent.parent.parent / "sdk" / "typescript"
+
+
+def npm(*words: str, env: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["npm", "--loglevel=error", *words],
+        cwd=TYPESCRIPT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="session")
+def built() -> None:
+    """The TypeScript package, once for each state of its sources; two workers do not do it at once."""
+    sources = ("package.json", "package-lock.json", "tsconfig.json", "src/*", "scripts/*", "../../proto/sandbox/v1/*")
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in sources for path in TYPESCRIPT.glob(pattern)):
+        digest.update(path.read_bytes())
+    (TYPESCRIPT / "build").mkdir(exist_ok=True)
+    stamp = TYPESCRIPT / "build" / "stamp"
+    with open(TYPESCRIPT / "build" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == digest.hexdigest():
+            return
+        # Not `npm ci`, which wants the packages of all platforms to be in the lock: not every mirror has them.
+        npm("install", "--no-save", "--no-audit", "--no-fund", env=ENVIRONMENT)
+        npm("run", "build", env=ENVIRONMENT)
+        stamp.write_text(digest.hexdigest())
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,38 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.machine import Machine
-from tests.sdk.conftest import RUNTIME
+from tests.sdk.conftest import RUNTIME, npm
 
-ENVIRONMENT = dict(os.environ)  # with this machine's own npm configuration
 FOLDER = Path(__file__).resolve().parent.parent.parent / "sdk" / "typescript"
 
-pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here")
-
-
-def npm(*words: str, env: dict[str, str]) -> str:
-    done = subprocess.run(
-        ["npm", "--loglevel=error", *words],
-        cwd=FOLDER,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
-    """Once for each lock."""
-    lock = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
-    stamp = FOLDER / "node_modules" / ".lock"
-    if not stamp.exists() or stamp.read_text() != lock:
-        # Not `npm ci`, which wants the packages of all platforms to be in the lock: not every mirror has them.
-        npm("install", "--no-save", "--no-audit", "--no-fund", env=ENVIRONMENT)
-        stamp.write_text(lock)
-    npm("run", "build", env=ENVIRONMENT)
+pytestmark = [pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here"), pytest.mark.usefixtures("built")]
 
 
 def test_its_own_tests_pass_against_a_real_gateway(machine: Machine, tmp_path: Path) -> None:

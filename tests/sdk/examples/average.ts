@@ -1,0 +1,7 @@
+const client = new SandboxClient();
+const code = "import random; nums=[random.randint(1,100) for _ in range(10)]; print('numbers:',nums); print('average:',sum(nums)/len(nums))";
+const result = await client.run(code, "python");
+console.log(result.stdout);
+// numbers: [39, 60, 50, 24, 53, 32, 85, 10, 81, 3]
+// average: 43.7
+await client.close();

@@ -1,0 +1,2 @@
+import { sandboxRun } from "./sandbox_client";
+const { stdout } = await sandboxRun("echo hello");
