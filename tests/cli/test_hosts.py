@@ -16,9 +16,13 @@ USUAL = sorted(DEFAULT_HOSTS)
 
 
 def find_sandbox(machine: Machine, session: str) -> str:
-    lines = map(json.loads, (machine.folder / "s" / "audit.log").read_text().splitlines())
-    (sandbox,) = {line["sandbox"] for line in lines if line.get("session") == session}
-    return str(sandbox)
+    def find() -> set[str]:
+        lines = map(json.loads, (machine.folder / "s" / "audit.log").read_text().splitlines())
+        return {line["sandbox"] for line in lines if line.get("session") == session}
+
+    wait_until(lambda: bool(find()))  # the audit log comes a moment later
+    (sandbox,) = find()
+    return sandbox
 
 
 def engine_of(machine: Machine) -> BareEngine:
