@@ -41,11 +41,10 @@ def run_typescript(before: str, name: str, after: str = "", *, replace: tuple[st
     path = folder / f"{name}-{os.getpid()}.ts"
     path.write_text(program)
     # Bundled by what vitest brings, for node to run.
-    build = [TYPESCRIPT / "node_modules" / ".bin" / "rolldown", path, "--platform=node", "--format=esm"]
     bundle = path.with_suffix(".mjs")
-    subprocess.run(
-        [*build, "--external", "@grpc/*,yaml", "-o", bundle], check=True, capture_output=True, cwd=TYPESCRIPT
-    )
+    words = ("--platform=node", "--format=esm", "--external", "@grpc/*,yaml", "-o", str(bundle))
+    rolldown = str(TYPESCRIPT / "node_modules" / ".bin" / "rolldown")
+    subprocess.run([rolldown, str(path), *words], check=True, capture_output=True, cwd=TYPESCRIPT)
     done = subprocess.run(["node", bundle], env=dict(os.environ), capture_output=True, text=True, timeout=300)
     path.unlink()
     bundle.unlink()
