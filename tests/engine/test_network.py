@@ -3,14 +3,17 @@ sent to a foreign address."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
+from k8e.engine import EngineError
 from k8e.link.model import AGENT, ExecOptions
 from tests.engine.rig import ROOT, Rig, Room
 
@@ -185,3 +188,29 @@ except socket.gaierror:
 """
     done = await room.python(code)
     assert done.stdout == b"127.0.0.1\nunknown\n", done
+
+
+async def test_who_asks_about_a_sandbox_that_is_being_destroyed_does_not_bring_its_network_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its addresses would be held by nobody, and missing to the next one that gets its wire."""
+    name = rig.new_name()
+    await rig.engine.create(name, rig.spec())
+    loop, network = asyncio.get_running_loop(), rig.engine._network
+    remove_wires = network._ground.remove_wires
+    questions = []
+
+    def remove_while_asked(sandbox: str, marks: Iterable[int] | None) -> None:
+        """In the middle: the resolver has left already, the wire is still there."""
+        question = asyncio.run_coroutine_threadsafe(rig.engine.refusals(name), loop)
+        questions.append(question)
+        with contextlib.suppress(TimeoutError, EngineError):
+            question.result(0.5)  # It has to wait for the end.
+        remove_wires(sandbox, marks)
+
+    monkeypatch.setattr(network._ground, "remove_wires", remove_while_asked)
+    await rig.engine.destroy(name)
+    (question,) = questions
+    with pytest.raises(EngineError):
+        await asyncio.wrap_future(question)
+    assert not network.knows(name)

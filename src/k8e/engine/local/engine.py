@@ -293,13 +293,15 @@ class LocalEngine:
         return (await self._templates.registries()).hosts
 
     async def _resume_network(self, sandbox: str) -> None:
-        """Of a sandbox that another daemon made."""
+        """Of a sandbox that another daemon made. Not while it is being destroyed: it would hold on to addresses that
+        are the next one's."""
         if not self._network.knows(sandbox):
-            try:
-                record = await asyncio.to_thread(Record.load, self.layout.sandbox(sandbox).record)
-            except FileNotFoundError:
-                raise EngineError("sandbox", f"{sandbox} does not exist") from None
-            await self._network.resume(sandbox, record.hostname)
+            async with self._lock(sandbox):
+                try:
+                    record = await asyncio.to_thread(Record.load, self.layout.sandbox(sandbox).record)
+                except FileNotFoundError:
+                    raise EngineError("sandbox", f"{sandbox} does not exist") from None
+                await self._network.resume(sandbox, record.hostname)
 
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
         await self._resume_network(sandbox)

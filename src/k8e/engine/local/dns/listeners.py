@@ -68,7 +68,7 @@ def _bind(address: Address, port: int, kind: socket.SocketKind) -> socket.socket
 
 
 class Listener:
-    """Both sockets of one address, from construction to `close`."""
+    """Both sockets of one address, from construction to `stop`."""
 
     def __init__(self, sockets: tuple[socket.socket, socket.socket], allowance: Allowance, answer: Answer) -> None:
         self._datagrams, self._streams = sockets
@@ -80,16 +80,19 @@ class Listener:
         self._loop.add_reader(self._datagrams, self._read_datagrams)
         self._loop.add_reader(self._streams, self._accept)
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """Its address is free when this returns."""
         for pause in self._pauses.values():
             pause.cancel()
         for sock in (self._datagrams, self._streams):
             self._loop.remove_reader(sock)
             sock.close()
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """After `stop`: waits for what was under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[None, None, None], afterwards: Callable[[], None]) -> None:
         """`afterwards` happens even to a task that is cancelled before it begins."""

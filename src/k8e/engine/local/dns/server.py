@@ -104,7 +104,9 @@ class NameServer:
         """Fine for one that is not served."""
         if desk := self._desks.pop(sandbox, None):
             for listener in desk.listeners:
-                await listener.close()
+                listener.stop()
+            for listener in desk.listeners:
+                await listener.finish()
 
     async def close(self) -> None:
         for sandbox in list(self._desks):
