@@ -1,0 +1,131 @@
+"""What programs in real sandboxes make of the resolver, with the tests' own internet upstream."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from ipaddress import ip_address
+
+import pytest
+
+from k8e.engine import Runtime
+from k8e.engine.local import LocalEngine
+from k8e.policy import HostList
+from tests.egress.internet import NAME_SERVER, Internet, small_internet
+from tests.egress.namespaces import private_machine
+from tests.egress.zones import Zone
+from tests.engine.rig import Rig, Room, place_for_engine
+from tests.sandboxes import needs_root
+
+pytestmark = [needs_root, pytest.mark.anyio]
+
+ZONE: Zone = {
+    "both.com": {"A": ["45.90.40.1"], "AAAA": ["2a0b:4340:2::1"]},
+    "half.com": {"A": ["10.0.0.1"], "AAAA": ["2a0b:4340:2::2"]},
+    "inward.com": {"A": ["127.0.0.1"]},
+    "long.com": {"truncate": True, "A": ["45.90.40.2"]},
+    "alias.com": {"CNAME": "target.net"},
+    "target.net": {"A": ["45.90.40.3"]},
+    "broken.com": {"rcode": "SERVFAIL"},
+}
+PYTHON = """
+import json, socket, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = sorted({item[4][0] for item in socket.getaddrinfo(name, 443, type=socket.SOCK_STREAM)})
+    except socket.gaierror as error:
+        found[name] = error.errno
+print(json.dumps(found))
+"""
+NODE = """
+const { lookup, resolve4 } = require('dns').promises;
+const name = process.argv[1];
+const tell = (promise) => promise.then((found) => found, (error) => error.code);
+Promise.all([tell(lookup(name, { family: 4 }).then((one) => one.address)), tell(resolve4(name))])
+  .then((found) => console.log(JSON.stringify(found)));
+"""
+NO_SUCH_NAME, NO_ADDRESS, AGAIN = -2, -5, -3
+
+
+@pytest.fixture(scope="module")
+def internet() -> Iterator[Internet]:
+    with private_machine(), small_internet() as internet:
+        internet.publish(ZONE)
+        yield internet
+
+
+@pytest.fixture(scope="module", params=[Runtime.GVISOR, Runtime.NATIVE], ids=lambda runtime: runtime.value)
+async def cell(request: pytest.FixtureRequest, internet: Internet) -> AsyncIterator[tuple[LocalEngine, Room]]:
+    with place_for_engine() as (state, run):
+        engine = LocalEngine(state, run, nameservers=[ip_address(NAME_SERVER)])
+        try:
+            report = next(each for each in await engine.probe() if each.runtime is request.param)
+            if not report.available:
+                pytest.skip(f"{report.runtime.value}: {report.reason}")
+            rig = Rig(report.runtime, engine, report)
+            name = rig.new_name()
+            listed = HostList.parse(name for name in ZONE if name != "target.net")
+            await engine.create(name, replace(rig.spec(), egress=listed))
+            try:
+                yield engine, await rig.enter(name)
+            finally:
+                await engine.destroy(name)
+        finally:
+            await engine.close()
+
+
+async def test_getaddrinfo(cell: tuple[LocalEngine, Room], internet: Internet) -> None:
+    engine, room = cell
+    internet.clear()
+    await engine.refusals(room.name)
+    names = [*ZONE, "evil.com", "short", "metadata.google.internal", "localhost"]
+    assert json.loads(await room.output("/usr/bin/python3", "-c", PYTHON, *names)) == {
+        "both.com": ["2a0b:4340:2::1", "45.90.40.1"],
+        "half.com": ["2a0b:4340:2::2"],
+        "inward.com": NO_ADDRESS,
+        "long.com": ["45.90.40.2"],
+        "alias.com": ["45.90.40.3"],
+        "target.net": NO_SUCH_NAME,
+        "broken.com": AGAIN,
+        "evil.com": NO_SUCH_NAME,
+        "short": NO_SUCH_NAME,
+        "metadata.google.internal": NO_SUCH_NAME,
+        "localhost": ["127.0.0.1", "::1"],
+    }
+    assert internet.notes().names == {name for name in ZONE if name != "target.net"}
+    assert {(each.host, each.address, each.reason) for each in await engine.refusals(room.name)} == {
+        ("half.com", "10.0.0.1", "address_not_public"),
+        ("inward.com", "127.0.0.1", "address_not_public"),
+        ("target.net", "", "name_not_listed"),
+        ("evil.com", "", "name_not_listed"),
+        ("short", "", "name_not_listed"),
+        ("metadata.google.internal", "", "metadata"),
+    }
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+async def test_node_with_both_of_its_resolvers(cell: tuple[LocalEngine, Room]) -> None:
+    _, room = cell
+    for name, found in (("both.com", ["45.90.40.1", ["45.90.40.1"]]), ("evil.com", ["ENOTFOUND", "ENOTFOUND"])):
+        assert json.loads(await room.output("/usr/bin/node", "-e", NODE, name)) == found
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+async def test_curl(cell: tuple[LocalEngine, Room]) -> None:
+    _, room = cell
+    page = json.loads(await room.output("/usr/bin/curl", "-sS4", "http://alias.com/"))
+    assert page["address"] == "45.90.40.3"
+    refused = await room.run("/usr/bin/curl", "-sS", "http://evil.com/")
+    assert refused.outcome.exit_code == 6
+    assert b"Could not resolve host: evil.com" in refused.stderr
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+async def test_git(cell: tuple[LocalEngine, Room]) -> None:
+    _, room = cell
+    refused = await room.run("/usr/bin/git", "ls-remote", "https://evil.com/repository")
+    assert refused.outcome.exit_code == 128
+    assert b"Could not resolve host: evil.com" in refused.stderr
