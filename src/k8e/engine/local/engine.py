@@ -272,7 +272,7 @@ class LocalEngine:
             return self._links[sandbox]
 
     async def health(self, sandbox: str) -> Health:
-        # The kernel answers from memory, in less time than a thread takes to be told; this is on the way of every command.
+        # The kernel answers from memory, sooner than a thread could be told; this is on the way of every command.
         try:
             return Health(self._cgroups.alive(sandbox), self._cgroups.oom_kills(sandbox))
         except FileNotFoundError:
