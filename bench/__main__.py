@@ -16,6 +16,7 @@ from bench.agent import measure_agent
 from bench.budgets import render_budgets
 from bench.creates import measure_creates
 from bench.crowd import measure_crowd, measure_densities
+from bench.gateway import measure_gateway
 from bench.oneshot import measure_oneshots
 from bench.runs import measure_runs
 from bench.samples import Measure, machine_facts, render
@@ -28,6 +29,7 @@ GROUPS: dict[str, Group] = {
     "oneshot": measure_oneshots,
     "runs": measure_runs,
     "creates": measure_creates,
+    "gateway": measure_gateway,
     "stream": measure_streams,
     "crowd": measure_crowd,
     "density": measure_densities,

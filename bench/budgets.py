@@ -38,7 +38,7 @@ BUDGETS = [
         for runtime in ("native", "gvisor")
     ),
     *(
-        Budget(f"{runtime}: run print(1), python", "faster than `python3 -c 'print(1)'` on the host", most=1.0)
+        Budget(f"{runtime}: run print(1), python, SDK", "faster than `python3 -c 'print(1)'` on the host", most=1.0)
         for runtime in ("native", "gvisor")
     ),
     *(
