@@ -1,5 +1,5 @@
-"""The gateway: a command over gRPC and TLS beside the same over the unix socket, alone and in a crowd, and Python through
-the SDK. The runtime's own fork and exec is measured inside the sandbox, by a process that is there already."""
+"""The gateway: a command over gRPC and TLS beside the same over the unix socket, alone and in a crowd; and Python
+through the SDK. The runtime's own fork and exec is measured inside the sandbox, by a process that is there already."""
 
 from __future__ import annotations
 
