@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from ipaddress import ip_address
@@ -13,8 +15,8 @@ import pytest
 from k8e.engine import Runtime
 from k8e.engine.local import LocalEngine
 from k8e.policy import HostList
-from tests.egress.internet import NAME_SERVER, Internet, small_internet
-from tests.egress.namespaces import private_machine
+from tests.egress.internet import HOST4, HOST6, NAME_SERVER, Internet, small_internet
+from tests.egress.namespaces import private_machine, run_ip
 from tests.egress.zones import Zone
 from tests.engine.rig import Rig, Room, place_for_engine
 from tests.sandboxes import needs_root
@@ -129,3 +131,41 @@ async def test_git(cell: tuple[LocalEngine, Room]) -> None:
     refused = await room.run("/usr/bin/git", "ls-remote", "https://evil.com/repository")
     assert refused.outcome.exit_code == 128
     assert b"Could not resolve host: evil.com" in refused.stderr
+
+
+NEIGHBOUR = r"""
+import socket, sys
+address = sys.argv[1]
+question = bytes.fromhex("000101000001000000000000") + b"\x04evil\x03com\0\0\1\0\1"
+with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as client:
+    client.settimeout(2)
+    client.connect((address, 53))
+    client.send(question)
+    try:
+        print(len(client.recv(512)))
+    except TimeoutError:
+        print("nothing")
+"""
+
+
+async def test_a_neighbour_of_the_machine_cannot_ask_in_its_name(
+    cell: tuple[LocalEngine, Room], internet: Internet
+) -> None:
+    """One that leads the addresses of wires to the machine. The machine itself may ask: it shows that there is one who
+    answers, and tells of it."""
+    engine, room = cell
+    addresses = [str(address) for address in engine._network._attachment(room.name).wire.host_addresses]
+    outside = ["nsenter", f"--net=/proc/{internet.process.pid}/ns/net"]
+    await engine.refusals(room.name)
+    for address, gateway in zip(addresses, (HOST4, HOST6), strict=True):
+        run_ip("route", "replace", address, "via", gateway, inside=internet.process.pid)
+        assert await output(*outside, sys.executable, "-c", NEIGHBOUR, address) == "nothing"
+        assert await engine.refusals(room.name) == []
+        assert await output(sys.executable, "-c", NEIGHBOUR, address) == "26"
+        assert [each.host for each in await engine.refusals(room.name)] == ["evil.com"]
+
+
+async def output(*argv: str) -> str:
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    text, _ = await process.communicate()
+    return text.decode().strip()

@@ -118,7 +118,11 @@ class Network:
             await self._names.serve(sandbox, addresses, attachment.admissions.hosts, hostname=hostname)
         except OSError as error:
             where = ", ".join(map(str, addresses))
-            raise EngineError("network names", f"port 53 of {where} cannot be had: {error}") from error
+            raise EngineError(
+                "network names",
+                f"port 53 of {where} cannot be had: {error}",
+                "a name server of this machine that listens on every address has to be bound to its own (ss -lnp)",
+            ) from error
 
     def knows(self, sandbox: str) -> bool:
         return sandbox in self._attachments

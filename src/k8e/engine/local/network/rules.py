@@ -5,7 +5,7 @@ and opening a wire only fills its sets. Which rules a packet meets is looked up 
 cost no more than one.
 
     prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver
-    input        to the machine: the resolver, neighbour discovery, nothing else
+    input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only
     forward      from a wire: established connections whose reason still holds, new ones that the sets allow
                  to a wire: answers to those
     output       from the machine to a sandbox: answers only
@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 4096  # of one wire at once
 
 # An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
 # the rules or the layout of sets change.
-EDITION = "edition_1"
+EDITION = "edition_2"
 
 _KEY = {4: "ipv4_addr", 6: "ipv6_addr"}
 _PROTOCOL = {4: "ip", 6: "ip6"}
@@ -121,6 +121,7 @@ def build_table(table: str, forbidden: Iterable[Network]) -> list[Json]:
         build.set(f"sources{version}", ["ifname", key])
         build.set(f"resolvers{version}", ["ifname", key])
         build.set(f"inner{version}", key)
+        build.set(f"outer{version}", key)
         build.map(f"answering{version}", "ifname", key)
         build.set(f"forbidden{version}", key, flags=["interval"])
         prefixes = [_prefix(each) for each in ranges if each.version == version]
@@ -188,6 +189,10 @@ def _build_arrival(build: TableBuilder) -> None:
     build.rule("to_machine", _DROP)
     build.hook("input", "filter", "input", -5)
     build.rule("input", _FROM_WIRE, _goto("to_machine"))
+    # The machine's ends of wires are for the wires: nobody in the neighbourhood asks a resolver in a sandbox's name.
+    for version in (4, 6):
+        ends = _is(_payload(_PROTOCOL[version], "daddr"), f"@outer{version}")
+        build.rule("input", _is(_IIF, "lo", "!="), ends, _DROP)
 
     build.hook("output", "filter", "output", -5)
     build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
@@ -234,6 +239,7 @@ def build_wires(table: str, wires: Iterable[Wire]) -> list[Json]:
             build.elements(f"sources{version}", [{"concat": [name, inner]} for name, _, inner in ends])
             build.elements(f"resolvers{version}", [{"concat": [name, host]} for name, host, _ in ends])
             build.elements(f"inner{version}", [inner for _, _, inner in ends])
+            build.elements(f"outer{version}", [host for _, host, _ in ends])
             build.elements(f"answering{version}", [[name, host] for name, host, _ in ends])
     return build.commands
 
