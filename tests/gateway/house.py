@@ -28,7 +28,6 @@ ALONE = (
     ("grpc.use_local_subchannel_pool", 1),
     # Who is refused tries again at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
 )
 
