@@ -223,7 +223,7 @@ async def serve(
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()
-    keys = Keys(paths.identity)
+    keys = Keys(paths.identity, audit=service.audit)
     gateway = Opening(service, keys, settings.gateway)
     door = HttpDoor(Routes(service, service.metrics.render, Identities(keys, gateway)))
     await door.open(bind_socket(paths.socket))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8e.core import checks
 from k8e.core.access import require_scope
+from k8e.core.audit import Audit
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note
@@ -55,8 +56,9 @@ class Admission:
 
 
 class Keys:
-    def __init__(self, directory: Path, clock: Clock | None = None) -> None:
+    def __init__(self, directory: Path, clock: Clock | None = None, audit: Audit | None = None) -> None:
         self._directory = directory
+        self._audit = audit
         self._clock = clock or SystemClock()
         self._opening = asyncio.Lock()
         self._opened: tuple[Authority, Register] | None = None
@@ -112,7 +114,8 @@ class Keys:
         if not await self._write(register.add, record):
             hint = "Delete it first, or choose another name."
             raise Fault(Kind.CONFLICT, "key_exists", f"there is a key {spec.name} already", hint=hint, field="name")
-        note("key_created", key=spec.name, id=record.key_id, scope=record.scope, by=caller.label)
+        facts = {"key": spec.name, "key_id": record.key_id, "scope": record.scope, "tenants": record.tenants}
+        self._note("key_created", **facts, caller=caller.label)
         return record, key.text
 
     async def list(self, caller: Caller) -> Sequence[KeyRecord]:
@@ -131,7 +134,7 @@ class Keys:
         await self._write(register.revoke, record.key_id, self._clock.wall())
         for callback in self._watchers:
             callback(KEY_SCHEME + record.key_id)
-        note("key_deleted", key=name, id=record.key_id, by=caller.label)
+        self._note("key_deleted", key=name, key_id=record.key_id, caller=caller.label)
 
     # Certificates
 
@@ -175,7 +178,7 @@ class Keys:
         caller, end = self._resolve(identity)
         expires = min(now + (CLIENT_LIFE if caller.uid == REMOTE else LOCAL_LIFE), end)
         issued = await asyncio.to_thread(authority.issue_client, request, identity, now, expires)
-        note("certificate_issued", identity=identity, caller=caller.label)
+        self._note("certificate_issued", identity=identity, caller=caller.label, expires=expires)
         return Certificate(issued.decode(), authority.certificate.decode(), expires, caller)
 
     def admit(self, certificate: bytes) -> Admission:
@@ -206,6 +209,11 @@ class Keys:
         tenant, *others = record.tenants
         caller = Caller(REMOTE, tenant, tuple(others), Scope(record.scope), record.name)
         return caller, float("inf") if record.expires is None else record.expires
+
+    def _note(self, event: str, **fields: object) -> None:
+        note(event, **fields)
+        if self._audit is not None:
+            self._audit.note(event, **fields)
 
     async def _write(self, work: Callable[..., bool | None], *values: object) -> bool | None:
         try:

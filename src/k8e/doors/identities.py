@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from k8e.core.errors import Fault
 from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.model import Scope
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
-from k8e.doors.shapes import Json
-
-if TYPE_CHECKING:
-    from k8e.identity.register import KeyRecord
+from k8e.doors.shapes import shape_key, shape_new_key
 
 
 class Gateway(Protocol):
@@ -66,19 +63,3 @@ def read_key_spec(fields: specs.Fields) -> KeySpec:
     )
     fields.finish()
     return spec
-
-
-def shape_key(record: KeyRecord) -> Json:
-    return {
-        "name": record.name,
-        "key_id": record.key_id,
-        "scope": record.scope,
-        "tenant_ids": list(record.tenants),
-        "created": record.created,
-        "expires_at": record.expires,
-        "last_used": record.last_used or None,
-    }
-
-
-def shape_new_key(shape: Json, text: str, endpoint: str) -> Json:
-    return {"name": shape["name"], "key": text, **shape, "endpoint": endpoint or None}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Denials, RunResult, ServiceStatus, Session
 from k8e.engine import Limits
 from k8e.link.model import CommandInfo, Entry, FileType
+
+if TYPE_CHECKING:
+    from k8e.identity.register import KeyRecord
 
 Json = dict[str, Any]
 
@@ -183,3 +186,19 @@ def shape_status(status: ServiceStatus) -> Json:
 def exit_header(exit_code: int | None) -> Mapping[str, str]:
     """The exit code once more where a client finds it without parsing JSON. Unknown is not said to be anything."""
     return {} if exit_code is None else {"K8E-Exit-Code": str(exit_code)}
+
+
+def shape_key(record: KeyRecord) -> Json:
+    return {
+        "name": record.name,
+        "key_id": record.key_id,
+        "scope": record.scope,
+        "tenant_ids": list(record.tenants),
+        "created": record.created,
+        "expires_at": record.expires,
+        "last_used": record.last_used or None,
+    }
+
+
+def shape_new_key(shape: Json, text: str, endpoint: str) -> Json:
+    return {"name": shape["name"], "key": text, **shape, "endpoint": endpoint or None}

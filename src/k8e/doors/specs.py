@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.manifest import parse_manifest
 from k8e.core.model import HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
 from k8e.engine import Limits, Runtime
 
@@ -195,6 +194,8 @@ def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
         raise invalid("git_ref", "git_ref is given without git_repo")
     entries: list[ManifestEntry] = []
     if text:
+        from k8e.core.manifest import parse_manifest  # brings a YAML parser, which clients do without
+
         entries.extend(parse_manifest(text))
     if repo:
         entries.append(ManifestRepo(name_clone(repo), repo, ref))

@@ -19,7 +19,6 @@ from k8e.core.errors import Fault
 from k8e.doors import shapes, specs
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
-from k8e.doors.identities import shape_new_key
 from k8e.doors.problems import describe
 
 MARGIN: Final = 60.0
@@ -284,7 +283,9 @@ class RemoteClient:
             tenant_ids=wanted.get("tenant_ids", ()),
         )
         answer = self._call("CreateApiKey", request)
-        return Reply(201, shapes.encode(shape_new_key(messages.show_key(answer.api_key), answer.key, self._endpoint)))
+        return Reply(
+            201, shapes.encode(shapes.shape_new_key(messages.show_key(answer.api_key), answer.key, self._endpoint))
+        )
 
     def _list_keys(self, asked: Asked) -> Reply:
         answer = self._call("ListApiKeys", pb.ListApiKeysRequest())

@@ -12,7 +12,7 @@ import hashlib
 import socket
 import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -21,8 +21,9 @@ from k8e.cli.remote.files import Credentials
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.identity import anonymous
-from k8e.identity.authority import make_request, request_content
-from k8e.identity.keytext import ApiKey, BadKey
+
+if TYPE_CHECKING:
+    from k8e.identity.keytext import ApiKey
 
 PORT = 50051
 PATIENCE = 20.0
@@ -67,6 +68,8 @@ def unreachable(endpoint: str, cause: object) -> Failure:
 
 
 def read_key(text: str) -> ApiKey:
+    from k8e.identity.keytext import ApiKey, BadKey  # cryptography takes a while, and is needed to log in only
+
     try:
         return ApiKey.parse(text)
     except BadKey as error:
@@ -112,6 +115,8 @@ def open_channel(endpoint: str, roots: bytes | None, key: bytes, certificate: by
 
 
 def log_in(endpoint: str, key: ApiKey) -> Credentials:
+    from k8e.identity.authority import make_request, request_content
+
     authority = find_authority(endpoint, key.fingerprint)
     with open_channel(endpoint, authority, anonymous.KEY.encode(), anonymous.CERTIFICATE.encode()) as channel:
         private, request = make_request()
@@ -122,6 +127,8 @@ def log_in(endpoint: str, key: ApiKey) -> Credentials:
 
 def renew(credentials: Credentials) -> Credentials:
     """By the certificate itself."""
+    from k8e.identity.authority import make_request
+
     roots, key = credentials.ca_certificate.encode(), credentials.key.encode()
     with open_channel(credentials.endpoint, roots, key, credentials.certificate.encode()) as channel:
         private, request = make_request()

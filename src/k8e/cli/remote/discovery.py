@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import time
@@ -11,14 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from k8e.cli.client import JSON, Client
 from k8e.cli.ending import Failure
 from k8e.cli.remote import contact
 from k8e.cli.remote.files import Cache, Credentials, Profiles
 from k8e.identity import anonymous
-from k8e.identity.authority import make_request
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -64,12 +62,11 @@ def of(credentials: Credentials) -> Target:
 
 
 def use_key(endpoint: str, text: str) -> Credentials:
-    key = contact.read_key(text)
-    cache = Cache(key.key_id.hex(), endpoint)
+    cache = Cache(hashlib.sha256(text.strip().encode()).hexdigest()[:16], endpoint)
     credentials = cache.read()
     if credentials is not None and not credentials.is_worn(time.time()):
         return credentials
-    credentials = contact.log_in(endpoint, key)
+    credentials = contact.log_in(endpoint, contact.read_key(text))
     cache.save(credentials)
     return credentials
 
@@ -123,6 +120,8 @@ def use_local_daemon(endpoint: str) -> Target | None:
     socket_path = Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e") / "k8e.sock"
     if host not in LOOPBACK or not os.access(socket_path, os.W_OK):
         return None
+    from k8e.identity.authority import make_request
+
     private, request = make_request()
     answer = Client().request("POST", "/v1/login", json.dumps({"csr": request}).encode(), JSON)
     login = json.loads(answer.read())
@@ -143,6 +142,8 @@ def find_roots() -> bytes | None:
 
 def read_kubeconfig(path: Path) -> bytes | None:
     """The CA of the cluster in use; None when there is none to be had."""
+    import yaml
+
     try:
         content: Any = yaml.safe_load(path.read_bytes())
         current = content.get("current-context")

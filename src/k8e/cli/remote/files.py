@@ -1,7 +1,7 @@
 """What the command line remembers of gateways, below ~/.k8e/sandbox: private keys, so nobody else can read it.
 
 profiles.yaml              gateways that have a name (`k8e connect`)
-certificates/KEY@HOST      what an API key from the environment was exchanged for
+certificates/HASH@HOST     what the API key with this hash, from the environment, was exchanged for
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from k8e.cli.ending import Failure
 
@@ -99,6 +97,8 @@ class Profiles:
 
     def __init__(self) -> None:
         self.path = folder() / "profiles.yaml"
+        import yaml  # takes a while, and most commands have no use for it
+
         try:
             content = yaml.safe_load(read_private(self.path) or b"") or {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -131,6 +131,8 @@ class Profiles:
 
     @staticmethod
     def save(name: str, credentials: Credentials, *, make_current: bool) -> None:
+        import yaml
+
         with locked():
             latest = Profiles()
             content = {
@@ -143,9 +145,9 @@ class Profiles:
 class Cache:
     """The certificate of an API key."""
 
-    def __init__(self, key_id: str, endpoint: str) -> None:
+    def __init__(self, digest: str, endpoint: str) -> None:
         place = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in endpoint)
-        self._path = folder() / "certificates" / f"{key_id}@{place}"
+        self._path = folder() / "certificates" / f"{digest}@{place}"
 
     def read(self) -> Credentials | None:
         content = read_private(self._path)

@@ -24,7 +24,7 @@ from k8e.core.access import Payer, find_payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
-from k8e.core.model import Caller
+from k8e.core.model import Caller, SandboxService
 from k8e.core.turns import Turns
 from k8e.doors.grpc.methods import ERROR_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
@@ -32,6 +32,7 @@ from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed
 LARGE: Final = 1 << 20
 CALLS_PER_PAYER: Final = 1000
 _NOBODY: Final = Payer(-2, "")
+_TURNED_AWAY: Final = ("scope_missing", "too_many_calls")  # by us, where the service hears nothing of it
 
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -118,7 +119,8 @@ class Call:
 
 
 class Calls:
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, service: SandboxService, keys: Keys) -> None:
+        self._service = service
         self._keys = keys
         self._inbox = Inbox()
         self._by_identity: dict[str, set[Call]] = {}
@@ -150,6 +152,8 @@ class Calls:
         finally:
             self._note(name, who, problem, time.monotonic() - began)
         if problem is not None:
+            if problem.code in _TURNED_AWAY or (isinstance(problem, Fault) and problem.kind is Kind.STRANGER):
+                self._service.turn_away(who, name, problem.code)
             status, detail = describe(problem)
             await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
 

@@ -116,7 +116,7 @@ class Gateway:
         handlers = Handlers(self._service, self._keys).table()
         by_path = {METHODS[name].path: handler for name, handler in handlers.items()} | dict(self._standards.table())
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
-        server.add_generic_rpc_handlers((Router(Calls(self._keys), by_path),))
+        server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys), by_path),))
         try:
             bound = server.add_secure_port(f"{bracket(host)}:{port}", self.credentials.make())
         except RuntimeError as error:
