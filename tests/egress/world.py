@@ -32,6 +32,7 @@ _IP_PKTINFO = 8
 _IPV6_FREEBIND = 78
 _PACKET_OUTGOING = 4
 _NEIGHBOURS = range(133, 138)  # ICMPv6 types: a wire's own talk
+_UNREACHABLE = (1, 3)  # ICMPv6's and ICMP's type
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp"}
 
 
@@ -43,6 +44,7 @@ class World:
         self.held: list[asyncio.StreamWriter] = []
         self._certificate = certificate
         self._markers: set[bytes] = set()
+        self._opened: set[tuple[str, int]] = set()
 
     async def open(self) -> None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -152,7 +154,13 @@ class World:
         if number == 58 and rest and rest[0] in _NEIGHBOURS:
             return
         protocol = _PROTOCOLS.get(number, str(number))
+        if protocol == "icmp" and rest[0] in _UNREACHABLE and any(target == address for address, _ in self._opened):
+            return  # the machine's answer to a server that still speaks to a sandbox that is gone
         port = int.from_bytes(rest[2:4], "big") if protocol in ("tcp", "udp") else 0
+        if protocol == "tcp" and rest[13] & 0x12 == 0x02:
+            self._opened.add((target, port))
+        elif protocol == "tcp" and (target, port) in self._opened:
+            return  # more of a connection whose beginning was noted, some of it long after
         if protocol == "udp" and port == 9:
             self._markers.add(rest[8:])
         elif not target.startswith("ff02:"):  # the kernel's own talk when a wire comes up
@@ -163,7 +171,7 @@ class World:
     async def obey(self, order: dict[str, Any]) -> Any:
         match order["do"]:
             case "zone":
-                self.names.zone = order["zone"]
+                self.names.publish(order["zone"])
             case "clear":
                 for noted in (self.names.questions, self.connections, self.packets):
                     noted.clear()

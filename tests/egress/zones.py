@@ -29,6 +29,10 @@ class NameService:
         self.questions: list[tuple[str, str, str]] = []  # name as it was written, type, "udp" or "tcp"
         self._count: dict[str, int] = {}
 
+    def publish(self, zone: Zone) -> None:
+        self.zone = zone
+        self._count.clear()
+
     def reply(self, wire: bytes, transport: str) -> bytes:
         query = dns.message.from_wire(wire)
         question = query.question[0]
