@@ -154,17 +154,23 @@ def _make_room(openings: dict[Target, Opening], version: int) -> list[tuple[Targ
 
 def split_ranges(entries: Iterable[HostEntry]) -> tuple[Range, ...]:
     """Disjoint, because the kernel takes no others; at most twice as many as there are entries and ports."""
+    starts: dict[tuple[int, int], dict[int, list[HostEntry]]] = {}  # by version and port, then by first address
+    ends: dict[tuple[int, int], dict[int, list[HostEntry]]] = {}
+    for entry in entries:
+        if entry.network is not None:
+            for port in entry.ports:
+                line = entry.network.version, port
+                starts.setdefault(line, {}).setdefault(int(entry.network[0]), []).append(entry)
+                ends.setdefault(line, {}).setdefault(int(entry.network[-1]) + 1, []).append(entry)
     found: list[Range] = []
-    chosen = list(entries)
-    for version in (4, 6):
-        of_version = [(entry, entry.network) for entry in chosen if entry.network and entry.network.version == version]
-        for port in sorted({port for entry, _ in of_version for port in entry.ports}):
-            nets = [(int(net[0]), int(net[-1]), entry) for entry, net in of_version if port in entry.ports]
-            borders = sorted({first for first, _, _ in nets} | {last + 1 for _, last, _ in nets})
-            for first, after in itertools.pairwise(borders):
-                reason = frozenset(entry for low, high, entry in nets if low <= first and after - 1 <= high)
-                if reason:
-                    found.append(Range(_address(first, version), _address(after - 1, version), port, reason))
+    for line in sorted(starts):
+        version, port = line
+        here: set[HostEntry] = set()
+        for first, after in itertools.pairwise(sorted(starts[line].keys() | ends[line].keys())):
+            here.difference_update(ends[line].get(first, ()))
+            here.update(starts[line].get(first, ()))
+            if here:
+                found.append(Range(_address(first, version), _address(after - 1, version), port, frozenset(here)))
     return tuple(found)
 
 

@@ -90,6 +90,8 @@ def _new_namespace() -> tuple[int, Any]:
         # What comes into being there gives itself no addresses and takes no advice.
         for name, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0")):
             _set(f"ipv6/conf/default/{name}", value)
+        # All of its ports are the sandbox's, whoever in there asks; nobody has a capability for that.
+        _set("ipv4/ip_unprivileged_port_start", "0")
         namespace = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         try:
             inner = IPRoute()
