@@ -112,7 +112,7 @@ def test_no_rule_of_ours_lets_anything_pass_that_is_not_a_wires(table: Table) ->
     assert hooks == {"spoofing", "questions", "input", "output", "forward", "postrouting"}
     for rule in (each["rule"] for each in listed if each.get("rule", {}).get("chain") in hooks):
         words = json.dumps(rule["expr"])
-        assert any(name in words for name in ("@wires", "@answering", "@inner")), words
+        assert any(name in words for name in ("@wires", "@answering", "@inner", "@outer")), words
 
 
 # Elements -----------------------------------------------------------------------------------------------------------

@@ -159,12 +159,12 @@ def split_ranges(entries: Iterable[HostEntry]) -> tuple[Range, ...]:
     for entry in entries:
         if entry.network is not None:
             for port in entry.ports:
-                line = entry.network.version, port
-                starts.setdefault(line, {}).setdefault(int(entry.network[0]), []).append(entry)
-                ends.setdefault(line, {}).setdefault(int(entry.network[-1]) + 1, []).append(entry)
+                key = entry.network.version, port
+                starts.setdefault(key, {}).setdefault(int(entry.network[0]), []).append(entry)
+                ends.setdefault(key, {}).setdefault(int(entry.network[-1]) + 1, []).append(entry)
     found: list[Range] = []
-    for line in sorted(starts):
-        version, port = line
+    for version, port in sorted(starts):
+        line = version, port
         here: set[HostEntry] = set()
         for first, after in itertools.pairwise(sorted(starts[line].keys() | ends[line].keys())):
             here.difference_update(ends[line].get(first, ()))
