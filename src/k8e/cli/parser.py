@@ -83,6 +83,9 @@ is the unit for systemd. Members of the group k8e may use the daemon, when there
 DOCTOR = """\
 Tries every runtime and control for real, in sandboxes that are thrown away, and says what works here,
 how it was tried, and what to install. Exits with 1 when the default would not be safe.
+
+With --fix it first installs the Debian packages that are missing and removes what engines left that
+are dead (sandboxes, mounts, groups, rules), and says each step. What is alive it never touches.
 """
 
 
@@ -161,6 +164,7 @@ def build_parser() -> Parser:
     server.set_defaults(handler=serve)
     doctor = commands_of.add_parser("doctor", help="say what works on this machine", description=DOCTOR)
     doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    doctor.add_argument("--fix", action="store_true", help="first install what is missing and remove what is left over")
     doctor.set_defaults(handler=examine)
     add_keys(commands_of)
     add_connections(commands_of)
@@ -331,6 +335,6 @@ def examine(parsed: argparse.Namespace) -> int:
     from k8e.daemon import Refused, run_doctor
 
     try:
-        return run_doctor(as_json=parsed.json)
+        return run_doctor(as_json=parsed.json, fix=parsed.fix)
     except Refused as refused:
         raise Failure.of(refused.body) from refused

@@ -28,6 +28,7 @@ from k8e.engine.local.dns import resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
+from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
 from k8e.engine.local.registries import Registries
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
@@ -81,6 +82,8 @@ class LocalEngine:
             nameservers=nameservers,
             mirrors=self._mirrors,
         )
+        self._presence = Presence(self.layout)
+        self._presence.take()
         self._links: dict[str, AgentLink] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
         self._creating: dict[str, asyncio.Task[None]] = {}
@@ -164,6 +167,7 @@ class LocalEngine:
         await self._create(sandbox, spec, self._runtimes[spec.runtime])
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
+        self._presence.take()  # if it was given up by `close`
         if spec.image != "host":
             raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
@@ -357,6 +361,7 @@ class LocalEngine:
         await self._network.close()
         if not await self.list():
             await asyncio.to_thread(self._cgroups.remove_all)
+            self._presence.leave()
 
 
 async def cancel_and_wait(work: asyncio.Task[T]) -> None:

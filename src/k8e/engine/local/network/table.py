@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.elements import Found, flush_set, get_elements, read_elements
 from k8e.engine.local.network.netlink import NFTABLES, Message, NetfilterSocket, NetlinkError, NoSuchThing, text
 from k8e.engine.local.network.rules import EDITION, Json, build_table, build_wires, remove_table, wire_sets
-from k8e.engine.local.tool import find_tool
+from k8e.engine.local.tool import bound_to, find_tool
 from k8e.policy import FORBIDDEN
 
 _DEADLINE = 60.0
@@ -33,7 +34,7 @@ def run_nft(commands: Sequence[Json]) -> None:
         raise EngineError("network rules", "nft is not installed", _HINT)
     try:
         done = subprocess.run(
-            ["setpriv", "--pdeathsig", "KILL", "--", nft, "-j", "-f", "-"],
+            bound_to(os.getpid(), [nft, "-j", "-f", "-"]),
             input=json.dumps({"nftables": commands}).encode(),
             capture_output=True,
             timeout=_DEADLINE,
