@@ -9,18 +9,21 @@ from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.model import Scope
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
-from k8e.doors.shapes import shape_key, shape_new_key
+from k8e.doors.shapes import Json, shape_key, shape_new_key
 
 
 class Gateway(Protocol):
     async def endpoint(self) -> str:
         """Where it can be reached; it is opened if it is not. Raises Fault."""
 
+    def describe(self) -> Json:
+        """Where it is, or why it is not."""
+
 
 class Identities:
     def __init__(self, keys: Keys, gateway: Gateway) -> None:
         self._keys = keys
-        self._gateway = gateway
+        self.gateway = gateway
 
     async def login(self, exchange: Exchange, request: Request) -> None:
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
@@ -31,7 +34,7 @@ class Identities:
             "certificate": issued.certificate,
             "ca_certificate": issued.authority,
             "expires_at": issued.expires,
-            "endpoint": await self._gateway.endpoint(),
+            "endpoint": await self.gateway.endpoint(),
         }
         await exchange.send_json(200, answer)
 
@@ -39,7 +42,7 @@ class Identities:
         spec = read_key_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
         record, text = await self._keys.create(exchange.caller, spec)
         try:
-            endpoint = await self._gateway.endpoint()  # somebody will come with it
+            endpoint = await self.gateway.endpoint()  # somebody will come with it
         except Fault:
             endpoint = ""  # the log says why
         await exchange.send_json(201, shape_new_key(shape_key(record), text, endpoint))

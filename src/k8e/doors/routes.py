@@ -42,6 +42,7 @@ class Routes:
     ) -> None:
         self._service = service
         self._render_metrics = render_metrics
+        self._identities = identities
         sessions, runs = ("v1", "sessions"), ("v1", "runs")
         self._table: tuple[Route, ...] = (
             Route("GET", ("healthz",), self._tell_health),
@@ -100,7 +101,9 @@ class Routes:
         await exchange.send_bytes(200, self._render_metrics().encode(), PROMETHEUS)
 
     async def _tell_status(self, exchange: Exchange, request: Request) -> None:
-        await exchange.send_json(200, shapes.shape_status(await self._service.status(exchange.caller)))
+        status = shapes.shape_status(await self._service.status(exchange.caller))
+        gateway = {"gateway": self._identities.gateway.describe()} if self._identities else {}
+        await exchange.send_json(200, {**status, **gateway})
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 

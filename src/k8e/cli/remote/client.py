@@ -175,8 +175,8 @@ class RemoteClient:
     # The service
 
     def _status(self, asked: Asked) -> Reply:
-        answer = self._call("Status", pb.StatusRequest())
-        return Reply(200, shapes.encode(shapes.shape_status(messages.read_status(answer))))
+        status = shapes.shape_status(messages.read_status(self._call("Status", pb.StatusRequest())))
+        return Reply(200, shapes.encode({**status, "gateway": {"endpoint": self._endpoint, "problem": ""}}))
 
     # Sessions
 

@@ -14,6 +14,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
 from k8e.core.model import SandboxService
+from k8e.doors.shapes import Json
 from k8e.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Opening:
 
     async def endpoint(self) -> str:
         return (await self.open()).endpoint
+
+    def describe(self) -> Json:
+        return {"endpoint": self._gateway.endpoint if self._gateway else None, "problem": self.problem}
 
     async def close(self, grace: float) -> None:
         if self._gateway is not None:
