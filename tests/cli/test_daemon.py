@@ -97,9 +97,9 @@ class TestOnDemand:
     def test_imports_nothing_from_where_we_stand(self, fresh: Machine) -> None:
         for name in ("k8e", "asyncio"):
             (fresh.home / name).mkdir()
-            (fresh.home / name / "__init__.py").write_text("open('/tmp/k8e-trap', 'w')\n")
+            (fresh.home / name / "__init__.py").write_text(f"open({str(fresh.home / 'trap')!r}, 'w')\n")
         assert fresh.k8e("sandbox", "sessions").code == 0
-        assert not Path("/tmp/k8e-trap").exists()
+        assert not (fresh.home / "trap").exists()
 
     def test_a_place_that_others_can_change_is_refused(self, fresh: Machine) -> None:
         (fresh.folder / "r").mkdir()

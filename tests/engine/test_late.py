@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local.cgroup import Cgroups
-from k8e.engine.local.tool import bound_to, run_tool
+from k8e.engine.local.tool import bound_to, finish_in_thread, run_tool
 from tests.engine.rig import Rig
 from tests.engine.traces import CGROUPS
 
@@ -116,6 +118,30 @@ async def test_a_runtime_that_joins_while_a_sandbox_is_destroyed(rig: Rig, monke
 
 
 class TestTools:
+    async def test_work_that_fails_after_it_was_given_up_is_nobodys_error(self) -> None:
+        begun, go = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def fail() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            go.wait(60)
+            raise EngineError("work", "failed")
+
+        unheard: list[object] = []
+        loop.set_exception_handler(lambda _, context: unheard.append(context))
+        task = asyncio.create_task(finish_in_thread(fail))
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        del task
+        await asyncio.sleep(0)
+        gc.collect()
+        loop.set_exception_handler(None)
+        assert unheard == []
+
     async def test_run_as_they_were_given(self) -> None:
         words = ("printf", "%s|", "a b", "$HOME", "'", '"', "\\", "", "-x")
         assert await run_tool(*words, capture=True) == "a b|$HOME|'|\"|\\||-x|"

@@ -43,6 +43,8 @@ async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # nobody wants to know any more
         raise
 
 
