@@ -34,7 +34,7 @@ from k8e.engine.local.registries import Registries
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
 from k8e.engine.local.template import Templates
-from k8e.engine.local.tool import finish_in_thread
+from k8e.engine.local.tool import do_both, finish_in_thread
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary
 from k8e.link.dial import UnixDialer
@@ -148,9 +148,10 @@ class LocalEngine:
         report = await self._require(spec.runtime)
         runtime = self._runtimes[spec.runtime]
         overlays = await asyncio.to_thread(host_image.host_overlays, self._tools)
+        registries = await self._templates.registries()
         parts = (
             *(importlib.metadata.version("k8e"), agent_binary().sha256, (await self._templates.content()).name),
-            *(runtime.binary, runtime.flags, report.version, overlays),
+            *(runtime.binary, runtime.flags, report.version, overlays, sorted(map(str, registries.hidden))),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -186,7 +187,7 @@ class LocalEngine:
         finally:
             del self._creating[sandbox]
 
-    async def _make(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: Path) -> None:
+    async def _make(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
             # Not in a thread: cancelled there, it could still happen afterwards.
@@ -205,15 +206,17 @@ class LocalEngine:
             raise
 
     async def _build(
-        self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: Path, paths: SandboxPaths
+        self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template, paths: SandboxPaths
     ) -> None:
         slot = self._ids.take() if runtime.native else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
         record.save(paths.record)
         registries = await self._templates.registries()
-        wire, namespace = await self._network.open(sandbox, spec.egress, spec.hostname)
         try:
-            await disk.mount_copy(template, paths.disk_image, paths.disk)
+            (wire, namespace), _ = await do_both(
+                self._network.open(sandbox, spec.egress, spec.hostname),
+                finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id),
+            )
             config = self._bundle(sandbox, spec, runtime, record, namespace, registries)
             await finish_in_thread(lay_out, paths, record, wire, build_config(config))
             await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
@@ -373,11 +376,13 @@ async def cancel_and_wait(work: asyncio.Task[T]) -> None:
 
 
 def lay_out(paths: SandboxPaths, record: Record, wire: Wire, config: dict[str, Any]) -> None:
-    """Puts down what a sandbox starts with. Nothing runs there yet."""
+    """Puts down what a sandbox starts with, beside what is on every disk. Nothing runs there yet."""
+    names = paths.root / "etc/resolv.conf"
     paths.link.mkdir(mode=0o700)
-    (paths.root / "etc/resolv.conf").write_text(resolv_conf_for_sandbox(wire.host_addresses))
+    names.write_text(resolv_conf_for_sandbox(wire.host_addresses))
     if record.first_id is not None:
-        disk.shift_owners(paths.disk, record.first_id)
+        for path in (paths.link, names):
+            os.chown(path, record.first_id, record.first_id, follow_symlinks=False)
         # The runtime enters as root of the sandbox; other users of the machine have no business here.
         paths.disk.chmod(0o700)
     paths.bundle.mkdir(mode=0o700)

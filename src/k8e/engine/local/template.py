@@ -21,7 +21,7 @@ class Templates:
         self._tools = tools
         self._registries: asyncio.Task[Registries] | None = None
         self._content: asyncio.Task[Path] | None = None
-        self._disks: dict[tuple[int, int], asyncio.Task[Path]] = {}
+        self._disks: dict[tuple[int, int], asyncio.Task[disk.Template]] = {}
 
     async def registries(self) -> Registries:
         if self._registries is None:
@@ -42,7 +42,7 @@ class Templates:
         await asyncio.to_thread(make_directories, self._layout)
         return await find_registries(memory=self._layout.state / "clients.json", tools=self._tools)
 
-    async def disk_for(self, limits: Limits) -> Path:
+    async def disk_for(self, limits: Limits) -> disk.Template:
         content = await self.content()
         key = (limits.disk, limits.inodes)
         if key not in self._disks:
@@ -53,11 +53,11 @@ class Templates:
             self._disks.pop(key, None)
             raise
 
-    async def _make_disk(self, content: Path, size: int, inodes: int) -> Path:
+    async def _make_disk(self, content: Path, size: int, inodes: int) -> disk.Template:
         target = content.with_name(f"{content.name}-{size}-{inodes}.img")
         if not target.exists():
             await disk.make_template(content, size, inodes, target)
-        return target
+        return await asyncio.to_thread(disk.load_template, target)
 
     async def content(self) -> Path:
         """The directory whose content every sandbox starts with; made once for each daemon."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from k8e.engine import EngineError
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 _CHECK_PARENT = 'test "$PPID" = "$0" && exec "$@"'
@@ -46,6 +47,16 @@ async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.
         if not work.cancelled():
             work.exception()  # nobody wants to know any more
         raise
+
+
+async def do_both(one: Coroutine[Any, Any, S], other: Coroutine[Any, Any, T]) -> tuple[S, T]:
+    """At the same time. When this ends both have ended, however: a roll-back must not meet the second."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, second = group.create_task(one), group.create_task(other)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return first.result(), second.result()
 
 
 def find_tool(name: str) -> str | None:
