@@ -190,9 +190,10 @@ class LocalEngine:
     async def _make(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
-            # Not in a thread: cancelled there, it could still happen afterwards.
-            os.mkdir(paths.top, 0o700)
-            os.chmod(paths.top, 0o711 if runtime.native else 0o700)  # whatever the umask is
+            async with self._lock(sandbox):  # a destroy that came first would take away what it finds
+                # Not in a thread: cancelled there, it could still happen afterwards.
+                os.mkdir(paths.top, 0o700)
+                os.chmod(paths.top, 0o711 if runtime.native else 0o700)  # whatever the umask is
         except FileExistsError as error:
             raise EngineError("sandbox", f"{sandbox} exists already") from error
         except OSError as error:
