@@ -59,7 +59,7 @@ class TestSizes:
     def test_many_at_once_are_all_taken_and_do_not_fill_the_memory(
         self, house: House, guest: Guest, session: str
     ) -> None:
-        size, many = 16 << 20, 24
+        size, many = 8 << 20, 30
         contents = [bytes([number]) * size for number in range(many)]
         failures: list[object] = []
 
