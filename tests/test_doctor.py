@@ -28,7 +28,6 @@ from tests.engine.traces import wait_for_no_traces
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the local engine needs root")
 
 GENEROUS = Limits(cpus=16.0, memory=1 << 30, pids=4096, disk=256 << 20, inodes=16_384, open_files=1024)
-OTHER_INTERFACES = sorted(set(os.listdir("/sys/class/net")) - {"lo"})
 
 Config = dict[str, Any]
 Weaken = Callable[[Config], None]
@@ -181,12 +180,7 @@ WEAKENED = [
     ("kernel settings", open_kernel_settings, "core_pattern can be written"),
     ("system call filter", drop_filter, "Seccomp is 0"),
     ("user namespace", share_user_ids, "ids are mapped as 0 0 "),
-    pytest.param(
-        "network interfaces",
-        share_network,
-        f"there are {', '.join(OTHER_INTERFACES)}",
-        marks=pytest.mark.skipif(not OTHER_INTERFACES, reason="this machine has no interface to share"),
-    ),
+    ("network interfaces", share_network, "k8e-"),  # the machine's end of the sandbox's own wire
 ]
 
 
