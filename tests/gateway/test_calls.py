@@ -299,6 +299,15 @@ class TestErrors:
         assert (status.name, detail.code) == (code, word or detail.code)
         assert (detail.field, bool(detail.error)) == (field or detail.field, True)
 
+    @pytest.mark.parametrize("path", ["\u20ac" * 1300, "/" + "\U0001f600" * 1000, "\x01" * 4000, "%" * 4000])
+    def test_quote_whatever_it_is_and_still_arrive(self, guest: Guest, session: str, path: str) -> None:
+        code, detail = guest.refused("ReadFile", pb.ReadFileRequest(session_id=session, path=path))
+        assert detail is not None
+        assert (code, detail.code) in (
+            (grpc.StatusCode.NOT_FOUND, "file_not_found"),
+            (grpc.StatusCode.INVALID_ARGUMENT, "name_too_long"),
+        )
+
 
 class TestTheServiceItself:
     def test_says_who_is_calling(self, house: House, guest: Guest) -> None:

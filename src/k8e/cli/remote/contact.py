@@ -168,6 +168,11 @@ def show_detail(detail: pb.ErrorDetail) -> dict[str, Any]:
         body["field"] = detail.field
     if detail.retry_after:
         body["retry_after"] = detail.retry_after
+    if detail.denied:
+        from k8e.cli.remote.messages import read_denials
+        from k8e.doors.shapes import shape_denials
+
+        body |= shape_denials(read_denials(detail.denied, detail.denied_more))
     return body
 
 

@@ -8,7 +8,9 @@ from typing import Final
 import grpc
 
 from k8e.core.errors import Fault, Kind
+from k8e.core.model import Denials
 from k8e.doors.grpc.sandbox_pb2 import ErrorDetail
+from k8e.doors.grpc.showing import show_denials
 
 CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
     Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -23,7 +25,10 @@ CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
     Kind.NOT_YET: grpc.StatusCode.UNIMPLEMENTED,
 }
 _EXISTS: Final = ("session_exists", "key_exists", "file_exists")
-_SHOWN: Final = 1000  # characters of a text that may quote its request: trailers have to fit into 8 KiB
+# Trailers have to fit into 8 KiB, in base64, beside the status' own text: so many bytes of each text, which may quote
+# its request, and so many with what was denied.
+_TEXT: Final = 700
+_TRAILER: Final = 4000
 
 
 class Refusal(Exception):
@@ -44,8 +49,9 @@ def describe(problem: Fault | Refusal) -> tuple[grpc.StatusCode, ErrorDetail]:
     )
     if isinstance(problem, Refusal):
         return problem.status, detail
-    detail.field = _show(problem.field)
+    detail.field = _show(problem.field)[:100]
     detail.retry_after = problem.retry_after
+    _add_denials(detail, problem.denied)
     if problem.code in _EXISTS:
         return grpc.StatusCode.ALREADY_EXISTS, detail
     return CODES[problem.kind], detail
@@ -53,7 +59,17 @@ def describe(problem: Fault | Refusal) -> tuple[grpc.StatusCode, ErrorDetail]:
 
 def _show(text: str) -> str:
     """Whatever it quotes, it is text that can be sent."""
-    return text[:_SHOWN].encode("utf-8", "replace").decode("utf-8")
+    return text.encode("utf-8", "replace")[:_TEXT].decode("utf-8", "ignore")
+
+
+def _add_denials(detail: ErrorDetail, denials: Denials) -> None:
+    shown = show_denials(denials)
+    detail.denied_more = denials.more
+    for number, refusal in enumerate(shown):
+        if detail.ByteSize() + refusal.ByteSize() > _TRAILER:
+            detail.denied_more += len(shown) - number
+            return
+        detail.denied.append(refusal)
 
 
 def malformed(error: str) -> Refusal:

@@ -20,6 +20,11 @@ def show_text(content: bytes) -> tuple[str, bytes]:
         return content.decode(errors="replace"), content
 
 
+def clean(text: str) -> str:
+    """What a sandbox had a say in, as text that can be sent."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def show_limits(limits: Limits) -> pb.Limits:
     return pb.Limits(
         cpus=limits.cpus,
@@ -34,11 +39,11 @@ def show_limits(limits: Limits) -> pb.Limits:
 def show_denials(denials: Denials) -> list[pb.Refusal]:
     return [
         pb.Refusal(
-            host=denial.host,
-            address=denial.address,
+            host=clean(denial.host),
+            address=clean(denial.address),
             port=denial.port,
             reason=denial.reason,
-            hint=denial.hint,
+            hint=clean(denial.hint),
             at=denial.at,
         )
         for denial in denials.entries
