@@ -1,0 +1,80 @@
+"""An engine that is told to stop in the middle of something: it does not wait for the end, and leaves nothing there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from k8e.engine import EngineError, Runtime, SandboxSpec
+from k8e.engine.local import LocalEngine
+from tests.engine.rig import LIMITS, eventually, place_for_engine
+from tests.engine.traces import cgroup_parents, list_table, mount_points, wait_for_no_traces
+from tests.sandboxes import needs_root
+
+pytestmark = needs_root
+
+
+def has_table(engine: LocalEngine) -> bool:
+    return list_table(engine.layout) is not None
+
+
+def has_mount(engine: LocalEngine) -> bool:
+    return any(point.startswith(f"{engine.layout.state}/") for point in mount_points())
+
+
+def has_cgroup(engine: LocalEngine) -> bool:
+    return bool(cgroup_parents(engine.layout))
+
+
+def has_probes(engine: LocalEngine) -> bool:
+    return bool(engine._probes)
+
+
+@pytest.mark.parametrize("moment", [has_probes, has_table, has_mount, has_cgroup])
+async def test_closed_while_it_finds_out_what_works(moment: Callable[[LocalEngine], bool]) -> None:
+    with place_for_engine() as (state, run):
+        engine = LocalEngine(state, run)
+        probing = asyncio.create_task(engine.probe())
+        while not moment(engine):
+            await asyncio.sleep(0)
+        await engine.close()
+        (result,) = await asyncio.gather(probing, return_exceptions=True)
+        # Whoever asked is told that it was called off.
+        assert isinstance(result, (asyncio.CancelledError, EngineError)), result
+        await wait_for_no_traces(engine.layout)
+        assert list_table(engine.layout) is None
+        # And it can be asked again.
+        assert any(report.available for report in await engine.probe())
+        await engine.close()
+        await wait_for_no_traces(engine.layout)
+        assert list_table(engine.layout) is None
+
+
+async def test_closed_while_it_creates() -> None:
+    """What is half made is removed; what was made lives on, with its rules."""
+    with place_for_engine() as (state, run):
+        engine = LocalEngine(state, run)
+        reports = await engine.probe()
+        runtime = next(each.runtime for each in reports if each.available and each.runtime is not Runtime.KATA)
+        spec = SandboxSpec(runtime, limits=LIMITS)
+        await engine.create("made", spec)
+        creating = asyncio.create_task(engine.create("half", spec))
+
+        async def has_begun() -> bool:
+            return "half" in await engine.list()
+
+        await eventually(has_begun, "it is being created")
+        await engine.close()
+        (result,) = await asyncio.gather(creating, return_exceptions=True)
+        assert isinstance(result, EngineError), result
+        assert await engine.list() == ["made"]
+        assert list_table(engine.layout) is not None
+        successor = LocalEngine(state, run)
+        sandbox, _ = await successor.attach("made")
+        assert await sandbox.commands() == []
+        await successor.destroy("made")
+        await successor.close()
+        await wait_for_no_traces(engine.layout)
+        assert list_table(engine.layout) is None
