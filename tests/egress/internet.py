@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import json
@@ -62,6 +63,10 @@ class Internet:
         """Adds to what the name server knows."""
         self.zone |= zone
         self.ask(do="zone", zone=self.zone)
+
+    def put(self, path: str, content: bytes, kind: str) -> None:
+        """A page of all of its web servers."""
+        self.ask(do="file", path=path, type=kind, content=base64.b64encode(content).decode())
 
     def clear(self) -> None:
         self.settle()
@@ -149,7 +154,7 @@ def _make_certificates(folder: Path) -> tuple[Path, Path]:
     root_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     root = build("small internet", "small internet", root_key)
     root = root.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    names = [x509.DNSName(name) for name in ("allowed.com", "*.allowed.com", "also.com", "wild.com", "*.wild.com")]
+    names = [x509.DNSName(name) for name in ("allowed.com", "*.allowed.com", "*.corp.com", "wild.com", "*.wild.com")]
     leaf = build("server", "small internet", key).add_extension(x509.SubjectAlternativeName(names), critical=False)
     pem = serialization.Encoding.PEM
     authority, certificate = folder / "authority.pem", folder / "server.pem"

@@ -8,6 +8,7 @@ speaks with it in lines of JSON over its standard streams; it ends when they do.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -42,6 +43,7 @@ class World:
         self.connections: list[tuple[str, int]] = []  # address and port that were reached
         self.packets: list[tuple[str, str, int]] = []  # protocol, destination, port
         self.held: list[asyncio.StreamWriter] = []
+        self.files: dict[str, tuple[str, bytes]] = {}  # type and content of pages, by path, on every host
         self._certificate = certificate
         self._markers: set[bytes] = set()
         self._opened: set[tuple[str, int]] = set()
@@ -80,8 +82,10 @@ class World:
                     writer.write(b"tick\n")
                     await writer.drain()
                     await asyncio.sleep(0.05)
-            body = json.dumps({"address": address, "port": port, "path": path, "credentials": "metadata-secret"})
-            writer.write(f"HTTP/1.0 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            page = json.dumps({"address": address, "port": port, "path": path, "credentials": "metadata-secret"})
+            kind, body = self.files.get(path, ("application/json", page.encode()))
+            writer.write(f"HTTP/1.0 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            writer.write(body)
             await writer.drain()
         with contextlib.suppress(OSError):
             writer.close()
@@ -172,6 +176,8 @@ class World:
         match order["do"]:
             case "zone":
                 self.names.publish(order["zone"])
+            case "file":
+                self.files[order["path"]] = (order["type"], base64.b64decode(order["content"]))
             case "clear":
                 for noted in (self.names.questions, self.connections, self.packets):
                     noted.clear()
