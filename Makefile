@@ -3,7 +3,7 @@
 PYTHON := .venv/bin/python
 AGENT := build/agent/k8e-agent
 # The folder too: a file that was removed counts as a change.
-AGENT_SOURCES := agent/. $(wildcard agent/*.c agent/*.h) scripts/build_agent.py
+AGENT_SOURCES := agent/. agent/park/. $(wildcard agent/*.c agent/*.h agent/park/*.c agent/park/*.h) scripts/build_agent.py
 
 .PHONY: help setup demo test soak lint format bench agent runsc current-runsc lock pin release clean
 

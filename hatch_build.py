@@ -1,5 +1,5 @@
-"""Puts into the wheel what is not in the repository: the agent, compiled for both architectures here and only if it is
-the one that is pinned, and the messages of the gateway, generated from proto/.
+"""Puts into the wheel what is not in the repository: the agent and its loader, compiled for both architectures here
+and only if they are the ones that are pinned, and the messages of the gateway, generated from proto/.
 
 An editable install builds nothing: a checkout uses build/agent/k8e-agent, which `make agent` makes in seconds, and what
 `make setup` generates.
@@ -28,13 +28,14 @@ class AgentBuildHook(BuildHookInterface[Any]):
         folder = root / "build" / "release"
         built = build_agent.build_release(root / "agent", folder)
         pinned = build_agent.read_pins()
-        for architecture, digest in built.items():
-            if digest != pinned[architecture]:
+        for key, digest in built.items():
+            if digest != pinned[key]:
                 raise RuntimeError(
-                    f"the agent for {architecture} has SHA-256 {digest}, pinned is {pinned[architecture]}. "
+                    f"the agent ({key}) has SHA-256 {digest}, pinned is {pinned[key]}. "
                     "After a change of the agent: make pin, and commit it with the change."
                 )
-            name = f"k8e-agent-{architecture}"
-            build_data["force_include"][str(folder / name)] = f"k8e/_agent/{name}"
+        for architecture in build_agent.ARCHITECTURES:
+            for name in (f"k8e-agent-{architecture}", f"k8e-loader-{architecture}.so"):
+                build_data["force_include"][str(folder / name)] = f"k8e/_agent/{name}"
         for module in build_proto.generate(root / "build" / "proto"):
             build_data["force_include"][str(module)] = f"k8e/doors/grpc/{module.name}"

@@ -1,6 +1,6 @@
 /* k8e-agent: pid 1 of a sandbox. One thread, one epoll loop (main.c); a connection to the host (link.c) that carries
- * channels; a channel is a command (exec.c, command.c, supervisor.c) or an operation on files and sockets (files.c,
- * write.c, walk.c, socket.c). Bytes flow through rings (ring.c) that are flow control and memory for a lost link in one.
+ * channels; a channel is a command (exec.c, command.c, supervisor.c; parked.c for those that wait for their program) or an
+ * operation on files and sockets (files.c, write.c, walk.c, socket.c). Bytes flow through rings (ring.c) that are flow control and memory for a lost link in one.
  *
  * Everything that is sent is derived from channel state when the socket has room (channel_pump), so nothing queues. */
 #ifndef K8E_AGENT_H
@@ -70,6 +70,7 @@ struct input {
     uint64_t acked_to_host;
     bool ack_due;
     bool eof, gone, gone_sent; /* host said EOF; nobody reads any more; host was told */
+    bool held;                 /* there is no descriptor yet: what comes waits in the ring */
     bool terminal;
 };
 
@@ -125,6 +126,7 @@ void input_data(struct channel *, const uint8_t *, uint32_t length);
 void input_eof(struct channel *);
 void input_ready(struct source *, uint32_t events);
 void input_gone(struct input *);
+void input_release(struct input *); /* there is a descriptor now, or never will be */
 bool ring_allocate(struct ring *, uint32_t capacity);
 void ring_free(struct ring *);
 uint32_t code_of(int error);
@@ -152,9 +154,20 @@ void command_reaped(pid_t pid);
 void command_link_lost(struct channel *);
 bool command_unreaped(struct channel *); /* its supervisor still uses its memory */
 bool channel_is_command(const struct channel *);
-int commands_timeout(void); /* ms until the next drain ends, -1: none */
+int commands_timeout(void); /* ms until the next drain ends or offer lapses, -1: none */
 void commands_tick(void);
 void commands_end_all(void);
+
+/* parked.c -------------------------------------------------------------------------------------------------------- */
+
+struct command;
+
+void parked_request(uint64_t id, const uint8_t *payload, uint32_t length);
+bool parked_offer(struct command *); /* true: a parked interpreter was asked to be this command, and its answer follows */
+void parked_reaped(pid_t pid);
+uint64_t parked_deadline(void); /* of now_ms, UINT64_MAX: none */
+void parked_tick(void);
+void parked_end_all(void);
 
 /* supervisor.c ---------------------------------------------------------------------------------------------------- */
 
@@ -171,8 +184,10 @@ struct launch {
     struct rlimit_request *rlimits;
     struct rlimit_request files; /* RLIMIT_NOFILE as the agent found it */
     int stdio[3], report;
+    int control; /* what a parked interpreter waits on; -1: none */
     void *supervisor_stack, *command_stack; /* tops */
     /* the agent's wishes; SIGUSR1 says that one is here */
+    _Atomic uint32_t begin_wanted; /* a parked one has its program: the clock starts now */
     _Atomic uint32_t end_wanted; /* 1 + grace in ms */
     _Atomic uint64_t signals[SCOPES];
     /* the report, valid after the byte that announces it: 's' started, 'f' failed, 'e' ended */

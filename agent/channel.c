@@ -276,12 +276,21 @@ void input_ready(struct source *source, uint32_t events)
 void input_data(struct channel *c, const uint8_t *bytes, uint32_t length)
 {
     struct input *in = &c->in;
+    if (in->held && in->ring.bytes)
+        return ring_put(&in->ring, bytes, length);
     if (in->gone || in->source.fd < 0) {
         in->ring.end += length;
         return ring_ack(&in->ring, in->ring.end);
     }
     ring_put(&in->ring, bytes, length);
     flush_input(in);
+}
+
+void input_release(struct input *in)
+{
+    in->held = false;
+    if (in->source.fd >= 0 && !in->gone && (in->ring.acked < in->ring.end || in->eof))
+        flush_input(in);
 }
 
 void input_eof(struct channel *c)

@@ -132,7 +132,8 @@ static void announce(struct command *k)
 {
     struct channel *c = &k->channel;
     uint8_t payload[32];
-    uint8_t *p = put32(put32(payload, k->pid), k->exited);
+    uint32_t state = (k->exited ? STATE_ENDED : 0u) | (k->handed_over ? STATE_HANDED_OVER : 0u);
+    uint8_t *p = put32(put32(payload, k->pid), state);
     put64(put64(put64(p, c->in.ring.end), c->out[0].sent), c->out[1].sent);
     channel_opened(c, payload, sizeof payload);
     c->detach_due = k->detach_wanted;
@@ -143,26 +144,42 @@ static void read_report(struct source *source, uint32_t events)
 {
     (void)events;
     struct command *k = container_of(source, struct command, report);
-    struct channel *c = &k->channel;
     char what;
     ssize_t count = read(source->fd, &what, 1);
     if (count < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (count == 0) {
         source_close(source);
-        if (k->exited || c->finished)
-            return;
-        /* Killed by root of the sandbox: what became of the command cannot be known. */
-        k->exited = k->lost = true;
-        for (int i = 0; i < 2; i++)
-            stream_end(&c->out[i]);
-        return finish(k);
+        return command_lost(k);
     }
+    command_report(k, what);
+}
+
+/* Killed by root of the sandbox: what became of the command cannot be known. */
+void command_lost(struct command *k)
+{
+    if (k->exited || k->channel.finished)
+        return;
+    k->exited = k->lost = true;
+    for (int i = 0; i < 2; i++)
+        stream_end(&k->channel.out[i]);
+    finish(k);
+}
+
+void command_started(struct command *k)
+{
+    k->started = true;
+    k->pid = (uint32_t)k->launch->pid;
+    announce(k);
+}
+
+void command_report(struct command *k, char what)
+{
+    struct channel *c = &k->channel;
     switch (what) {
     case 's':
-        k->started = true;
-        k->pid = (uint32_t)k->launch->pid;
-        announce(k);
+        if (!k->started) /* a parked one has been for long */
+            command_started(k);
         break;
     case 'f':
         command_refuse(k, (enum stage)k->launch->failed_stage, k->launch->failed_error);
@@ -185,15 +202,23 @@ void command_reaped(pid_t pid)
         for (int i = 0; i < 3 && k->report.fd >= 0; i++)
             read_report(&k->report, EPOLLIN);
         k->supervisor = 0;
-        k->launch = NULL;
-        munmap(k->memory, k->memory_size);
+        command_free_launch(k);
         return;
     }
+    parked_reaped(pid);
+}
+
+void command_free_launch(struct command *k)
+{
+    k->launch = NULL;
+    munmap(k->memory, k->memory_size);
 }
 
 int commands_timeout(void)
 {
-    uint64_t now = now_ms(), soonest = UINT64_MAX;
+    uint64_t now = now_ms(), soonest = parked_deadline();
+    if (soonest < now)
+        soonest = now;
     for (struct channel *c = channels.next; c != &channels; c = c->next)
         if (channel_is_command(c) && as_command(c)->exited && !c->finished && !c->dead) {
             /* Past the time only room in the ring is awaited, which an ACK brings. */
@@ -211,6 +236,7 @@ void commands_tick(void)
             continue;
         settle(as_command(c));
     }
+    parked_tick();
 }
 
 /* Streams --------------------------------------------------------------------------------------------------------- */
@@ -382,6 +408,7 @@ void commands_end_all(void)
         }
         channel_kill(c);
     }
+    parked_end_all();
     for (int i = 0; i < MAX_DISCARDED; i++)
         if (discarded[i].ready)
             source_close(&discarded[i]);

@@ -39,7 +39,7 @@ static char *take_string(struct reader *r, char **to)
 static uint8_t *align(uint8_t *p) { return (uint8_t *)(((uintptr_t)p + 15) & ~(uintptr_t)15); }
 
 /* Lays out everything a supervisor needs in one mapping: two stacks, struct launch, arrays, strings. */
-static int build_launch(struct command *k, const uint8_t *payload, uint32_t length)
+int command_build(struct command *k, const uint8_t *payload, uint32_t length, const char *preload)
 {
     uint32_t groups = get16(payload + 36), rlimits = get16(payload + 38);
     uint32_t argc = get32(payload + 40), envc = get32(payload + 44);
@@ -47,7 +47,7 @@ static int build_launch(struct command *k, const uint8_t *payload, uint32_t leng
     if (groups > MAX_GROUPS || rlimits > MAX_RLIMITS || argc < 1 || argc > length / 4 || envc > length / 4)
         return EINVAL;
     size_t size = 2 * STACK_SIZE + sizeof(struct launch) + groups * 4 + rlimits * sizeof(struct rlimit_request) +
-                  ((size_t)argc + envc + 2) * sizeof(char *) + length + 5 * 16;
+                  ((size_t)argc + envc + 3) * sizeof(char *) + length + (preload ? strlen(preload) + 1 : 0) + 5 * 16;
     uint8_t *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return ENOMEM;
@@ -61,7 +61,11 @@ static int build_launch(struct command *k, const uint8_t *payload, uint32_t leng
     l->gid = get32(payload + 8);
     l->timeout_ms = get32(payload + 12);
     l->grace_ms = get32(payload + 16);
+    l->control = -1;
     k->drain_ms = get32(payload + 20);
+    k->window = get32(payload + 24);
+    k->rows = get16(payload + 32);
+    k->columns = get16(payload + 34);
     l->umask = get32(payload + 28) & 0777;
     l->group_count = groups;
     l->rlimit_count = rlimits;
@@ -73,7 +77,7 @@ static int build_launch(struct command *k, const uint8_t *payload, uint32_t leng
     p = align(p + rlimits * sizeof(struct rlimit_request));
     l->argv = (char **)(void *)p;
     l->envp = l->argv + argc + 1;
-    char *strings = (char *)(l->envp + envc + 1);
+    char *strings = (char *)(l->envp + envc + 2);
 
     struct reader r = {payload + EXEC_FIXED, payload + length, false};
     if ((size_t)(r.end - r.at) < groups * 4 + rlimits * 24)
@@ -89,6 +93,10 @@ static int build_launch(struct command *k, const uint8_t *payload, uint32_t leng
         l->envp[i] = take_string(&r, &strings);
     if (r.bad || r.at != r.end || !l->argv[0][0] || (l->flags & ~(uint32_t)EXEC_FLAGS) || get32(payload + 48))
         return EINVAL;
+    if (preload) {
+        memcpy(strings, preload, strlen(preload) + 1);
+        l->envp[envc] = strings; /* the last one: its library counts on it */
+    }
     if (!strchr(l->argv[0], '/')) {
         l->path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         for (uint32_t i = 0; i < envc; i++)
@@ -102,7 +110,7 @@ static int build_launch(struct command *k, const uint8_t *payload, uint32_t leng
     return 0;
 }
 
-static int open_terminal(struct command *k, uint16_t rows, uint16_t columns, int stdio[3])
+static int open_terminal(struct command *k, int stdio[3])
 {
     struct channel *c = &k->channel;
     int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK), unlock = 0;
@@ -124,7 +132,7 @@ static int open_terminal(struct command *k, uint16_t rows, uint16_t columns, int
     for (int i = 0; i < 3; i++)
         if ((stdio[i] = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
             return errno;
-    struct winsize size = {.ws_row = rows, .ws_col = columns};
+    struct winsize size = {.ws_row = k->rows, .ws_col = k->columns};
     ioctl(master, TIOCSWINSZ, &size);
     if (k->launch->uid != OWN_ID && fchown(stdio[0], k->launch->uid, (gid_t)-1) < 0)
         return errno;
@@ -167,9 +175,10 @@ static int open_pipes(struct command *k, int stdio[3])
     return 0;
 }
 
-static int allocate_rings(struct command *k, uint32_t window)
+static int allocate_rings(struct command *k)
 {
     struct channel *c = &k->channel;
+    uint32_t window = k->window;
     window = window < MIN_WINDOW ? MIN_WINDOW : window > MAX_WINDOW ? MAX_WINDOW : (window + 4095) & ~4095u;
     bool fine = ring_allocate(&c->out[0].ring, window) && ring_allocate(&c->out[1].ring, window);
     if (fine && !(k->launch->flags & EXEC_NO_STDIN))
@@ -177,14 +186,11 @@ static int allocate_rings(struct command *k, uint32_t window)
     return fine ? 0 : ENOMEM;
 }
 
-static int launch(struct command *k, const uint8_t *payload)
+int command_open(struct command *k, int *report)
 {
     struct launch *l = k->launch;
     int stdio[3] = {-1, -1, -1}, ends[2] = {-1, -1};
-    int error = allocate_rings(k, get32(payload + 24));
-    if (!error)
-        error = l->flags & EXEC_PTY ? open_terminal(k, get16(payload + 32), get16(payload + 34), stdio)
-                                    : open_pipes(k, stdio);
+    int error = l->flags & EXEC_PTY ? open_terminal(k, stdio) : open_pipes(k, stdio);
     if (!error && pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         error = errno;
     if (!error) {
@@ -202,13 +208,19 @@ static int launch(struct command *k, const uint8_t *payload)
             close(stdio[i]);
     if (ends[1] >= 0)
         close(ends[1]);
-    if (error) {
-        if (ends[0] >= 0)
-            close(ends[0]);
-        return error;
-    }
-    command_watch(k, ends[0]);
-    return 0;
+    if (error && ends[0] >= 0)
+        close(ends[0]);
+    *report = ends[0];
+    return error;
+}
+
+void command_launch(struct command *k)
+{
+    int report, error = command_open(k, &report);
+    if (error)
+        return command_refuse(k, STAGE_RESOURCES, error);
+    command_watch(k, report);
+    input_release(&k->channel.in);
 }
 
 void command_exec(uint64_t id, const uint8_t *payload, uint32_t length)
@@ -226,15 +238,18 @@ void command_exec(uint64_t id, const uint8_t *payload, uint32_t length)
     k->started_unix_ms = (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
     if (command_count > MAX_COMMANDS)
         return command_refuse(k, STAGE_RESOURCES, EAGAIN);
-    int error = build_launch(k, payload, length);
+    int error = command_build(k, payload, length, NULL);
     if (error)
         return command_refuse(k, STAGE_REQUEST, error);
     /* No user namespace maps ids this high, and signed ones elsewhere would misread them. */
     const struct launch *l = k->launch;
     if ((l->uid != OWN_ID && l->uid > INT32_MAX) || (l->gid != OWN_ID && l->gid > INT32_MAX))
         return command_refuse(k, STAGE_USER, EINVAL);
-    error = launch(k, payload);
+    error = allocate_rings(k);
     if (error)
         return command_refuse(k, STAGE_RESOURCES, error);
     k->detach_wanted = l->flags & EXEC_DETACHED;
+    k->channel.in.held = true;
+    if (!(l->flags & EXEC_PARKED) || !parked_offer(k))
+        command_launch(k);
 }

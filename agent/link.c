@@ -279,6 +279,7 @@ static bool well_formed(const struct header *h)
     switch (h->type) {
     case PING: size = 8; break;
     case EXEC: size = EXEC_FIXED; exact = false; break;
+    case PARK: size = PARK_FIXED + EXEC_FIXED; exact = false; break;
     case ATTACH: size = 16; break;
     case COMMANDS: size = 0; break;
     case DATA: size = 9; exact = false; break;
@@ -295,7 +296,7 @@ static bool well_formed(const struct header *h)
     }
     if (h->stream != stream || (h->id == 0) != (h->type == PING))
         return false;
-    if (h->length > (h->type == EXEC ? MAX_REQUEST : h->type == DATA ? MAX_DATA + 8 : MAX_CONTROL))
+    if (h->length > (h->type == EXEC || h->type == PARK ? MAX_REQUEST : h->type == DATA ? MAX_DATA + 8 : MAX_CONTROL))
         return false;
     return exact ? h->length == size : h->length >= size;
 }
@@ -318,6 +319,8 @@ static void handle(const struct header *h, const uint8_t *payload)
             link_fail();
     } else if (h->type == EXEC) {
         command_exec(h->id, payload, h->length);
+    } else if (h->type == PARK) {
+        parked_request(h->id, payload, h->length);
     } else if (h->type == COMMANDS) {
         command_list(h->id);
     } else {

@@ -22,7 +22,8 @@
 #include "agent.h"
 #include "raw.h"
 
-enum { REPORT_FD = 3, EXEC_FD = 4, SIGNAL_FD = 6, RESCAN_MS = 100 };
+/* CONTROL_FD as the loader knows it: park/loader.h says why it is that high. */
+enum { REPORT_FD = 3, EXEC_FD = 4, SIGNAL_FD = 6, CONTROL_FD = 63, RESCAN_MS = 100 };
 
 RAW static uint64_t now_us(void)
 {
@@ -153,8 +154,8 @@ RAW static void report(char what)
 
 RAW static void close_one(int fd, void *context)
 {
-    (void)context;
-    if (fd > REPORT_FD)
+    const struct launch *l = context;
+    if (fd > REPORT_FD && (fd != CONTROL_FD || l->control < 0))
         raw(SYS_close, fd);
 }
 
@@ -164,8 +165,15 @@ RAW static void arrange_descriptors(const struct launch *l)
     for (int i = 0; i < 3; i++)
         raw(SYS_dup3, l->stdio[i], i, 0);
     raw(SYS_dup3, l->report, REPORT_FD, O_CLOEXEC);
-    if (raw(SYS_close_range, REPORT_FD + 1, ~0u, 0) < 0)
-        each_number("/proc/self/fd", close_one, NULL);
+    if (l->control == CONTROL_FD)
+        raw(SYS_fcntl, CONTROL_FD, F_SETFD, 0);
+    else if (l->control >= 0)
+        raw(SYS_dup3, l->control, CONTROL_FD, 0);
+    long error = 0;
+    if (l->control >= 0)
+        error = raw(SYS_close_range, REPORT_FD + 1, CONTROL_FD - 1, 0);
+    if (error < 0 || raw(SYS_close_range, l->control >= 0 ? CONTROL_FD + 1 : REPORT_FD + 1, ~0u, 0) < 0)
+        each_number("/proc/self/fd", close_one, (void *)(uintptr_t)l);
 }
 
 RAW static void deliver(struct launch *l, bool main_gone)
@@ -236,6 +244,8 @@ RAW static bool start_command(struct launch *l)
     raw(SYS_close, ends[1]);
     for (int fd = 0; fd < 3; fd++)
         raw(SYS_close, fd);
+    if (l->control >= 0)
+        raw(SYS_close, CONTROL_FD);
     return true;
 }
 
@@ -275,6 +285,11 @@ RAW static int supervisor_main(void *argument)
             break;
         deliver(l, main_gone);
         uint64_t now = now_us();
+        if (atomic_exchange(&l->begin_wanted, 0)) {
+            started = now;
+            deadline = l->timeout_ms ? started + (uint64_t)l->timeout_ms * 1000 : 0;
+            grace = (uint64_t)l->grace_ms * 1000;
+        }
         uint32_t end = atomic_exchange(&l->end_wanted, 0);
         if (end)
             grace = (uint64_t)(end - 1) * 1000;

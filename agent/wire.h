@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define AGENT_VERSION "0.1.0"
-#define GENERATION 1
+#define AGENT_VERSION "0.2.0"
+#define GENERATION 2
 #define MAGIC 0x4145384bu
 
 enum {
@@ -25,6 +25,8 @@ enum {
     MAX_DEPTH = 128,
     EXEC_FIXED = 52,
     FILE_FIXED = 40,
+    PARK_FIXED = 8,
+    MAX_PARKED = 4,
 };
 
 enum frame_type {
@@ -45,6 +47,7 @@ enum frame_type {
     WATCH = 26,
     CONNECT = 27,
     COMMANDS = 28,
+    PARK = 29,
     DATA = 32,
     EOF_ = 33, /* EOF is stdio's */
     ACK = 34,
@@ -92,7 +95,8 @@ enum code {
 
 enum stage { STAGE_REQUEST = 1, STAGE_RESOURCES, STAGE_USER, STAGE_LIMITS, STAGE_CWD, STAGE_EXEC };
 enum goodbye { SUPERSEDED = 1, PROTOCOL_ERROR, NO_COMMON_GENERATION, SHUTTING_DOWN };
-enum exec_flag { EXEC_PTY = 1, EXEC_NO_STDIN = 2, EXEC_DETACHED = 4, EXEC_KEEP_CAPABILITIES = 8, EXEC_FLAGS = 15 };
+enum exec_flag { EXEC_PTY = 1, EXEC_NO_STDIN = 2, EXEC_DETACHED = 4, EXEC_KEEP_CAPABILITIES = 8, EXEC_PARKED = 16, EXEC_FLAGS = 31 };
+enum opened_state { STATE_ENDED = 1, STATE_HANDED_OVER = 2 };
 enum how { EXITED = 1, SIGNALLED = 2 };
 enum cause { BY_ITSELF = 0, BY_TIMEOUT = 1, BY_END = 2 };
 enum scope { SCOPE_PROCESS, SCOPE_GROUP, SCOPE_TREE, SCOPES };

@@ -1,8 +1,10 @@
-"""Builds the agent. The one place that knows how: make, the wheel build and the tests all come here.
+"""Builds the agent and its loader. The one place that knows how: make, the wheel build and the tests all come here.
 
-    build_agent.py dev       build/agent/k8e-agent           quick, static, for this machine, with its SHA-256 beside it
+    build_agent.py dev       build/agent/k8e-agent           quick, static, for this machine, with its SHA-256 beside
+                                                             it, and k8e-loader.so
     build_agent.py asan      build/agent/k8e-agent-asan      AddressSanitizer and UBSan, for the tests
-    build_agent.py release   build/release/k8e-agent-<arch>  both architectures, the same bytes wherever they are built
+    build_agent.py release   build/release/k8e-agent-<arch>  both architectures, the same bytes wherever they are built,
+                                                             and k8e-loader-<arch>.so
     build_agent.py pin       release, then writes the hashes into src/k8e/link/binary.py
 
 Only the standard library: the wheel build imports this file in an environment that has nothing else.
@@ -17,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +40,16 @@ WARNINGS += ["-Wno-sign-conversion"]
 PEDANTIC = ["-Werror"]
 SMALL = ["-Os", "-static", "-s", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables"]
 SMALL_LINK = ["-Wl,--gc-sections", "-Wl,--build-id=none"]
+# No library of its own: it finds what it needs in the interpreter that it is loaded into.
+LOADER = [
+    "-Os",
+    "-fPIC",
+    "-ffunction-sections",
+    "-fvisibility=hidden",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-stack-protector",
+]
+LOADER_LINK = ["-shared", "-nostdlib", "-s", "-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-soname,k8e-loader.so"]
 SANITIZED = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # zig cc turns UBSan traps on by itself. A release must not depend on the folder it was built in.
 REPRODUCIBLE = ["-fno-sanitize=all", "-ffile-prefix-map=.=agent"]
@@ -66,6 +79,22 @@ def compile_agent(compiler: Sequence[str], flags: Sequence[str], folder: Path, t
         partial.unlink(missing_ok=True)
 
 
+def compile_loader(compiler: Sequence[str], flags: Sequence[str], folder: Path, target: Path) -> None:
+    """In two steps: without the libraries zig would not give us their headers either."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+        objects = []
+        for source in find_sources(folder):
+            objects.append(str(Path(scratch, source).with_suffix(".o")))
+            command = [*compiler, *flags, *LOADER, "-c", "-o", objects[-1], source]
+            if subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL).returncode != 0:
+                raise BuildFailed(f"compiling {source} for {target.name} failed")
+        library = Path(scratch, target.name)
+        if subprocess.run([*compiler, *LOADER_LINK, "-o", str(library), *objects]).returncode != 0:
+            raise BuildFailed(f"linking {target.name} failed")
+        library.replace(target)
+
+
 def hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -86,8 +115,11 @@ def build_dev(folder: Path, target: Path) -> None:
     if compiler == "musl-gcc":
         flags += find_kernel_headers()
     compile_agent([compiler], flags, folder, target)
-    # The host verifies this like a pin; it notices a torn or foreign file, not somebody who may write here.
-    target.with_name(target.name + ".sha256").write_text(hash_file(target) + "\n")
+    library = target.with_name("k8e-loader.so")
+    compile_loader(["gcc"], [*LANGUAGE, *WARNINGS, *PEDANTIC], folder / "park", library)
+    # The host verifies these like a pin; it notices a torn or foreign file, not somebody who may write here.
+    for built in (target, library):
+        built.with_name(built.name + ".sha256").write_text(hash_file(built) + "\n")
 
 
 def build_asan(folder: Path, target: Path) -> None:
@@ -95,10 +127,12 @@ def build_asan(folder: Path, target: Path) -> None:
 
 
 def build_release(folder: Path, target_folder: Path) -> dict[str, str]:
-    """Both architectures; returns the SHA-256 of each."""
+    """Both architectures; returns the SHA-256 of each file under its key in the pins."""
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(BUILD / "zig-cache"))
     os.environ.setdefault("ZIG_LOCAL_CACHE_DIR", os.environ["ZIG_GLOBAL_CACHE_DIR"])
     targets = {name: target_folder / f"k8e-agent-{name}" for name in ARCHITECTURES}
+    libraries = {name: target_folder / f"k8e-loader-{name}.so" for name in ARCHITECTURES}
+    library_flags = [*LANGUAGE, *WARNINGS, *REPRODUCIBLE]
     flags = [*LANGUAGE, *WARNINGS, *SMALL, *SMALL_LINK, *REPRODUCIBLE]
     # At once: the first time zig compiles a libc for each, which takes a core most of a minute.
     with ThreadPoolExecutor() as pool:
@@ -106,23 +140,32 @@ def build_release(folder: Path, target_folder: Path) -> dict[str, str]:
             pool.submit(compile_agent, [*ZIG_CC, "-target", f"{name}-linux-musl"], flags, folder, target)
             for name, target in targets.items()
         ]
+        builds += [
+            pool.submit(
+                compile_loader, [*ZIG_CC, "-target", f"{name}-linux-gnu"], library_flags, folder / "park", library
+            )
+            for name, library in libraries.items()
+        ]
     for build in builds:
         build.result()
-    return {name: hash_file(target) for name, target in targets.items()}
+    return {name: hash_file(target) for name, target in targets.items()} | {
+        f"loader_{name}": hash_file(library) for name, library in libraries.items()
+    }
 
 
 def read_pins(pins: Path = PINS) -> dict[str, str]:
     """From the text: the wheel build must not import the package it is building."""
     found = dict(PIN.findall(pins.read_text()))
-    if tuple(found) != ARCHITECTURES:
-        raise BuildFailed(f"{pins} pins {list(found)}, expected {list(ARCHITECTURES)}")
+    expected = [*ARCHITECTURES, *(f"loader_{name}" for name in ARCHITECTURES)]
+    if list(found) != expected:
+        raise BuildFailed(f"{pins} pins {list(found)}, expected {expected}")
     return found
 
 
 def write_pins(hashes: dict[str, str], pins: Path = PINS) -> None:
     text = pins.read_text()
-    for architecture, digest in read_pins(pins).items():
-        text = text.replace(digest, hashes[architecture])
+    for key in read_pins(pins):
+        text = re.sub(rf'"{key}": "[0-9a-f]{{64}}"', f'"{key}": "{hashes[key]}"', text)
     pins.write_text(text)
 
 
@@ -140,8 +183,8 @@ def main() -> None:
         hashes = build_release(options.sources, options.output or BUILD / "release")
         if options.what == "pin":
             write_pins(hashes)
-        for architecture, digest in hashes.items():
-            print(f"{digest}  k8e-agent-{architecture}")
+        for key, digest in hashes.items():
+            print(f"{digest}  {key}")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ import pytest
 
 from k8e.link.binary import (
     PINNED,
+    PINNED_LOADERS,
     BinaryMismatch,
     BinaryMissing,
     UnknownMachine,
     VerifiedBinary,
     agent_binary,
+    loader_library,
     place,
 )
 from scripts import build_agent
@@ -148,6 +150,28 @@ class TestDevelopmentBuild:
             agent_binary("riscv64")
 
 
+class TestLoader:
+    def test_is_small_and_needs_no_library(self, release: Release) -> None:
+        for machine in PINNED:
+            library = (release.folder / f"k8e-loader-{machine}.so").read_bytes()
+            assert struct.unpack_from("<H", library, 18)[0] == ELF_MACHINES[machine]
+            assert PT_INTERP not in dict(read_program_headers(library))
+            assert len(library) <= SIZE_LIMIT
+            # Whatever needs one names it by its file.
+            assert b".so." not in library
+
+    def test_is_found_and_verified_in_a_checkout(self) -> None:
+        assert loader_library().content == DEV.with_name("k8e-loader.so").read_bytes()
+
+    def test_is_refused_when_it_is_not_the_one_that_was_built(self, tmp_path: Path) -> None:
+        copied = tmp_path / "build" / "agent"
+        copied.mkdir(parents=True)
+        shutil.copy(DEV.with_name("k8e-loader.so.sha256"), copied)
+        (copied / "k8e-loader.so").write_bytes(flip_byte(DEV.with_name("k8e-loader.so").read_bytes()))
+        with pytest.raises(BinaryMismatch, match="make agent"):
+            loader_library(checkout=tmp_path)
+
+
 class TestReleaseBuild:
     @pytest.mark.parametrize("machine", PINNED)
     def test_is_small_static_and_stripped(self, release: Release, machine: str) -> None:
@@ -157,7 +181,7 @@ class TestReleaseBuild:
         assert build(tmp_path / "a longer name" / "agent", tmp_path / "out") == release.hashes
 
     def test_is_the_pinned_one(self, release: Release) -> None:
-        assert release.hashes == dict(PINNED), "after a change of the agent: make pin"
+        assert release.hashes == {**PINNED, **PINNED_LOADERS}, "after a change of the agent: make pin"
 
     def test_names_no_folder_of_the_machine_it_was_built_on(self, release: Release) -> None:
         for machine in PINNED:
@@ -172,12 +196,19 @@ class TestPackaged:
         folder.mkdir()
         for machine in PINNED:
             shutil.copy(release.folder / f"k8e-agent-{machine}", folder)
-        monkeypatch.setattr("k8e.link.binary.PINNED", release.hashes)
+            shutil.copy(release.folder / f"k8e-loader-{machine}.so", folder)
+        monkeypatch.setattr("k8e.link.binary.PINNED", {name: release.hashes[name] for name in PINNED})
+        monkeypatch.setattr("k8e.link.binary.PINNED_LOADERS", {name: release.hashes[name] for name in PINNED_LOADERS})
         return folder
 
     @pytest.mark.parametrize("machine", PINNED)
     def test_is_found_for_either_architecture(self, packaged: Path, release: Release, machine: str) -> None:
         assert agent_binary(machine, packaged=packaged).content == release.read(machine)
+
+    @pytest.mark.parametrize("machine", PINNED)
+    def test_its_loader_is_found_for_either_architecture(self, packaged: Path, release: Release, machine: str) -> None:
+        expected = (release.folder / f"k8e-loader-{machine}.so").read_bytes()
+        assert loader_library(machine, packaged=packaged).content == expected
 
     def test_a_flipped_byte_is_refused(self, packaged: Path) -> None:
         path = packaged / f"k8e-agent-{HERE}"
@@ -227,6 +258,7 @@ class TestWheel:
     def test_carries_the_pinned_agents_and_the_types(self, wheel: Path) -> None:
         names = zipfile.ZipFile(wheel).namelist()
         assert {f"k8e/_agent/k8e-agent-{machine}" for machine in PINNED} <= set(names)
+        assert {f"k8e/_agent/k8e-loader-{machine}.so" for machine in PINNED} <= set(names)
         assert "k8e/py.typed" in names
 
     def test_installed_elsewhere_it_verifies_and_places(self, wheel: Path, tmp_path: Path) -> None:
@@ -246,7 +278,8 @@ class TestWheel:
 
     def test_is_not_built_with_an_agent_that_is_not_the_pinned_one(self, release: Release, tmp_path: Path) -> None:
         project = Project(tmp_path / "project")
-        build_agent.write_pins({"x86_64": "a" * 64, "aarch64": "b" * 64}, project.folder / "src/k8e/link/binary.py")
+        hashes = {**PINNED, **PINNED_LOADERS, "x86_64": "a" * 64}
+        build_agent.write_pins(hashes, project.folder / "src/k8e/link/binary.py")
         done = project.build_wheel()
         assert done.returncode != 0
         assert "make pin" in done.stderr

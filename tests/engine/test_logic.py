@@ -159,6 +159,7 @@ SPECS = st.builds(
     BundleSpec,
     root=st.just("/state/sandboxes/x/disk/root"),
     agent=st.just("/state/agents/hash"),
+    loader=st.just("/state/agents/other"),
     link=st.just("/state/sandboxes/x/disk/link"),
     instance=st.binary(min_size=16, max_size=16),
     hostname=NAMES,
@@ -235,7 +236,7 @@ def test_limits_are_all_in_the_bundle(spec: BundleSpec) -> None:
     resources = config["linux"]["resources"]
     assert resources["memory"]["limit"] == resources["memory"]["swap"] == spec.limits.memory
     assert resources["pids"]["limit"] >= spec.limits.pids
-    assert spec.first_id is None or resources["pids"]["limit"] == spec.limits.pids
+    assert spec.first_id is None or resources["pids"]["limit"] == spec.limits.pids + bundle.PARKED_TASKS
     assert resources["cpu"]["quota"] > 0
     assert resources["devices"][0] == {"allow": False, "access": "rwm"}
     rlimits = {limit["type"]: limit for limit in config["process"]["rlimits"]}

@@ -64,6 +64,7 @@ specs = st.builds(
     rlimits=st.lists(st.builds(Rlimit, u32, u64, u64), max_size=4).map(tuple),
     detached=st.booleans(),
     keep_capabilities=st.booleans(),
+    parked=st.booleans(),
 )
 file_operations = st.sampled_from([f.FrameType(number) for number in range(f.FrameType.READ, f.FrameType.CONNECT + 1)])
 file_requests = st.builds(
@@ -91,6 +92,7 @@ host_frames: st.SearchStrategy[f.Frame] = st.one_of(
     st.builds(f.Request, ids, st.just(f.FrameType.EXEC), st.binary(min_size=52, max_size=3000)),
     st.builds(f.Request, ids, st.just(f.FrameType.ATTACH), st.binary(min_size=16, max_size=16)),
     st.builds(f.Request, ids, st.just(f.FrameType.COMMANDS), st.just(b"")),
+    st.builds(f.Request, ids, st.just(f.FrameType.PARK), st.binary(min_size=60, max_size=200)),
     st.builds(f.Request, ids, file_operations, st.binary(min_size=40, max_size=3000)),
 )
 
@@ -126,7 +128,7 @@ outcomes = st.builds(
     endings,
     st.builds(Outcome, st.none(), st.none(), st.sampled_from(Cause), u64, u64, seconds, seconds, seconds, u64),
 )
-attachments = st.builds(Attachment, u32, st.booleans(), u64, u64, u64)
+attachments = st.builds(Attachment, u32, st.booleans(), u64, u64, u64, st.booleans())
 
 
 def _command(

@@ -17,12 +17,13 @@ PAGE = (ROOT / "docs" / "agent-protocol.md").read_text()
 HEADER = ROOT / "agent" / "wire.h"
 
 LIMITS = ("MAX_DATA", "MAX_REQUEST", "MAX_CONTROL", "INPUT_WINDOW", "OUTPUT_WINDOW")
-SIZES = ("MAGIC", "HEADER_SIZE", "NONCE_SIZE", "EXEC_FIXED", "FILE_FIXED", "MIN_WINDOW", "MAX_WINDOW")
+SIZES = ("MAGIC", "HEADER_SIZE", "NONCE_SIZE", "EXEC_FIXED", "FILE_FIXED", "PARK_FIXED", "MIN_WINDOW", "MAX_WINDOW")
 EXEC_FLAGS = {
     "EXEC_PTY": requests.PTY,
     "EXEC_NO_STDIN": requests.NO_STDIN,
     "EXEC_DETACHED": requests.DETACHED,
     "EXEC_KEEP_CAPABILITIES": requests.KEEP_CAPABILITIES,
+    "EXEC_PARKED": requests.PARKED,
 }
 
 
@@ -48,6 +49,7 @@ def test_the_rest_is_that_of_the_page() -> None:
     assert f"`{protocol.MAGIC:#010x}`" in PAGE
     assert f"{protocol.EXEC_FIXED} bytes are fixed" in PAGE
     assert f"{protocol.FILE_FIXED} bytes are fixed" in PAGE
+    assert f"{protocol.PARK_FIXED} bytes are fixed" in PAGE
     reasons = ", ".join(f"{reason.value} {reason.name.lower().replace('_', ' ')}" for reason in Farewell)
     assert reasons in PAGE
     assert ", ".join(f"{stage.value} {stage.name.lower()}" for stage in Stage) in PAGE

@@ -133,6 +133,7 @@ class Creation:
         if live.ending is None:
             live.enter(Phase.ACTIVE)
             live.touch()
+            self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None)
             self._sessions.metrics.sessions.value = len(self._sessions.registry)
 
     async def _make(self, live: Live) -> tuple[Sandbox, Place]:

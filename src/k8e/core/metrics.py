@@ -82,6 +82,9 @@ class Metrics:
         self.audit_lost = Counter("k8e_audit_lost_total", "Lines of the audit log that could not be written.")
         self.create_seconds = Histogram("k8e_create_seconds", "From the request to a session that is ready.")
         self.start_seconds = Histogram("k8e_exec_start_seconds", "From the request to a command that runs.")
+        self.parked = Counter(
+            "k8e_parked_total", "Runs that a parked interpreter could take, by how they began.", "start"
+        )
         self.exec_seconds = Histogram("k8e_exec_seconds", "Wall clock of commands.")
         self.warm = Gauge("k8e_pool_warm", "Sandboxes that are ready for a session.")
         self.claims = Counter("k8e_pool_claims_total", "Sessions that asked for a sandbox, by what they got.", "start")
@@ -100,6 +103,7 @@ class Metrics:
             self.audit_lost,
             self.create_seconds,
             self.start_seconds,
+            self.parked,
             self.exec_seconds,
             self.warm,
             self.claims,

@@ -25,6 +25,7 @@ from k8e.core.errors import Fault
 from k8e.core.journal import note, warn
 from k8e.core.memory import Memory
 from k8e.core.metrics import Metrics
+from k8e.core.parking import park
 from k8e.core.provisioning import prepare_state
 from k8e.core.records import WarmRecord
 from k8e.core.store import Store
@@ -206,8 +207,9 @@ class Pool:
                 WarmRecord(name, template.runtime, template.image, template.limits, edition, ready=False)
             )
             await self._engine.create(name, spec)
-            sandbox, _ = await self._engine.attach(name)
+            sandbox, place = await self._engine.attach(name)
             await prepare_state(sandbox)
+            await park(sandbox, place, template.limits.memory)
             await self._store.set_ready(name, True)
         except BaseException as error:
             await self._destroy(name)

@@ -38,6 +38,7 @@ class Runs:
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
         self.endings = Endings(sessions)
+        self.parking = sessions.parking
         self.running: dict[str, Foreground] = {}
 
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
@@ -71,12 +72,15 @@ class Runs:
     async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts) -> Foreground:
         with opened.live.in_use():
             record, mark = await self.record(opened.live, about, background=False)
-            process = await self.launch(opened, record, place_run(opened, plan))
+            spec = self.parking.choose(place_run(opened, plan))
+            process = await self.launch(opened, record, spec)
+            self.parking.started(spec, process)
             run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process)
         self.running[run.run_id] = run
         saving = asyncio.get_running_loop().call_later(_LONG, self._save_command, run)
         run.settled.add_done_callback(lambda _: saving.cancel())
         run.settled.add_done_callback(lambda _: self.running.pop(run.run_id, None))
+        run.settled.add_done_callback(lambda _: self.parking.ended(opened.live, opened.sandbox, opened.place, spec))
         return run
 
     def _save_command(self, run: Foreground) -> None:

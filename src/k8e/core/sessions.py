@@ -19,6 +19,7 @@ from k8e.core.journal import note, warn
 from k8e.core.live import Live, Registry
 from k8e.core.metrics import Metrics
 from k8e.core.model import Caller, Phase, Session
+from k8e.core.parking import Parking
 from k8e.core.pool import Pool
 from k8e.core.quotas import Quotas
 from k8e.core.store import Store
@@ -78,6 +79,7 @@ class Sessions:
         self.clock = clock
         self.metrics = metrics
         self.tasks = tasks
+        self.parking = Parking(tasks, metrics)
         self.settings = settings
         self.pool = pool
         self.quotas = Quotas(settings.quotas, clock)

@@ -51,6 +51,7 @@ class Place:
     home: bytes
     workspace: bytes
     env: tuple[tuple[bytes, bytes], ...]  # PATH, HOME, LANG, ...
+    loader: bytes = b""  # the library for parked interpreters, inside; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)

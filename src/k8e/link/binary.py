@@ -1,4 +1,4 @@
-"""The agent's executable: found, verified, and put where a sandbox starts it.
+"""The agent's executable and its loader: found, verified, and put where a sandbox starts it.
 
 An installed package carries one per architecture, and this module carries their hashes: what is started as pid 1 of
 a sandbox is what was released, or nothing is. A checkout uses its own quick build for the machine at hand.
@@ -25,8 +25,15 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "71252117a78df875ede8cd5302d8648c49cb54022ad03dd8278beb0a8602f4a1",
-        "aarch64": "b69a01eff1d6b26fa1309d8169044ec7eb19eaacdf67726b8550d3c5c93f79a7",
+        "x86_64": "0db62960060ad763c7205b65cd79095ab9929a8c3089f543f52388faf96aca0c",
+        "aarch64": "0eef440e7b500bbe21337f4435786f197b23c7cc81105355b31cbaa7e3e75b3c",
+    }
+)
+
+PINNED_LOADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "loader_x86_64": "348cecc27667518b9f3ec3ea7d9454cbdafa06ded93adb4bbc69c5ce82d115c8",
+        "loader_aarch64": "7fadbbd51761ed91e4c3214608cfa02109f120a61379cdcfe7e7eeb6db86ba28",
     }
 )
 
@@ -62,20 +69,32 @@ class VerifiedBinary:
 
 def agent_binary(machine: str | None = None, *, packaged: Path = PACKAGED, checkout: Path = CHECKOUT) -> VerifiedBinary:
     """The agent for `machine` (as `uname -m` names it; None: this one)."""
+    return _find(machine, "k8e-agent", "", packaged, checkout)
+
+
+def loader_library(
+    machine: str | None = None, *, packaged: Path = PACKAGED, checkout: Path = CHECKOUT
+) -> VerifiedBinary:
+    """What the agent preloads into an interpreter that is to wait for its program."""
+    return _find(machine, "k8e-loader", ".so", packaged, checkout)
+
+
+def _find(machine: str | None, name: str, suffix: str, packaged: Path, checkout: Path) -> VerifiedBinary:
     here = platform.machine()
     machine = machine or here
     if machine not in PINNED:
         raise UnknownMachine(f"there is no agent for {machine}, only for {' and '.join(PINNED)}")
     if packaged.is_dir():
         remedy = "install the k8e package again"
-        return _verify(machine, _read(packaged / f"k8e-agent-{machine}", remedy), PINNED[machine], remedy)
+        pinned = PINNED_LOADERS[f"loader_{machine}"] if suffix else PINNED[machine]
+        return _verify(machine, _read(packaged / f"{name}-{machine}{suffix}", remedy), pinned, remedy)
     if machine != here:
         raise BinaryMissing(
             f"a checkout builds the agent for {here} only: for {machine} install the wheel of `make release`"
         )
-    built = checkout / "build" / "agent" / "k8e-agent"
+    built = checkout / "build" / "agent" / f"{name}{suffix}"
     # The build wrote this hash. It catches a torn or mixed-up build, not somebody who may write to the checkout.
-    recorded = _read(built.with_name("k8e-agent.sha256"), "run `make agent`").decode("ascii", "replace").strip()
+    recorded = _read(built.with_name(f"{built.name}.sha256"), "run `make agent`").decode("ascii", "replace").strip()
     return _verify(machine, _read(built, "run `make agent`"), recorded, "run `make agent`")
 
 

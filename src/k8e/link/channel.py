@@ -45,7 +45,9 @@ LEGAL: Final[dict[State, frozenset[type]]] = {
 }
 
 # Requests that are answered by nothing but RESULT.
-_BRIEF: Final = frozenset({FrameType.STAT, FrameType.MKDIR, FrameType.MOVE, FrameType.REMOVE, FrameType.CHMOD})
+_BRIEF: Final = frozenset(
+    {FrameType.STAT, FrameType.MKDIR, FrameType.MOVE, FrameType.REMOVE, FrameType.CHMOD, FrameType.PARK}
+)
 _WITH_OUTPUT: Final = frozenset(
     {FrameType.READ, FrameType.LIST, FrameType.WATCH, FrameType.CONNECT, FrameType.COMMANDS}
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,8 +15,9 @@ from k8e.link.files import Files
 from k8e.link.frames import FrameType, Request
 from k8e.link.model import CommandInfo, Completed, ExecSpec
 from k8e.link.process import AgentProcess, Collector, feed, put_away
-from k8e.link.protocol import NONCE_SIZE
+from k8e.link.protocol import NONCE_SIZE, PARKING_GENERATION
 from k8e.link.records import RecordReader, parse_command
+from k8e.link.requests import encode_park
 from k8e.link.switchboard import Switchboard, Timing, deadline
 
 # Far more than an agent keeps (1,024 ended ones) or a sandbox can run.
@@ -79,6 +81,8 @@ class AgentLink(Files):
 
     async def start(self, spec: ExecSpec) -> AgentProcess:
         subject = ascii(b" ".join(spec.argv)[:_SHOWN])[1:]
+        if spec.parked and self._board.generation < PARKING_GENERATION:
+            spec = replace(spec, parked=False)
         channel = CommandChannel(self._board, self._board.new_id(), spec, subject=subject)
         await self._begin_command(channel, f"starting {subject}")
         return AgentProcess(self._board, channel, spec)
@@ -161,6 +165,22 @@ class AgentLink(Files):
         finally:
             self._board.drop(channel)
         return found
+
+    async def park(self, spec: ExecSpec, loader: bytes, *, keep: float | None = None) -> None:
+        subject = f"parking {ascii(spec.argv[0])[1:]}"
+        payload = encode_park(spec, loader, keep)
+        async with deadline(self._board.timing.reply, subject):
+            await self._board.connected()
+            if self._board.generation < PARKING_GENERATION:
+                raise AgentError(Code.UNSUPPORTED, subject=f"{subject}: this agent is older than that")
+            channel = Channel(self._board, Request(self._board.new_id(), FrameType.PARK, payload), subject)
+            try:
+                await self._board.begin(channel)
+                if await channel.wait_result():
+                    with self._board.judge():
+                        raise ProtocolViolation(f"RESULT of {subject} has the wrong size")
+            finally:
+                self._board.drop(channel)
 
     async def release(self, command: int) -> None:
         await self._board.connected()

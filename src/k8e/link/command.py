@@ -31,6 +31,7 @@ class CommandChannel(Channel):
         read with the agent."""
         self._starts = starts
         self._hold = hold
+        self._may_be_parked = spec is not None and spec.parked
         if spec is None:
             request = Request(command, FrameType.ATTACH, encode_attach(*starts))
             # Whoever started it chose a window that we do not know.
@@ -78,6 +79,8 @@ class CommandChannel(Channel):
         if self._asked is FrameType.EXEC:
             if any(starts) or attachment.received > self.outbound.sent:
                 raise ProtocolViolation("a new command has a past")
+            if attachment.handed_over and not self._may_be_parked:
+                raise ProtocolViolation("a command was handed over that was not to be")
         else:
             if self.attachment is None and self._request.type is FrameType.ATTACH:
                 self.outbound.adopt(attachment.received)

@@ -29,6 +29,7 @@ class FrameType(enum.IntEnum):
     WATCH = 26
     CONNECT = 27
     COMMANDS = 28
+    PARK = 29
     DATA = 32
     EOF = 33
     ACK = 34

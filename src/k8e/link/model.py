@@ -83,6 +83,7 @@ class ExecOptions(TypedDict, total=False):
     rlimits: tuple[Rlimit, ...]
     detached: bool
     keep_capabilities: bool
+    parked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class ExecSpec:
     rlimits: tuple[Rlimit, ...] = ()
     detached: bool = False
     keep_capabilities: bool = False
+    parked: bool = False  # an interpreter that waits for its program may be this command, if there is one that fits
 
     @classmethod
     def of(
@@ -200,6 +202,10 @@ class Process(Protocol):
     @property
     def pid(self) -> int: ...
     @property
+    def handed_over(self) -> bool:
+        """A parked interpreter is this command."""
+
+    @property
     def stdout(self) -> ByteReader: ...
     @property
     def stderr(self) -> ByteReader: ...
@@ -247,6 +253,11 @@ class Sandbox(Protocol):
         that still runs stops when its window is full."""
 
     async def commands(self) -> Sequence[CommandInfo]: ...
+    async def park(self, spec: ExecSpec, loader: bytes, *, keep: float | None = None) -> None:
+        """Starts an interpreter that waits for code in place of its last argument, with `loader` (a library in the
+        sandbox) in it; returns when it waits. One of a kind: it takes the place of an older one, and goes unused after
+        `keep` seconds. A start with `parked` that fits is handed to it. AgentError UNSUPPORTED: it cannot be parked."""
+
     async def release(self, command: int) -> None: ...
     def read_stream(
         self, path: bytes, *, offset: int = 0, length: int | None = None, identity: Identity = AGENT

@@ -43,6 +43,11 @@ class AgentProcess:
         return self._channel.attachment.pid
 
     @property
+    def handed_over(self) -> bool:
+        assert self._channel.attachment is not None
+        return self._channel.attachment.handed_over
+
+    @property
     def stdout(self) -> Inbound:
         return self._channel.inbound[OUTPUT]
 

@@ -35,7 +35,8 @@ from k8e.link.frames import (
 
 MAGIC: Final = 0x4145384B
 LOWEST_GENERATION: Final = 1
-HIGHEST_GENERATION: Final = 1
+HIGHEST_GENERATION: Final = 2
+PARKING_GENERATION: Final = 2  # the first that knows PARK
 
 HEADER_SIZE: Final = 16
 NONCE_SIZE: Final = 16
@@ -50,6 +51,7 @@ WINDOW_STEP: Final = 4096
 MAX_VERSION: Final = 64
 EXEC_FIXED: Final = 52
 FILE_FIXED: Final = 40
+PARK_FIXED: Final = 8
 
 TO_SANDBOX: Final = 0
 OUTPUT: Final = 1
@@ -98,6 +100,7 @@ _FROM_HOST: Final[dict[int, Shape]] = {
     FrameType.EXEC: _shape(EXEC_FIXED, MAX_REQUEST),
     FrameType.ATTACH: _shape(16, 16),
     FrameType.COMMANDS: _shape(0, 0),
+    FrameType.PARK: _shape(PARK_FIXED + EXEC_FIXED, MAX_REQUEST),
     **{kind: _shape(FILE_FIXED, MAX_CONTROL) for kind in _FILE_REQUESTS},
     FrameType.DATA: _shape(8 + 1, 8 + MAX_DATA, TO_SANDBOX),
     FrameType.EOF: _shape(8, 8, TO_SANDBOX),

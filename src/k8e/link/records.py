@@ -20,6 +20,8 @@ IN_Q_OVERFLOW: Final = 0x4000
 _EXITED: Final = 1
 _SIGNALLED: Final = 2
 _UNREADABLE: Final = 1
+_ENDED: Final = 1
+_HANDED_OVER: Final = 2
 _CAUSES: Final = {0: Cause.ITSELF, 1: Cause.TIMEOUT, 2: Cause.ENDED}
 _TYPES: Final = {ord(kind.value): kind for kind in FileType}
 
@@ -158,18 +160,22 @@ class Attachment(NamedTuple):
     received: int
     stdout_start: int
     stderr_start: int
+    handed_over: bool = False  # to an interpreter that was parked
 
     def encode(self) -> bytes:
-        return _OPENED.pack(*self)
+        state = _ENDED * self.ended | _HANDED_OVER * self.handed_over
+        return _OPENED.pack(self.pid, state, self.received, self.stdout_start, self.stderr_start)
 
 
 def parse_attachment(payload: bytes) -> Attachment:
     if len(payload) != _OPENED.size:
         _refuse("OPENED has the wrong size")
-    pid, ended, received, stdout_start, stderr_start = _OPENED.unpack(payload)
-    if ended > 1:
+    pid, state, received, stdout_start, stderr_start = _OPENED.unpack(payload)
+    if state > _ENDED | _HANDED_OVER:
         _refuse("OPENED is malformed")
-    return Attachment(pid, ended == 1, received, stdout_start, stderr_start)
+    return Attachment(
+        pid, bool(state & _ENDED), received, stdout_start, stderr_start, handed_over=bool(state & _HANDED_OVER)
+    )
 
 
 def parse_outcome(payload: bytes) -> Outcome:

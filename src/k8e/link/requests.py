@@ -22,10 +22,12 @@ PTY: Final = 1
 NO_STDIN: Final = 2
 DETACHED: Final = 4
 KEEP_CAPABILITIES: Final = 8
+PARKED: Final = 16
 
 _EXEC: Final = struct.Struct("<8I4H2I4x")  # EXEC_FIXED: the last four bytes carry nothing
 _FILE: Final = struct.Struct("<4I2Q2I")
 _ATTACH: Final = struct.Struct("<QQ")
+_PARK: Final = struct.Struct("<II")
 _U32: Final = struct.Struct("<I")
 _RLIMIT: Final = struct.Struct("<IIQQ")
 
@@ -77,6 +79,7 @@ def encode_exec(spec: ExecSpec) -> bytes:
         | NO_STDIN * (not spec.stdin)
         | DETACHED * spec.detached
         | KEEP_CAPABILITIES * spec.keep_capabilities
+        | PARKED * spec.parked
     )
     size = spec.terminal or TerminalSize(0, 0)
     fixed = _EXEC.pack(
@@ -108,6 +111,24 @@ def encode_exec(spec: ExecSpec) -> bytes:
     if len(payload) > MAX_REQUEST:
         raise ValueError(f"argv and env take {len(payload)} bytes together, the limit is {MAX_REQUEST}")
     return payload
+
+
+def encode_park(spec: ExecSpec, loader: bytes, keep: float | None) -> bytes:
+    """The command with a placeholder for its last argument."""
+    if not loader or len(spec.argv) != 3:
+        raise ValueError("a parked command is an interpreter, its option for code, and a placeholder")
+    kept = 0 if keep is None else _check_range("keep in milliseconds", milliseconds("keep", keep), 0xFFFF_FFFF, 1)
+    payload = _PARK.pack(kept, len(loader)) + _check_text("loader", loader) + encode_exec(spec)
+    if len(payload) > MAX_REQUEST:
+        raise ValueError(f"argv and env take {len(payload)} bytes together, the limit is {MAX_REQUEST}")
+    return payload
+
+
+def decode_park(payload: bytes) -> tuple[ExecSpec, bytes, float | None]:
+    """The arguments again, for whoever plays the agent."""
+    kept, length = _PARK.unpack_from(payload)
+    end = _PARK.size + length
+    return decode_exec(payload[end:]), payload[_PARK.size : end], kept / 1000 if kept else None
 
 
 def _encode_rlimit(limit: Rlimit) -> bytes:
@@ -163,6 +184,7 @@ def decode_exec(payload: bytes) -> ExecSpec:
         umask=umask,
         rlimits=tuple(limits),
         detached=bool(flags & DETACHED),
+        parked=bool(flags & PARKED),
         keep_capabilities=bool(flags & KEEP_CAPABILITIES),
     )
 

@@ -58,6 +58,7 @@ class Switchboard:
     def __init__(self, dialer: Dialer, instance: bytes, timing: Timing) -> None:
         self.timing = timing
         self.failure: LinkError | None = None
+        self.generation = 0  # that the agent chose
         self.bell = Bell()  # connected or failed
         self._dialer = dialer
         self._instance = instance
@@ -129,6 +130,7 @@ class Switchboard:
 
     def _adopt(self, wire: Wire) -> None:
         self._wire = wire
+        self.generation = wire.agent.generation if wire.agent else self.generation
         self._connected_at = asyncio.get_running_loop().time()
         self._useful = False
         for command in self._released:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from k8e.engine import Limits
-from k8e.engine.local.host_image import Overlay
+from k8e.engine.local.host_image import LOADER, Overlay
 
 AGENT_PATH = "/k8e-agent"
 LINK_PATH = "/run/k8e"
 ID_COUNT = 65536
 _PERIOD = 100_000
+# Interpreters that wait for a program are no program's: two of them, Node with its threads, and their supervisors.
+PARKED_TASKS = 16
 
 # What the agent, root of the sandbox, needs to be everybody's servant there. Commands get none of it.
 _CAPABILITIES = (
@@ -50,6 +52,7 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 class BundleSpec:
     root: str
     agent: str  # the verified binary on the host
+    loader: str  # and the library that it parks interpreters with
     link: str  # the socket's directory on the host
     instance: bytes
     hostname: str
@@ -102,6 +105,7 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
     # Without this gVisor would put a tmpfs there, outside the disk's limits.
     mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "rw"))
     mounts.append(_bind(spec.agent, AGENT_PATH, "ro"))
+    mounts.append(_bind(spec.loader, LOADER, "ro"))
     mounts.append(_bind(spec.link, LINK_PATH, "rw", "noexec"))
     return mounts
 
@@ -109,7 +113,7 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
 def _resources(limits: Limits, native: bool) -> dict[str, Any]:
     # gVisor needs two tasks of the host for each process inside, and some for itself; when it cannot have one it dies.
     # So there the host's limit is a backstop, and the one that programs meet is RLIMIT_NPROC, kept by its own kernel.
-    tasks = limits.pids if native else 2 * limits.pids + 256
+    tasks = limits.pids + PARKED_TASKS if native else 2 * (limits.pids + PARKED_TASKS) + 256
     return {
         "devices": [{"allow": False, "access": "rwm"}],
         "memory": {"limit": limits.memory, "swap": limits.memory},
@@ -133,6 +137,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
         mapping = [{"containerID": 0, "hostID": spec.first_id, "size": ID_COUNT}]
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
     files = min(spec.limits.open_files, spec.hard_files)
+    processes = spec.limits.pids + PARKED_TASKS
     return {
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
@@ -150,7 +155,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
             "capabilities": {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")},
             "rlimits": [
                 {"type": "RLIMIT_NOFILE", "soft": files, "hard": files},
-                {"type": "RLIMIT_NPROC", "soft": spec.limits.pids, "hard": spec.limits.pids},
+                {"type": "RLIMIT_NPROC", "soft": processes, "hard": processes},
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
             ],
         },

@@ -16,7 +16,7 @@ from pathlib import Path
 from k8e.engine.local.bundle import AGENT_PATH, ID_COUNT, LINK_PATH
 from k8e.engine.local.cgroup import hierarchies
 from k8e.engine.local.decoys import Subject
-from k8e.engine.local.host_image import TOOLS
+from k8e.engine.local.host_image import LOADER, TOOLS
 from k8e.engine.local.network.addresses import INNER_INTERFACE
 from k8e.link.errors import AgentError, LinkError, NotStarted
 from k8e.link.model import Cause, ExecSpec, Identity, Process
@@ -25,7 +25,7 @@ _ROOT = Identity(0, 0)
 _LOWEST_FOREIGN_ID = 65536  # below are the machine's own users
 _SEARCH_DEADLINE = 8.0
 _BUSY_ROUNDS = 10
-_SHARED = {"/usr", TOOLS, AGENT_PATH, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
+_SHARED = {"/usr", TOOLS, AGENT_PATH, LOADER, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 _PRIVATE = {"/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/run", "/tmp", LINK_PATH}
 _DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
 _IN_DEV = _DEVICES | {"fd", "stdin", "stdout", "stderr", "ptmx", "pts", "shm", "mqueue", "console"}

@@ -36,7 +36,7 @@ from k8e.engine.local.seccomp import build_profile
 from k8e.engine.local.template import Templates
 from k8e.engine.local.tool import do_both, finish_in_thread
 from k8e.link import AgentLink
-from k8e.link.binary import agent_binary
+from k8e.link.binary import agent_binary, loader_library
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
 from k8e.link.model import ExecSpec, Sandbox
@@ -150,7 +150,8 @@ class LocalEngine:
         overlays = await asyncio.to_thread(host_image.host_overlays, self._tools)
         registries = await self._templates.registries()
         parts = (
-            *(importlib.metadata.version("k8e"), agent_binary().sha256, (await self._templates.content()).name),
+            *(importlib.metadata.version("k8e"), agent_binary().sha256, loader_library().sha256),
+            (await self._templates.content()).name,
             *(runtime.binary, runtime.flags, report.version, overlays, sorted(map(str, registries.hidden))),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -242,6 +243,7 @@ class LocalEngine:
         return BundleSpec(
             root=os.fspath(paths.root),
             agent=os.fspath(self.layout.agents / agent_binary().sha256),
+            loader=os.fspath(self.layout.agents / loader_library().sha256),
             link=os.fspath(paths.link),
             instance=bytes.fromhex(record.instance),
             hostname=spec.hostname,

@@ -21,6 +21,7 @@ USER_ID = 1000
 HOME = "/home/user"
 VENV = f"{HOME}/.venv"
 TOOLS = "/opt/k8e"
+LOADER = "/k8e-loader.so"
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 # Directories of the root that lead into /usr on a merged system.
@@ -110,7 +111,7 @@ def host_place(more: Iterable[tuple[str, str]] = ()) -> Place:
         "npm_config_update_notifier": "false",
     }
     pairs = tuple((key.encode(), value.encode()) for key, value in sorted({**dict(more), **env}.items()))
-    return Place(Identity(USER_ID, USER_ID), HOME.encode(), b"/workspace", pairs)
+    return Place(Identity(USER_ID, USER_ID), HOME.encode(), b"/workspace", pairs, LOADER.encode())
 
 
 def host_overlays(tools: Path) -> list[Overlay]:
@@ -208,7 +209,8 @@ def build_root(target: Path, files: Iterable[tuple[str, bytes]] = ()) -> None:
             (target / name).mkdir()
     for name in ("opt/k8e", "run/k8e", "home/user", "home/user/.local", "home/user/.local/bin", "home/user/.cache"):
         (target / name).mkdir(exist_ok=True)
-    (target / "k8e-agent").touch()
+    for name in ("k8e-agent", "k8e-loader.so"):
+        (target / name).touch()
     _copy_etc(target / "etc")
     _write_etc(target / "etc")
     _write_venv(target / "home/user")

@@ -12,7 +12,7 @@ from k8e.engine import EngineError, Limits
 from k8e.engine.local import disk, host_image
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.registries import Registries, find_registries
-from k8e.link.binary import agent_binary, place
+from k8e.link.binary import agent_binary, loader_library, place
 
 
 class Templates:
@@ -72,10 +72,10 @@ class Templates:
 
     def _prepare(self, registries: Registries) -> Path:
         images = self._layout.images
-        binary = agent_binary()
-        target = self._layout.agents / binary.sha256
-        if not target.exists():
-            place(binary, target)
+        for binary in (agent_binary(), loader_library()):
+            target = self._layout.agents / binary.sha256
+            if not target.exists():
+                place(binary, target)
         with tempfile.TemporaryDirectory(dir=images, prefix=".root-") as scratch:
             content = Path(scratch, "content")
             content.mkdir()

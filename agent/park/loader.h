@@ -1,0 +1,52 @@
+/* The loader: a small library that the agent preloads into an interpreter which is to wait for its program.
+ *
+ * It stops the interpreter when it has started up and before it looks at the program: python.c and node.c know where that
+ * is. loader.c talks to the agent, and remembers what start-up depended on. It needs no library itself: what it uses of libc
+ * is found in the process it is loaded into. */
+#ifndef K8E_LOADER_H
+#define K8E_LOADER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Out of the way of the descriptors that interpreters open at their start, so that those get the numbers they always
+ * get, and below 64, so that the table does not grow. The agent knows it as well. */
+enum { CONTROL_FD = 63 };
+
+/* Agent to loader: this, then the directory and the code, neither terminated. */
+struct handover { uint32_t no_stdin, cwd_length, code_length; };
+
+/* Loader to agent, one byte each. */
+enum { READY = 'P', TAKEN = 'T', DECLINED = 'N' };
+
+struct task {
+    bool no_stdin;
+    char *cwd, *code; /* terminated */
+    size_t code_length;
+};
+
+extern char *placeholder; /* what stands in the arguments where the code will be */
+
+void *find_symbol(const char *name);
+_Noreturn void give_up(void); /* the agent starts a program the plain way then */
+
+/* What start-up read: if it is another by the time there is a program, so would a fresh interpreter be. */
+void watch_path(const char *path);
+void watch_lookup(const char *name); /* the places where PATH finds it, up to the right one */
+
+/* Writable memory of the process by its place, for finding what has no name. */
+struct region { uintptr_t start, end; };
+int list_regions(struct region *, int room, bool all); /* all: or the heap and the program's own data only */
+bool in_regions(const struct region *, int count, uintptr_t address, size_t length);
+
+void wait_for_task(struct task *); /* returns with a program; everything about the process but the interpreter is ready */
+void take_task(const struct task *); /* from here on it is the run */
+
+/* What an interpreter's file provides. */
+bool prepare_python(void); /* false: this is no Python */
+bool prepare_node(void);
+typedef int main_function(int, char **, char **);
+int python_main(int argc, char **argv, char **envp);
+
+#endif

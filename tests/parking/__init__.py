@@ -1,0 +1,1 @@
+"""Programs that are run by a fresh interpreter and by one that waited for them."""
