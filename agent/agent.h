@@ -187,7 +187,8 @@ struct launch {
     int control; /* what a parked interpreter waits on; -1: none */
     void *supervisor_stack, *command_stack; /* tops */
     /* the agent's wishes; SIGUSR1 says that one is here */
-    _Atomic uint32_t begin_wanted; /* a parked one has its program: the clock starts now */
+    _Atomic uint32_t begin_wanted; /* a parked one has its program: its timeout counts from now on */
+    uint64_t offered_us;           /* when it was offered one, before that process could know of it; 0: it never was */
     _Atomic uint32_t end_wanted; /* 1 + grace in ms */
     _Atomic uint64_t signals[SCOPES];
     /* the report, valid after the byte that announces it: 's' started, 'f' failed, 'e' ended */

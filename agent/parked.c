@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -253,6 +254,9 @@ bool parked_offer(struct command *run)
     uint32_t head[3] = {(l->flags & EXEC_NO_STDIN) != 0, (uint32_t)strlen(l->cwd), (uint32_t)strlen(l->argv[2])};
     struct iovec parts[3] = {{head, sizeof head}, {(void *)(uintptr_t)l->cwd, head[1]}, {l->argv[2], head[2]}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    p->process.launch->offered_us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
     ssize_t sent = sendmsg(p->control.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent != (ssize_t)(sizeof head + head[1] + head[2])) {
         let_go(p); /* with half a program it starts nothing */

@@ -312,7 +312,7 @@ RAW static int supervisor_main(void *argument)
         }
         wait_for_news(now, deadline, starting);
     }
-    l->wall_us = now_us() - started;
+    l->wall_us = now_us() - (l->offered_us ? l->offered_us : started);
     report('e');
     return 0;
 }

@@ -12,6 +12,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HEADER = struct.Struct("<IBBHQ")
 MAGIC = 0x4145384B
@@ -56,6 +57,10 @@ def exec_payload(
         "<8I4H2I4x", flags, uid, gid, timeout, grace, drain, window, 0o22, 24, 80, 0, 0, len(argv), len(env)
     )
     return fixed + b"".join(struct.pack("<I", len(text)) + text for text in (cwd, *argv, *env))
+
+
+def park_payload(*argv: bytes, keep: int = 0, loader: bytes = b"/no/loader.so", **options: Any) -> bytes:
+    return struct.pack("<II", keep, len(loader)) + loader + exec_payload(*argv, **{"flags": 0, **options})
 
 
 def file_payload(

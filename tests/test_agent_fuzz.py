@@ -35,6 +35,7 @@ from tests.frames import (
     LIST,
     MKDIR,
     MOVE,
+    PARK,
     PING,
     READ,
     RELEASE,
@@ -49,6 +50,7 @@ from tests.frames import (
     exec_payload,
     file_payload,
     frame,
+    park_payload,
 )
 from tests.sandboxes import needs_root
 
@@ -99,6 +101,23 @@ def sandbox() -> Iterator[Launched]:
         yield launched
 
 
+# As a command line and as one that is parked. Descriptor 63 is the conversation with the agent.
+WAITING = [
+    (b"bash", b"-c", script)
+    for script in (
+        b"true",
+        b"printf P >&63; exec cat <&63 >/dev/null",
+        b"printf P >&63; head -c1 <&63 >/dev/null; printf T >&63; exec 63>&-; cat; exit 3",
+        b"printf P >&63; head -c1 <&63 >/dev/null; printf N >&63",
+        b"printf P >&63; head -c1 <&63 >/dev/null; kill -9 $$",
+        b"printf PT >&63",
+        b"printf PPPTTTNNN >&63",
+        b"printf x >&63",
+        b"exec 63>&-; sleep 0.05",
+    )
+]
+
+
 class Generator:
     """Frames from a seed: the same ones in every run."""
 
@@ -129,8 +148,18 @@ class Generator:
         length = self.random.choice((0, 4, 8, 9, 16, 39, 40, 41, 52, 53, 100, 1000, 65536))
         return frame(kind, self.channel(), self.random.randbytes(length), self.random.choice((0, 0, 0, 1, 2, 3)))
 
+    def parked(self) -> bytes:
+        """What waits is played by a shell: the agent sees a library's answers, good ones and bad ones."""
+        flags = self.random.choice((0, 0, 0, 0, 1, 2, 16))
+        return park_payload(*self.random.choice(WAITING), keep=self.random.choice((1, 20, 100, 500)), flags=flags)
+
     def request(self) -> bytes:
         pick = self.random.random()
+        if pick < 0.08:
+            return frame(PARK, self.new_channel(), self.parked())
+        if pick < 0.16:
+            flags = self.random.choice((16, 18, 20, 22))
+            return frame(EXEC, self.new_channel(), exec_payload(*self.random.choice(WAITING), flags=flags))
         if pick < 0.25:
             return frame(EXEC, self.new_channel(), self.command())
         if pick < 0.6:
@@ -256,6 +285,8 @@ def clear(sandbox: Launched) -> None:
     """Ends and forgets every command that fuzzing has left, until none is listed and no process is there."""
     deadline, others = time.monotonic() + 20, list[int]()
     with greeted(sandbox) as link:
+        # Parking another of the kind lets those go that wait.
+        link.until_result(link.request(PARK, park_payload(b"bash", b"-c", b"true")))
         # What is only just being started is in no list yet; its processes are.
         while (listed := list_commands(link)) or (others := other_processes(sandbox)):
             assert time.monotonic() < deadline, (listed, [describe(pid) for pid in others])

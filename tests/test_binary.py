@@ -93,7 +93,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("agent", "scripts", "src"):
+        for name in ("agent", "proto", "scripts", "src"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_agent"))
         for path in ROOT.iterdir():
             if path.is_file():

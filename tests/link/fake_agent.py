@@ -160,9 +160,9 @@ class Stage:
         async with asyncio.timeout(PATIENCE):
             return await self._calls.get()
 
-    async def open(self, timing: Timing = CALM) -> tuple[AgentLink, FakeAgent]:
+    async def open(self, timing: Timing = CALM, **changes: Any) -> tuple[AgentLink, FakeAgent]:
         opening = self.begin(self.open_link(timing))
-        agent = await self.answer()
+        agent = await self.answer(**changes)
         return await opening, agent
 
     async def open_link(self, timing: Timing = CALM, deadline: float = PATIENCE) -> AgentLink:

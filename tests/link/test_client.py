@@ -18,7 +18,7 @@ from k8e.link.model import Cause, CommandInfo, Connection, Entry, ExecSpec, File
 from k8e.link.process import AgentProcess
 from k8e.link.protocol import INPUT_WINDOW, MAX_DATA, OUTPUT_WINDOW
 from k8e.link.records import encode_command, encode_entry
-from k8e.link.requests import KEEP_MODE, TO_THE_END, decode_exec, decode_file_request
+from k8e.link.requests import KEEP_MODE, TO_THE_END, decode_exec, decode_file_request, decode_park
 from k8e.link.sockets import AgentConnection, AgentWatcher
 from tests.link.fake_agent import CALM, HASTY, INSTANCE, SPEC, FakeAgent, Stage, ended
 
@@ -552,3 +552,50 @@ async def test_an_agent_that_is_just_starting_is_waited_for(stage: Stage) -> Non
     stage.refusing = False
     await stage.answer()
     assert (await opening).agent_version == "fake"
+
+
+PARKABLE = ExecSpec.of("python3", "-c", "0" * 32)
+
+
+async def test_parking_says_what_waits_and_for_how_long(stage: Stage) -> None:
+    link, agent = await stage.open(generation=2)
+    parking = stage.begin(link.park(PARKABLE, b"/loader.so", keep=1.5))
+    request = await agent.expect(Request)
+    assert request.type is FrameType.PARK
+    assert decode_park(request.payload) == (PARKABLE, b"/loader.so", 1.5)
+    await agent.send(Result(request.id, Code.OK, 0, b""))
+    await parking
+
+
+async def test_what_cannot_be_parked_is_refused(stage: Stage) -> None:
+    link, agent = await stage.open(generation=2)
+    parking = stage.begin(link.park(PARKABLE, b"/loader.so"))
+    request = await agent.expect(Request)
+    await agent.send(Result(request.id, Code.UNSUPPORTED, 0, b""))
+    with pytest.raises(AgentError) as caught:
+        await parking
+    assert caught.value.code is Code.UNSUPPORTED
+    with pytest.raises(ValueError, match="placeholder"):
+        await link.park(SPEC, b"/loader.so")
+    with pytest.raises(ValueError, match="placeholder"):
+        await link.park(PARKABLE, b"")
+
+
+async def test_an_older_agent_is_asked_for_nothing_that_it_does_not_know(stage: Stage) -> None:
+    link, agent = await stage.open()  # of generation 1
+    with pytest.raises(AgentError, match="older"):
+        await link.park(PARKABLE, b"/loader.so")
+    starting = stage.begin(link.start(replace(PARKABLE, parked=True)))
+    request = await agent.expect(Request)
+    assert decode_exec(request.payload) == PARKABLE
+    await agent.open(request.id)
+    assert not (await starting).handed_over
+
+
+async def test_who_took_a_command_is_said(stage: Stage) -> None:
+    link, agent = await stage.open(generation=2)
+    starting = stage.begin(link.start(replace(PARKABLE, parked=True)))
+    request = await agent.expect(Request)
+    assert decode_exec(request.payload).parked
+    await agent.open(request.id, handed_over=True)
+    assert (await starting).handed_over

@@ -28,7 +28,7 @@ from k8e.link.frames import (
     Request,
     Result,
 )
-from k8e.link.model import Entry, FileType
+from k8e.link.model import Entry, ExecSpec, FileType
 from k8e.link.process import AgentProcess
 from k8e.link.protocol import MAX_DATA, OUTPUT_WINDOW, encode
 from k8e.link.records import Attachment, encode_entry
@@ -438,3 +438,35 @@ async def test_hanging_up_again_and_again_does_not_keep_us_busy(stage: Stage) ->
     with pytest.raises(LinkLost):
         await starting
     assert stage.dialled < 60
+
+
+PARKABLE = ExecSpec.of("python3", "-c", "0" * 32)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda channel: Opened(channel, OPENED),
+        lambda channel: Data(channel, 1, 0, b"x"),
+        lambda channel: Result(channel, Code.OK, 0, b"more"),
+    ],
+    ids=["OPENED", "DATA", "RESULT with more"],
+)
+async def test_parking_is_answered_by_a_bare_result_or_the_link_ends(
+    stage: Stage, answer: Callable[[int], Frame]
+) -> None:
+    link, agent = await stage.open(generation=2)
+    parking = stage.begin(link.park(PARKABLE, b"/loader.so"))
+    request = await agent.expect(Request)
+    await agent.send(answer(request.id))
+    with pytest.raises(ProtocolViolation):
+        await parking
+
+
+async def test_a_command_that_was_not_to_be_handed_over_was_not(stage: Stage) -> None:
+    link, agent = await stage.open(generation=2)
+    starting = stage.begin(link.start(PARKABLE))
+    request = await agent.expect(Request)
+    await agent.open(request.id, handed_over=True)
+    with pytest.raises(ProtocolViolation, match="handed over"):
+        await starting

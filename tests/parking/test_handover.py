@@ -152,7 +152,7 @@ class TestChanges:
         venv = "/home/user/.venv/bin"
         await self.check(
             native_bed,
-            f"mv {venv}/python3 {venv}/saved; ln -s /usr/bin/python3.* {venv}/python3",
+            f"mv {venv}/python3 {venv}/saved; ln -s /usr/bin/python3 {venv}/python3",
             f"mv {venv}/saved {venv}/python3",
         )
 

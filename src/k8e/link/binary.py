@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "0db62960060ad763c7205b65cd79095ab9929a8c3089f543f52388faf96aca0c",
-        "aarch64": "0eef440e7b500bbe21337f4435786f197b23c7cc81105355b31cbaa7e3e75b3c",
+        "x86_64": "7ad4a790c92ea437d91b70224ab10d091c5ad0ba16f19e7158d03c24a0f5951b",
+        "aarch64": "ab146ee757dd1dbe542a1742ab8a5a9f144578216e4c014f691592b3c18a1f33",
     }
 )
 
