@@ -34,7 +34,7 @@ async def test_a_claimed_sandbox_has_its_sessions_list_and_nothing_else(site: Si
         nothing = await warm.reached(*TRIES)
         assert all(isinstance(each, str) and each.startswith("!") for each in nothing)
         assert not {address for _, address, _ in site.internet.notes().packets} & {"45.90.31.1", "45.90.31.2"}
-        lists = (["one.com"], ["two.com", "45.90.50.0/24"], [])
+        lists: tuple[list[str], ...] = (["one.com"], ["two.com", "45.90.50.0/24"], [])
         expected = (
             ["45.90.31.1", nothing[1], "45.90.31.1", nothing[3], nothing[4]],
             [nothing[0], "45.90.31.2", nothing[2], "45.90.31.2", "45.90.50.5"],

@@ -16,15 +16,23 @@ import threading
 from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError as RouteError
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import INNER_INTERFACE, Network, Wire
+from k8e.engine.local.network.route import (
+    RouteSocket,
+    add_address,
+    add_default_route,
+    add_pair,
+    remove_link,
+    set_alias,
+    set_up,
+)
 
 _CLONE_NEWNET = 0x40000000
+_LOOPBACK = 1  # its index in every namespace
 _OWN_NAMESPACE = "/proc/thread-self/ns/net"
 # The machine believes nothing that a sandbox says about routes, and has no address on the wire but ours. The rules drop
 # it as well.
@@ -46,7 +54,7 @@ def open_wire(wire: Wire, sandbox: str) -> int:
     the caller's to close."""
     try:
         return _in_thread_of_its_own(lambda: _open(wire, sandbox))
-    except (RouteError, OSError) as error:
+    except OSError as error:
         with contextlib.suppress(EngineError):
             remove_wire(wire)
         raise EngineError("network wire", f"{wire.interface} cannot be made: {error}", _HINT) from error
@@ -74,7 +82,7 @@ def _in_thread_of_its_own(work: Callable[[], int]) -> int:
 def _open(wire: Wire, sandbox: str) -> int:
     namespace, inner = _new_namespace()
     try:
-        with inner, IPRoute() as host:
+        with inner, RouteSocket() as host:
             _lay(wire, sandbox, host, inner, namespace)
     except BaseException:
         os.close(namespace)
@@ -82,7 +90,7 @@ def _open(wire: Wire, sandbox: str) -> int:
     return namespace
 
 
-def _new_namespace() -> tuple[int, Any]:
+def _new_namespace() -> tuple[int, RouteSocket]:
     """And a way to change what is in there, which stays when this thread is back where it was."""
     before = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -94,7 +102,7 @@ def _new_namespace() -> tuple[int, Any]:
         _set("ipv4/ip_unprivileged_port_start", "0")
         namespace = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            inner = IPRoute()
+            inner = RouteSocket()
             _check(_libc.setns(before, _CLONE_NEWNET), "the machine's network namespace")
         except BaseException:
             os.close(namespace)
@@ -110,25 +118,15 @@ def _check(status: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
-def _lay(wire: Wire, sandbox: str, host: Any, inner: Any, namespace: int) -> None:
-    peer = {"ifname": INNER_INTERFACE, "net_ns_fd": namespace, "address": wire.inner_mac}
-    host.link("add", kind="veth", ifname=wire.interface, address=wire.host_mac, peer=peer)
-    outside = host.link_lookup(ifname=wire.interface)[0]
-    inside = inner.link_lookup(ifname=INNER_INTERFACE)[0]
-    host.link("set", index=outside, ifalias=f"k8e sandbox {sandbox}"[:255])
+def _lay(wire: Wire, sandbox: str, host: RouteSocket, inner: RouteSocket, namespace: int) -> None:
+    host.request(add_pair(wire.interface, wire.host_mac, INNER_INTERFACE, wire.inner_mac, namespace))
+    outside, inside = host.index_of(wire.interface), inner.index_of(INNER_INTERFACE)
+    host.request(set_alias(outside, f"k8e sandbox {sandbox}"[:255]))
     for name, value in _DEAF.items():
         _set(name.format(wire.interface), value)
-    for host_end, inner_end in wire.pairs:
-        # IFA_F_NODAD: nobody else is on the wire, and an address that is still being checked is of no use for a second.
-        flags = {"flags": 0x02} if host_end.version == 6 else {}
-        host.addr("add", index=outside, address=str(host_end.ip), prefixlen=host_end.network.prefixlen, **flags)
-        inner.addr("add", index=inside, address=str(inner_end.ip), prefixlen=inner_end.network.prefixlen, **flags)
-    inner.link("set", index=1, state="up")
-    inner.link("set", index=inside, state="up")
-    host.link("set", index=outside, state="up")
-    for host_end, _ in wire.pairs:
-        everywhere = "default" if host_end.version == 4 else "::/0"
-        inner.route("add", dst=everywhere, gateway=str(host_end.ip), oif=inside)
+    inner.request(*(add_address(inside, inner_end) for _, inner_end in wire.pairs), set_up(_LOOPBACK), set_up(inside))
+    host.request(*(add_address(outside, host_end) for host_end, _ in wire.pairs), set_up(outside))
+    inner.request(*(add_default_route(inside, host_end.ip) for host_end, _ in wire.pairs))
 
 
 def _set(name: str, value: str) -> None:
@@ -141,11 +139,10 @@ def remove_wire(wire: Wire) -> None:
     if not wire_exists(wire):
         return
     try:
-        with IPRoute() as host:
-            for index in host.link_lookup(ifname=wire.interface):
-                host.link("del", index=index)
-    except RouteError as error:
-        if error.code not in (errno.ENODEV, errno.ENXIO):
+        with RouteSocket() as host:
+            host.request(remove_link(host.index_of(wire.interface)))
+    except OSError as error:
+        if error.errno not in (errno.ENODEV, errno.ENXIO):
             raise EngineError("network wire", f"{wire.interface} cannot be removed: {error}", _HINT) from error
 
 
