@@ -215,6 +215,7 @@ async def serve(
     from k8e.doors.http import HttpDoor
     from k8e.doors.identities import Identities
     from k8e.doors.listener import bind_socket
+    from k8e.doors.mcp.opening import Opening as Agents
     from k8e.doors.routes import Routes
 
     stop = heed_signals()
@@ -227,14 +228,18 @@ async def serve(
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
     gateway = Opening(service, keys, settings.gateway)
-    door = HttpDoor(Routes(service, service.metrics.render, Identities(keys, gateway)))
+    agents = Agents(service)
+    door = HttpDoor(Routes(service, service.metrics.render, Identities(keys, gateway), agents))
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()
     # Whoever started us by hand wants it, and so does whoever has a key; anybody else asks for it when they need it.
     opening = asyncio.create_task(gateway.attempt()) if not detached or keys.in_use else None
+    preparing = asyncio.create_task(agents.prepare())
     await stop.wait()
     log.info("stopping")
+    preparing.cancel()
+    await agents.close(GRACE)
     if opening is not None:
         await opening
     closing_gateway = asyncio.create_task(gateway.close(GRACE))

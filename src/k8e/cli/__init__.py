@@ -25,6 +25,10 @@ def choose(arguments: list[str]) -> int:
             from k8e.cli.run import run
 
             return run(options)
+    if arguments == ["sandbox-mcp"]:
+        from k8e.cli.mcp import bridge
+
+        return bridge("")
     from k8e.cli.parser import dispatch
 
     return dispatch(arguments)

@@ -97,6 +97,14 @@ Keys with which programs on other machines use this machine's sandboxes (docs/ga
   k8e sandbox-apikey delete ci
 """
 
+MCP = """\
+Serves the sandboxes of this machine to an agent, by the Model Context Protocol, on standard input and
+output, or over HTTP to many. Each connection has a session of its own, which ends with it.
+
+  claude mcp add k8e-sandbox -- k8e sandbox-mcp
+  k8e sandbox-mcp --http --http-addr :8811
+"""
+
 CONNECT = """\
 Checks that a gateway is the one that your API key is for, exchanges the key for a certificate, and remembers
 both under a name. The key is read from standard input or K8E_SANDBOX_APIKEY, and is not stored.
@@ -167,6 +175,7 @@ def build_parser() -> Parser:
     doctor.add_argument("--fix", action="store_true", help="first install what is missing and remove what is left over")
     doctor.set_defaults(handler=examine)
     add_keys(commands_of)
+    add_mcp(commands_of)
     add_connections(commands_of)
     return parser
 
@@ -187,6 +196,23 @@ def add_keys(parent: Any) -> None:
     delete = subcommands.add_parser("delete", help="revoke a key and all its certificates, at once")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(handler=commands.delete_key)
+
+
+def add_mcp(parent: Any) -> None:
+    mcp = parent.add_parser("sandbox-mcp", help="serve sandboxes to agents (MCP)", description=MCP)
+    mcp.add_argument("--http", action="store_true", help="serve Streamable HTTP at /mcp instead of stdin and stdout")
+    mcp.add_argument(
+        "--http-addr",
+        default=os.environ.get("K8E_SANDBOX_MCP_ADDR") or ":8811",
+        metavar="HOST:PORT",
+        help="where; default: K8E_SANDBOX_MCP_ADDR, or :8811, which is 127.0.0.1",
+    )
+    # SUPPRESS: what stands before the subcommand is not overwritten by what does not stand behind it.
+    mcp.add_argument("--endpoint", default=argparse.SUPPRESS, metavar="HOST:PORT", help="a gateway")
+    mcp.add_argument("--tls-cert", default="", metavar="FILE", help="the gateway's certificate")
+    mcp.add_argument("--tls-key", default="", metavar="FILE", help="its key")
+    mcp.add_argument("--tenant-id", default="", metavar="NAME", help="keep sessions for this tenant, and use its own")
+    mcp.set_defaults(handler=run_mcp)
 
 
 def add_connections(parent: Any) -> None:
@@ -319,6 +345,18 @@ def run_login(parsed: argparse.Namespace) -> int:
     from k8e.cli.remote.commands import login
 
     return login(parsed)
+
+
+def run_mcp(parsed: argparse.Namespace) -> int:
+    from k8e.cli.mcp import bridge
+
+    if parsed.http:
+        raise Failure("not_yet", "--http is not part of this version", hint="leave it out")
+
+    for name, value in (("CERT", parsed.tls_cert), ("KEY", parsed.tls_key)):
+        if value:
+            os.environ[f"K8E_SANDBOX_{name}"] = value
+    return bridge(parsed.tenant_id)
 
 
 def serve(parsed: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ class Payer(NamedTuple):
 
 
 def sees_all(caller: Caller) -> bool:
-    return caller.uid == 0 or caller.scope is Scope.ADMIN
+    return (caller.uid == 0 or caller.scope is Scope.ADMIN) and not caller.confined
 
 
 def may_see(caller: Caller, owner: int, tenant: str) -> bool:

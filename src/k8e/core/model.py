@@ -68,6 +68,7 @@ class Caller:
     tenants: tuple[str, ...] = ()  # an operator's others
     scope: Scope = Scope.RUN
     name: str = ""  # of the key, for the log
+    confined: bool = False  # to its tenants, whoever it is: an agent's connection is not all of its user
 
     @property
     def label(self) -> str:

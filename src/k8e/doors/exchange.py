@@ -110,9 +110,17 @@ class Exchange:
         await self._writer.drain()
 
     async def start_frames(self) -> None:
-        fields = {"Content-Type": frames.CONTENT_TYPE, "Transfer-Encoding": "chunked", **self._closing()}
+        await self.start_pieces(frames.CONTENT_TYPE)
+
+    async def start_pieces(self, content_type: str) -> None:
+        """An answer whose length nobody knows; ended as frames are."""
+        fields = {"Content-Type": content_type, "Transfer-Encoding": "chunked", **self._closing()}
         self.status = 200
         await self._send(h11.Response(status_code=200, headers=list(fields.items())))
+
+    async def send_piece(self, data: bytes) -> None:
+        """Waits while the client does not read."""
+        await self._send(h11.Data(data=data))
 
     async def send_frame(self, kind: frames.FrameKind, data: bytes) -> None:
         """Waits while the client does not read."""

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from k8e.core.model import MAX_MESSAGE, Caller, LiveRun, RunResult, RunSpec, SandboxService
 from k8e.doors import frames, shapes, specs
@@ -18,9 +19,16 @@ from k8e.doors.problems import Refusal
 JSON = "application/json"
 BYTES = "application/octet-stream"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+LINES = "application/x-ndjson"
 STDIN_FRAME = 1 << 20
 
 Handler = Callable[[Exchange, Request], Awaitable[None]]
+
+
+class Agents(Protocol):
+    """Who speaks the Model Context Protocol (k8e.doors.mcp)."""
+
+    async def connect(self, exchange: Exchange, request: Request) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,11 @@ class Route:
 
 class Routes:
     def __init__(
-        self, service: SandboxService, render_metrics: Callable[[], str], identities: Identities | None = None
+        self,
+        service: SandboxService,
+        render_metrics: Callable[[], str],
+        identities: Identities | None = None,
+        agents: Agents | None = None,
     ) -> None:
         self._service = service
         self._render_metrics = render_metrics
@@ -70,6 +82,9 @@ class Routes:
                 Route("GET", ("v1", "keys"), identities.list),
                 Route("DELETE", ("v1", "keys", "*"), identities.delete),
             )
+
+        if agents is not None:
+            self._table += (Route("POST", ("v1", "mcp"), agents.connect, (LINES,)),)
 
     def turn_away(self, caller: Caller, call: str, refusal: Refusal) -> None:
         self._service.turn_away(caller.label, call, refusal.code)

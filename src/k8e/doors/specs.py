@@ -78,6 +78,12 @@ class Fields:
             raise invalid(self._prefix + name, f"{self._prefix}{name} is not a list of strings")
         return values
 
+    def take_words(self, name: str) -> str | list[str]:
+        """One text, or a list of them."""
+        if isinstance(self._values.get(name), str):
+            return self.take_text(name)
+        return self.take_texts(name) or []
+
     def take_fields(self, name: str) -> Fields:
         return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
 

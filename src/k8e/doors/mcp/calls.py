@@ -1,0 +1,327 @@
+"""Which tool is which call of the service."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import OUTPUT_LIMIT, HostsChange, Language, RunResult, RunSpec, SessionSpec
+from k8e.doors import shapes
+from k8e.doors.mcp.catalogue import ToolText
+from k8e.doors.mcp.execution import Execution, Report
+from k8e.doors.mcp.guest import Guest
+from k8e.doors.mcp.images import recognise
+from k8e.doors.mcp.outputs import Kept
+from k8e.doors.shapes import Json
+from k8e.doors.specs import Fields, invalid
+from k8e.engine import Runtime
+
+MAX_FILE: Final = 8 << 20  # JSON carries it twice, base64 adds a third
+# What agents call at home (shared/seeds of agentkernel), beside the usual list.
+MODES: Final[Mapping[str, tuple[str, ...]]] = {
+    "native": (),
+    "claude": ("api.anthropic.com", "cdn.anthropic.com"),
+    "codex": ("api.openai.com", "cdn.openai.com"),
+    "gemini": ("*.googleapis.com",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    data: bytes
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One JSON object, and what is shown beside it."""
+
+    body: Json
+    image: Image | None = None
+    links: Mapping[str, Kept] = field(default_factory=dict)  # resources with all of an output
+
+
+Tool = Callable[[Guest, Fields, Report | None], Awaitable[Answer]]
+
+
+async def run(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    if "command" in fields:
+        return await _run_command(guest, fields, report)
+    if "code" not in fields:
+        raise invalid("code", "neither code nor command is given", hint="code is a script, command is a list of words")
+    named = fields.take_text("session_id")
+    limit = _take_limit(fields)
+    spec = RunSpec(
+        "",
+        code=fields.take_text("code"),
+        language=fields.take_choice("language", Language) or Language.BASH,
+        timeout=_take_timeout(fields),
+        workdir=fields.take_text("cwd"),
+        env=fields.take_mapping("env"),
+    )
+    _refuse_wishes(fields, "code runs in a session")
+    fields.finish()
+    return await _execute(guest, spec, named, report, limit)
+
+
+async def _run_command(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    """In a sandbox that is made for it and does not outlive it."""
+    for name in ("code", "language"):
+        if name in fields:
+            raise invalid(name, f"{name} is given together with command", hint="give one of them")
+    argv = fields.take_texts("command")
+    if not argv:
+        raise invalid("command", "command is empty", hint="a list such as ['python3', '-c', 'print(1)']")
+    limit = _take_limit(fields)
+    spec = RunSpec(
+        "",
+        argv=_encode(argv),
+        timeout=_take_timeout(fields),
+        workdir=fields.take_text("cwd"),
+        env=fields.take_mapping("env"),
+    )
+    if named := fields.take_text("session_id"):
+        _refuse_wishes(fields, "session_id names a session that is there")
+        fields.finish()
+        return await _execute(guest, spec, named, report, limit)
+    profile = fields.take_text("profile", "moderate")
+    if profile != "moderate":
+        hint = "moderate; network: false if it must reach nothing, and files are written with sandbox_write_file"
+        raise invalid("profile", f"{profile!r} is no profile that this version can apply", hint=hint)
+    mode = fields.take_text("compatibility_mode", "native")
+    if mode not in MODES:
+        raise invalid("compatibility_mode", f"{mode!r} is no mode", hint=f"one of: {', '.join(MODES)}")
+    isolated = "network" in fields and not fields.take_flag("network")
+    image = fields.take_text("image", "host")
+    fields.finish()
+    session = await guest.create(SessionSpec(image=image, allowed_hosts=() if isolated else None))
+    try:
+        if MODES[mode] and not isolated:
+            await guest.service.set_hosts(guest.caller, session.session_id, HostsChange(add=MODES[mode]))
+        return await _execute(guest, spec, session.session_id, report, limit)
+    finally:
+        guest.abandon(session.session_id)
+
+
+def _refuse_wishes(fields: Fields, why: str) -> None:
+    for name in ("profile", "compatibility_mode", "network", "image"):
+        if name in fields:
+            raise invalid(name, f"{name} is for a temporary sandbox, and {why}", hint="give command, and no session_id")
+
+
+async def execute(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    named = _take_session(fields)
+    words = fields.take_words("command")
+    limit = _take_limit(fields)
+    spec = RunSpec(
+        "",
+        code=words if isinstance(words, str) else "",
+        argv=() if isinstance(words, str) else _encode(words),
+        timeout=fields.take_number("timeout", RunSpec("").timeout),
+        workdir=fields.take_text("workdir"),
+        env=fields.take_mapping("env"),
+    )
+    fields.finish()
+    return await _execute(guest, spec, named, report, limit)
+
+
+async def _execute(guest: Guest, spec: RunSpec, named: str, report: Report | None, limit: int) -> Answer:
+    execution = Execution(guest, report, limit)
+    result = await execution.run(spec, named)
+    body = shapes.shape_run(result)
+    kept = execution.kept()
+    if not kept:
+        return Answer(body)
+    if guest.outputs is None:
+        execution.drop()
+        return Answer(body)
+    links = {guest.outputs.add(result.run_id, stream, content): content for stream, content in kept.items()}
+    return Answer({**body, "full_output": dict(zip(kept, links, strict=True))}, links=links)
+
+
+async def pip_install(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    named = _take_session(fields)
+    packages = fields.take_texts("packages") or []
+    fields.finish()
+
+    async def install(session_id: str) -> RunResult:
+        return await guest.service.pip_install(guest.caller, session_id, packages)
+
+    result = await guest.use(named, install)
+    output = (result.stdout + result.stderr).decode(errors="replace")
+    return Answer({"output": output, **shapes.shape_run_summary(result)})
+
+
+async def status(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    fields.finish()
+    service = shapes.shape_status(await guest.service.status(guest.caller))
+    return Answer({"available": service["available"], "session_id": guest.default, **service})
+
+
+async def create_session(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    spec = SessionSpec(
+        session_id=fields.take_text("session_id"),
+        tenant=fields.take_text("tenant_id"),
+        runtime=fields.take_choice("runtime_class", Runtime),
+        allowed_hosts=fields.take_texts("allowed_hosts"),
+    )
+    fields.finish()
+    return Answer(shapes.shape_created(await guest.create(spec)))
+
+
+async def destroy_session(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    name = "name" if "name" in fields else "session_id"
+    session_id = fields.take_text(name)
+    fields.finish()
+    await guest.destroy(session_id)
+    return Answer({"ok": True})
+
+
+async def list_sessions(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    fields.finish()
+    return Answer({"sessions": [shapes.shape_session(session) for session in await guest.sessions()]})
+
+
+async def write_file(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    named = _take_session(fields)
+    path = fields.take_text("path")
+    mode = fields.take_text("mode", "w")
+    if mode not in ("w", "a"):
+        raise invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
+    encoding, content = _take_encoding(fields), fields.take_text("content")
+    fields.finish()
+    data = content.encode("utf-8", "surrogateescape") if encoding == "utf-8" else _decode_base64(content)
+    written = [""]
+
+    async def write(session_id: str) -> int:
+        written[0] = session_id
+        return await guest.service.write_file(guest.caller, session_id, path, data, append=mode == "a")
+
+    size = await guest.use(named, write)
+    return Answer({"ok": True, "path": path, "bytes": size, "session_id": written[0]})
+
+
+async def read_file(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    """An image is shown beside the answer, and not once more in it."""
+    path, session_id, content = await _read(guest, fields)
+    facts: Json = {"bytes": len(content), "session_id": session_id}
+    if kind := recognise(content):
+        body = {"path": path, "encoding": "base64", "mime_type": kind, **facts}
+        return Answer(body, image=Image(content, kind))
+    return Answer({**shapes.shape_file(path, content), **facts})
+
+
+async def read_data(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    encoding = _take_encoding(fields)
+    path, session_id, content = await _read(guest, fields)
+    body = shapes.shape_file(path, content)
+    if encoding == "base64":
+        body |= {"content": base64.b64encode(content).decode("ascii"), "encoding": encoding}
+    return Answer({**body, "bytes": len(content), "session_id": session_id})
+
+
+async def _read(guest: Guest, fields: Fields) -> tuple[str, str, bytes]:
+    named = _take_session(fields)
+    path = fields.take_text("path")
+    fields.finish()
+
+    async def read(session_id: str) -> tuple[str, bytes]:
+        content = bytearray()
+        pieces = await guest.service.download(guest.caller, session_id, path, length=MAX_FILE + 1)
+        async for piece in pieces:
+            content += piece
+        return session_id, bytes(content)
+
+    session_id, content = await guest.use(named, read)
+    if len(content) > MAX_FILE:
+        hint = "Read a part of it with sandbox_run: head -c, tail -c, sed -n."
+        error = f"the file has more than {MAX_FILE} bytes, too many for one answer"
+        raise Fault(Kind.INVALID, "file_too_large", error, hint=hint, field="path")
+    return path, session_id, content
+
+
+async def list_files(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+    named = _take_session(fields)
+    path, since = fields.take_text("path"), fields.take_number("since", 0)
+    fields.finish()
+
+    async def listing(session_id: str) -> Json:
+        entries = await guest.service.list_files(guest.caller, session_id, path, since=since)
+        return {"files": [shapes.shape_entry(entry) for entry in entries], "session_id": session_id}
+
+    return Answer(await guest.use(named, listing))
+
+
+def _take_session(fields: Fields) -> str:
+    named, alias = fields.take_text("session_id"), fields.take_text("name")
+    if named and alias and named != alias:
+        raise invalid("name", "session_id and name are two names for one thing, and differ", hint="give one of them")
+    return named or alias
+
+
+def _take_timeout(fields: Fields) -> float:
+    if "timeout" in fields and "timeout_ms" in fields:
+        raise invalid("timeout_ms", "timeout and timeout_ms are both given", hint="give one of them")
+    default = RunSpec("").timeout
+    if "timeout_ms" in fields:
+        return fields.take_number("timeout_ms", default * 1000) / 1000
+    return fields.take_number("timeout", default)
+
+
+def _take_limit(fields: Fields) -> int:
+    limit = fields.take_count("max_output", OUTPUT_LIMIT)
+    if not 2 <= limit <= OUTPUT_LIMIT:
+        raise invalid("max_output", f"max_output must be 2 to {OUTPUT_LIMIT}")
+    return limit
+
+
+def _take_encoding(fields: Fields) -> str:
+    encoding = fields.take_text("encoding", "utf-8")
+    if encoding not in ("utf-8", "base64"):
+        raise invalid("encoding", f"{encoding!r} is no encoding", hint="utf-8 or base64")
+    return encoding
+
+
+def _decode_base64(content: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid("content", "content is not base64") from error
+
+
+def _encode(words: list[str]) -> tuple[bytes, ...]:
+    return tuple(word.encode("utf-8", "surrogateescape") for word in words)
+
+
+TABLE: Final[Mapping[str, Tool]] = {
+    "sandbox_run": run,
+    "sandbox_status": status,
+    "sandbox_create_session": create_session,
+    "sandbox_destroy_session": destroy_session,
+    "sandbox_exec": execute,
+    "sandbox_exec_stream": execute,
+    "sandbox_write_file": write_file,
+    "sandbox_read_file": read_file,
+    "sandbox_list_files": list_files,
+    "sandbox_pip_install": pip_install,
+    "sandbox_list": list_sessions,
+    "sandbox_remove": destroy_session,
+    "sandbox_file_write": write_file,
+    "sandbox_file_read": read_data,
+}
+
+
+async def call(tool: ToolText, guest: Guest, arguments: Mapping[str, Any], report: Report | None) -> Answer:
+    """Raises Fault."""
+    for name in arguments:
+        if name not in tool.inputs:
+            hint = f"{tool.name} takes: {', '.join(tool.inputs) or 'nothing'}"
+            raise invalid(name[:64], f"{name[:64]!r} is no parameter of {tool.name}", hint=hint)
+    for name in tool.required:
+        if arguments.get(name) is None:
+            raise invalid(name, f"{name} is missing", hint=f"{tool.name} needs: {', '.join(tool.required)}")
+    return await TABLE[tool.name](guest, Fields(arguments), report)

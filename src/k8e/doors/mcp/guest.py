@@ -1,0 +1,172 @@
+"""One agent's connection: who it is to the service, which session it means when it names none, and what ends with it.
+
+The service lets a guest see its own tenant and no other, root's guests included. The tenant is a name that nobody else
+knows, unless the connection was opened for one that keeps its sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import Caller, SandboxService, Session, SessionSpec
+from k8e.doors.mcp.outputs import Outputs
+
+PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections; nobody guesses one
+HANDLE_TTL: Final = 900.0  # a session that only its own name leads to
+_GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
+
+T = TypeVar("T")
+
+
+def invent_name() -> str:
+    return f"mcp-{secrets.token_hex(16)}"
+
+
+class Guest:
+    def __init__(self, service: SandboxService, caller: Caller, tenant: str = "", *, names_tenants: bool) -> None:
+        """`names_tenants`: may use the sessions of the same user's other tenants, by naming these."""
+        self.service = service
+        self.caller = replace(caller, tenant=tenant or invent_name(), tenants=(), confined=True)
+        self.outputs: Outputs | None = Outputs()
+        self._kept = bool(tenant)
+        self._names_tenants = names_tenants
+        self._default = ""
+        self._choosing = asyncio.Lock()
+        self._abandoned: set[asyncio.Task[None]] = set()
+
+    @property
+    def default(self) -> str | None:
+        return self._default or None
+
+    @property
+    def _own(self) -> str:
+        return self.caller.tenant
+
+    async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
+        """Does something in a session: the one that was named, else the default one. If that is gone there is a new
+        one, in silence, since nothing was done in the old."""
+        if named:
+            return await work(named)
+        session = await self._choose("")
+        try:
+            return await work(session)
+        except Fault as fault:
+            if fault.code not in _GONE:
+                raise
+        return await work(await self._choose(session))
+
+    async def _choose(self, gone: str) -> str:
+        async with self._choosing:
+            if self._default in ("", gone):
+                self._default = ""
+                self._default = await self._find(gone) or (await self._make_default()).session_id
+            return self._default
+
+    async def _find(self, gone: str) -> str:
+        """A tenant's session that was used last, whoever made it."""
+        if not self._kept:
+            return ""
+        sessions = await self.service.sessions(self.caller)
+        own = [each for each in sessions if each.tenant == self._own and each.session_id != gone]
+        return max(own, key=lambda each: each.last_used).session_id if own else ""
+
+    async def _make_default(self) -> Session:
+        return await self.service.create(self.caller, SessionSpec())
+
+    async def create(self, spec: SessionSpec) -> Session:
+        if self._names_tenants and spec.tenant not in ("", self._own, *self.caller.tenants):
+            caller = replace(self.caller, tenants=(*self.caller.tenants, spec.tenant))
+            session = await self.service.create(caller, spec)
+            self.caller = caller
+            return session
+        return await self.service.create(self.caller, spec)
+
+    async def destroy(self, session_id: str) -> None:
+        await self.service.destroy(self.caller, session_id)
+        if session_id == self._default:
+            self._default = ""
+
+    def abandon(self, session_id: str) -> None:
+        """Destroys it while nobody waits, also for a caller who is just being cancelled."""
+        task = asyncio.create_task(_destroy(self.service, self.caller, session_id))
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+
+    async def sessions(self) -> list[Session]:
+        return list(await self.service.sessions(self.caller))
+
+    async def leave(self) -> None:
+        """The connection has ended."""
+        if self.outputs is not None:
+            self.outputs.close()
+        await asyncio.gather(*self._abandoned, return_exceptions=True)
+        if not self._kept:
+            await destroy_all(self.service, self.caller, self._own)
+
+
+class PassingGuest(Guest):
+    """A single call, as in protocols without connections: what is to be found again has to be named. The name of a
+    session is a secret that leads to this one session, which is why nobody can choose it or list any."""
+
+    def __init__(self, service: SandboxService, caller: Caller, remember: Callable[[str], None]) -> None:
+        super().__init__(service, caller, names_tenants=False)
+        self.outputs = None
+        self._remember = remember
+
+    async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
+        if PASSING.fullmatch(named):
+            self.caller = replace(self.caller, tenant=named)
+        return await super().use(named, work)
+
+    async def create(self, spec: SessionSpec) -> Session:
+        if spec.session_id:
+            raise Fault(
+                Kind.DENIED,
+                "session_id_chosen",
+                "without a connection, a session's name is what keeps others out of it and cannot be chosen",
+                hint="Leave session_id out, and use the one in the answer.",
+                field="session_id",
+            )
+        self.caller = replace(self.caller, tenant=invent_name())
+        self._remember(self.caller.tenant)
+        return await super().create(replace(spec, session_id=self.caller.tenant, ttl=HANDLE_TTL))
+
+    async def _make_default(self) -> Session:
+        return await self.create(SessionSpec())
+
+    async def destroy(self, session_id: str) -> None:
+        if PASSING.fullmatch(session_id):
+            self.caller = replace(self.caller, tenant=session_id)
+        await super().destroy(session_id)
+
+    async def leave(self) -> None:
+        """Its sessions wait for the next call."""
+        await asyncio.gather(*self._abandoned, return_exceptions=True)
+
+
+async def destroy_all(service: SandboxService, caller: Caller, tenant: str) -> None:
+    sessions = [each for each in await service.sessions(caller) if each.tenant == tenant]
+    await asyncio.gather(*(_destroy(service, caller, each.session_id) for each in sessions))
+
+
+async def _destroy(service: SandboxService, caller: Caller, session_id: str) -> None:
+    try:
+        await service.destroy(caller, session_id)
+    except Fault as fault:
+        if fault.code not in _GONE:
+            raise
+
+
+async def reclaim(service: SandboxService) -> None:
+    """What connections to an earlier daemon have left: nobody can come back to it."""
+    root = Caller(0)
+    left = [each for each in await service.sessions(root) if PASSING.fullmatch(each.tenant)]
+    for each in left:
+        caller = Caller(each.owner, each.tenant, confined=True)
+        await _destroy(service, caller, each.session_id)

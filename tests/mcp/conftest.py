@@ -1,0 +1,16 @@
+"""One daemon with the real engine for each file. Sandboxes are native: what isolates them does not matter here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.machine import Machine
+from tests.sdk.conftest import serving
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with serving() as made:
+        yield made
