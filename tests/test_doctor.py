@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from k8e.engine.local import LocalEngine, doctor
 from k8e.engine.local import engine as engine_module
 from k8e.engine.local import record as record_module
 from k8e.engine.local.bundle import BundleSpec, build_config
-from k8e.engine.local.controls import CONTROLS
+from k8e.engine.local.controls import CONTROLS, find_foreign_drops
 from k8e.engine.local.decoys import Decoys, Subject, plant_decoys
 from k8e.engine.local.doctor import Check, Examination, Report, Verdict
+from k8e.engine.local.far_end import open_far_end
 from k8e.engine.local.runtime import OciRuntime, find_runtimes
 from k8e.link.model import ExecSpec, Process, Sandbox
+from tests.egress.namespaces import private_machine
 from tests.engine.rig import find_report, open_engine, place_for_engine
 from tests.engine.traces import wait_for_no_traces
 
@@ -126,6 +129,44 @@ async def test_decoys_are_gone_afterwards_also_those_of_somebody_who_was_killed(
     assert not any(map(os.path.exists, [forgotten, *planted]))
 
 
+NETWORK = ("listed host", "unlisted names", "metadata", "machine's services")
+
+
+async def test_the_network_is_tried_behind_a_wire_of_the_doctors_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CONTROLS", [control for control in CONTROLS if control.name in NETWORK])
+    with place_for_engine() as (state, run):
+        report = await doctor.examine_machine(state_dir=state, run_dir=run)
+        assert report.safe, doctor.render(report)
+        for each in report.examinations:
+            if each.report.available:
+                assert [(check.name, check.verdict) for check in each.checks] == [
+                    (name, Verdict.OK) for name in NETWORK
+                ]
+        await wait_for_no_traces(LocalEngine(state, run).layout, set())
+
+
+async def test_without_anybody_to_reach_it_says_that_it_was_not_tried(engine: LocalEngine, decoys: Decoys) -> None:
+    await require(engine, Runtime.NATIVE)
+    async with doctor.open_subject(engine, Runtime.NATIVE, decoys) as subject:
+        assert (await try_one("listed host", subject)).verdict is Verdict.SKIPPED
+
+
+@pytest.mark.usefixtures("private")
+def test_chains_that_drop_what_is_forwarded_are_named() -> None:
+    assert find_foreign_drops() == []
+    chain = "{ type filter hook forward priority 0; policy drop; }"
+    for words in ("add table ip filter", f"add chain ip filter FORWARD {chain}"):
+        subprocess.run(["nft", words], check=True)
+    assert find_foreign_drops() == ["ip filter FORWARD"]
+
+
+@pytest.fixture
+def private() -> Iterator[None]:
+    """A machine of the test's own, as far as its network goes."""
+    with private_machine():
+        yield
+
+
 # Weakened -------------------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +237,19 @@ async def test_a_weaker_native_sandbox_is_found_out(
             check = await try_one(control, subject)
     assert (check.verdict, found in check.found) == (Verdict.FAILED, True), check
     assert check.hint
+
+
+async def test_a_sandbox_that_reaches_services_of_the_machine_is_found_out(engine: LocalEngine, decoys: Decoys) -> None:
+    await require(engine, Runtime.NATIVE)
+    wire = await engine.reserve_wire("far-end")
+    try:
+        async with open_far_end(wire) as far:
+            with weakened(share_network):
+                async with doctor.open_subject(engine, Runtime.NATIVE, decoys, far=far) as subject:
+                    check = await try_one("machine's services", subject)
+    finally:
+        await engine.destroy("far-end")
+    assert (check.verdict, "is not refused" in check.found) == (Verdict.FAILED, True), check
 
 
 async def test_a_gvisor_sandbox_with_a_folder_of_the_machine_is_found_out(engine: LocalEngine, decoys: Decoys) -> None:

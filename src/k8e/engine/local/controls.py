@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
+import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from k8e.engine.local.bundle import AGENT_PATH, ID_COUNT, LINK_PATH
 from k8e.engine.local.cgroup import hierarchies
-from k8e.engine.local.decoys import Subject
+from k8e.engine.local.decoys import Finished, Subject
+from k8e.engine.local.far_end import BANNER, FarEnd
 from k8e.engine.local.host_image import LOADER, TOOLS
 from k8e.engine.local.network.addresses import INNER_INTERFACE
+from k8e.engine.local.tool import find_tool
 from k8e.link.errors import AgentError, LinkError, NotStarted
 from k8e.link.model import Cause, ExecSpec, Identity, Process
+from k8e.policy import NOTHING, HostList
 
 _ROOT = Identity(0, 0)
 _LOWEST_FOREIGN_ID = 65536  # below are the machine's own users
@@ -31,6 +36,10 @@ _DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
 _IN_DEV = _DEVICES | {"fd", "stdin", "stdout", "stderr", "ptmx", "pts", "shm", "mqueue", "console"}
 _EMULATED = {"fuse", "net"}  # by gVisor's kernel, which has no way to the machine's
 _CONTROLLERS = "the kernel's controller for it is off: see /proc/cgroups, and cgroup_enable= on its command line"
+_PASSING = (
+    "let the machine forward: the chains named above need a rule that accepts what comes from and goes to k8e-* "
+    "(Docker: in its chain DOCKER-USER; ufw: `ufw route allow`)"
+)
 _UNEXPECTED = "do not use this runtime; this is a fault of ours or of the runtime: please report it with this output"
 
 
@@ -114,6 +123,79 @@ async def reach_host_loopback(subject: Subject) -> str:
         return f"a listener of the machine is out of reach: {error}"
     await connection.close()
     raise Broken(f"port {subject.decoys.port} of the machine's loopback can be reached")
+
+
+async def reach_far_end(subject: Subject) -> str:
+    """By name, and only while it is listed. Its address is private, so it is on the list as well as the name."""
+    far = _far_end(subject)
+    await subject.set_egress(HostList.parse([f"{far.name}:{far.port}", f"{far.address}:{far.port}"]))
+    try:
+        reached = await _greeting(subject, far.name, far.port)
+        if reached.stdout.encode() != BANNER:
+            chains = await asyncio.to_thread(find_foreign_drops)
+            why = f"; others drop what is forwarded: {', '.join(chains)}" if chains else ""
+            raise Broken(f"a listed name cannot be reached: {reached.stderr.strip()[-200:]}{why}")
+        elsewhere = await _greeting(subject, str(far.address), far.port + 1)
+        if "refused" not in elsewhere.stderr:
+            raise Broken(f"another port is not refused: {elsewhere.stderr.strip()[-200:]}")
+    finally:
+        await subject.set_egress(NOTHING)
+    after = await _greeting(subject, str(far.address), far.port)
+    if after.stdout or "refused" not in after.stderr:
+        raise Broken("what is not listed any more can be reached")
+    return "a listed name is reached while it is listed, on its port"
+
+
+async def ask_for_unlisted_name(subject: Subject) -> str:
+    far = _far_end(subject)
+    asked = await subject.run("getent", "hosts", far.name, seconds=_SEARCH_DEADLINE)
+    if asked.exit_code == 0 or asked.cause is Cause.TIMEOUT:
+        raise Broken(f"a name that is not listed is {'answered' if asked.exit_code == 0 else 'not refused at once'}")
+    if far.name not in {refusal.host for refusal in await subject.refusals()}:
+        raise Broken("the refusal is not told")
+    return "a name that is not listed is refused at once, and told"
+
+
+async def reach_metadata(subject: Subject) -> str:
+    tried = await _greeting(subject, "169.254.169.254", 80)
+    if tried.stdout or "refused" not in tried.stderr:
+        raise Broken(f"169.254.169.254 is not refused: {(tried.stdout or tried.stderr).strip()[-200:]}")
+    return "refused at once"
+
+
+async def reach_machine(subject: Subject) -> str:
+    far = _far_end(subject)
+    tried = await _greeting(subject, str(far.machine), far.machine_port)
+    if "refused" not in tried.stderr:
+        raise Broken(f"a listener of the machine is not refused: {tried.stderr.strip()[-200:]}")
+    return "a listener on an address of the machine is refused"
+
+
+def _far_end(subject: Subject) -> FarEnd:
+    if subject.far is None:
+        raise Untested("there is nobody to reach")
+    return subject.far
+
+
+async def _greeting(subject: Subject, host: str, port: int) -> Finished:
+    """What somebody says who is called."""
+    return await subject.run(
+        "bash", "-c", 'exec 3<>"/dev/tcp/$0/$1" && cat <&3', host, str(port), seconds=_SEARCH_DEADLINE
+    )
+
+
+def find_foreign_drops() -> list[str]:
+    """Chains of others that drop what is forwarded unless they know better."""
+    nft = find_tool("nft")
+    if nft is None:
+        return []
+    listed = subprocess.run([nft, "-j", "list", "chains"], capture_output=True, timeout=_SEARCH_DEADLINE).stdout
+    chains = [each["chain"] for each in json.loads(listed or b"{}").get("nftables", ()) if "chain" in each]
+    return [
+        f"{each['family']} {each['table']} {each['name']}"
+        for each in chains
+        if each.get("hook") == "forward" and each.get("policy") == "drop"
+    ]
 
 
 async def compare_devices(subject: Subject) -> str:
@@ -294,6 +376,12 @@ CONTROLS: tuple[Control, ...] = (
     Control("host processes", "looked for a process of the machine in /proc", find_host_processes),
     Control("network interfaces", "read /proc/net/dev", list_interfaces),
     Control("host loopback", "connected to a listener on 127.0.0.1 of the machine", reach_host_loopback),
+    Control(
+        "listed host", "reached a host behind a wire, by name, before and after it was listed", reach_far_end, _PASSING
+    ),
+    Control("unlisted names", "asked for a name that is not listed", ask_for_unlisted_name),
+    Control("metadata", "connected to the address of cloud metadata", reach_metadata),
+    Control("machine's services", "connected to a listener on an address of the machine", reach_machine),
     Control("devices", "compared /dev, tried mknod", compare_devices),
     Control("kernel settings", "wrote to /proc/sys", change_kernel_settings),
     Control("capabilities", "read a command's own, as user and as root", read_capabilities),

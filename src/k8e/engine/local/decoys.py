@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.engine import Health, Limits, Place, Runtime
+from k8e.engine import Health, Limits, Place, Refusal, Runtime
 from k8e.engine.local.cgroup import Cgroups
+from k8e.engine.local.far_end import FarEnd
 from k8e.link.model import AGENT, ByteReader, Cause, ExecSpec, Identity, Sandbox
+from k8e.policy import HostList
 
 _FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
 _PREFIX = "k8e-decoy-"
@@ -87,6 +89,9 @@ class Subject:
     decoys: Decoys
     group: str  # which its control groups are below
     health: Callable[[], Awaitable[Health]]
+    set_egress: Callable[[HostList], Awaitable[None]]
+    refusals: Callable[[], Awaitable[Sequence[Refusal]]]
+    far: FarEnd | None = None  # None: there is nobody to reach
 
     @property
     def native(self) -> bool:

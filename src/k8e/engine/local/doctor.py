@@ -27,6 +27,7 @@ from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.controls import CONTROLS, Broken, Control, Untested
 from k8e.engine.local.decoys import Decoys, Subject, plant_decoys
 from k8e.engine.local.engine import LocalEngine
+from k8e.engine.local.far_end import FarEnd, Names, name_server, open_far_end
 from k8e.link.errors import LinkError
 
 # Small, so that every limit is soon reached; as much as gVisor needs for itself.
@@ -106,23 +107,32 @@ def _ignore(runtime: Runtime, check: Check) -> None:
     pass
 
 
-async def examine(engine: LocalEngine, progress: Progress = _ignore, limits: Limits = LIMITS) -> Report:
+async def examine(
+    engine: LocalEngine, progress: Progress = _ignore, limits: Limits = LIMITS, far: FarEnd | None = None
+) -> Report:
     began = time.monotonic()
     reports = await engine.probe()
     await asyncio.to_thread(engine.layout.state.mkdir, mode=0o711, parents=True, exist_ok=True)
     async with plant_decoys(engine.layout.state) as decoys, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_examine_runtime(engine, report, decoys, limits, progress)) for report in reports]
+        tasks = [
+            group.create_task(_examine_runtime(engine, report, decoys, limits, progress, far)) for report in reports
+        ]
     return Report(tuple(task.result() for task in tasks), time.monotonic() - began)
 
 
 async def _examine_runtime(
-    engine: LocalEngine, report: RuntimeReport, decoys: Decoys, limits: Limits, progress: Progress
+    engine: LocalEngine,
+    report: RuntimeReport,
+    decoys: Decoys,
+    limits: Limits,
+    progress: Progress,
+    far: FarEnd | None,
 ) -> Examination:
     if not report.available:
         return Examination(report)
     checks: list[Check] = []
     try:
-        async with open_subject(engine, report.runtime, decoys, limits) as subject:
+        async with open_subject(engine, report.runtime, decoys, limits, far) as subject:
             for control in CONTROLS:
                 checks.append(await try_control(control, subject))
                 progress(report.runtime, checks[-1])
@@ -134,14 +144,25 @@ async def _examine_runtime(
 
 @contextlib.asynccontextmanager
 async def open_subject(
-    engine: LocalEngine, runtime: Runtime, decoys: Decoys, limits: Limits = LIMITS
+    engine: LocalEngine, runtime: Runtime, decoys: Decoys, limits: Limits = LIMITS, far: FarEnd | None = None
 ) -> AsyncIterator[Subject]:
     name = f"doctor-{runtime.value}-{secrets.token_hex(4)}"
     await engine.create(name, SandboxSpec(runtime, limits=limits))
     try:
         sandbox, place = await engine.attach(name)
-        health = functools.partial(engine.health, name)
-        yield Subject(name, runtime, limits, sandbox, place, decoys, engine.layout.cgroup, health)
+        yield Subject(
+            name,
+            runtime,
+            limits,
+            sandbox,
+            place,
+            decoys,
+            engine.layout.cgroup,
+            health=functools.partial(engine.health, name),
+            set_egress=functools.partial(engine.set_egress, name),
+            refusals=functools.partial(engine.refusals, name),
+            far=far,
+        )
     finally:
         await engine.destroy(name)
 
@@ -173,24 +194,41 @@ async def examine_machine(
     """With an engine of its own, so that it needs no daemon and disturbs none. One at a time on a machine."""
     if os.geteuid() != 0:
         raise EngineError("doctor", "only root can start sandboxes", "run it again as root")
-    async with _own_engine(state_dir, run_dir, engine) as own:
-        return await examine(own, progress)
+    async with _own_engine(state_dir, run_dir, engine) as (own, far):
+        return await examine(own, progress, far=far)
 
 
 @contextlib.asynccontextmanager
-async def _own_engine(state_dir: Path, run_dir: Path, kind: type[LocalEngine]) -> AsyncIterator[LocalEngine]:
+async def _own_engine(
+    state_dir: Path, run_dir: Path, kind: type[LocalEngine]
+) -> AsyncIterator[tuple[LocalEngine, FarEnd | None]]:
     with open(f"{run_dir}.lock", "w") as lock:  # noqa: ASYNC230 - an empty file in memory
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
-        engine = kind(state_dir, run_dir)
-        try:
-            await _clear(engine)  # after one that was killed
-            yield engine
-        finally:
-            await _clear(engine)
-            await engine.close()
-            await asyncio.to_thread(Cgroups(engine.layout.cgroup).remove_all)
-            for folder in (state_dir, run_dir):
-                await asyncio.to_thread(shutil.rmtree, folder)
+        async with name_server() as names:
+            engine = kind(state_dir, run_dir, nameservers=(names.server,))
+            try:
+                await _clear(engine)  # after one that was killed
+                async with _find_far_end(engine, names) as far:
+                    yield engine, far
+            finally:
+                await _clear(engine)
+                await engine.close()
+                await asyncio.to_thread(Cgroups(engine.layout.cgroup).remove_all)
+                for folder in (state_dir, run_dir):
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def _find_far_end(engine: LocalEngine, names: Names) -> AsyncIterator[FarEnd | None]:
+    """Nobody, where there can be no network: then no sandbox can be created either, and says why."""
+    try:
+        wire = await engine.reserve_wire("doctor-far-end")
+    except EngineError:
+        yield None
+        return
+    async with open_far_end(wire) as far:
+        names.address = far.address
+        yield far
 
 
 async def _clear(engine: LocalEngine) -> None:

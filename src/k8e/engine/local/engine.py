@@ -24,7 +24,7 @@ from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, Run
 from k8e.engine.local import disk, host_image
 from k8e.engine.local.bundle import BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
-from k8e.engine.local.dns import resolv_conf_for_sandbox
+from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
@@ -68,7 +68,7 @@ class LocalEngine:
         tools_dir: Path | None = None,
         *,
         pool: Pool | None = None,
-        nameservers: Sequence[Address] = (),
+        nameservers: Sequence[Address | Server] = (),
     ) -> None:
         self.layout = Layout(state_dir, run_dir)
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
@@ -318,6 +318,10 @@ class LocalEngine:
     async def refusals(self, sandbox: str) -> Sequence[Refusal]:
         await self._resume_network(sandbox)
         return self._network.refusals(sandbox)
+
+    async def reserve_wire(self, name: str) -> Wire:
+        """For something that is no sandbox, until `destroy`: its addresses are nobody else's."""
+        return await self._network.reserve(name)
 
     # Ending ----------------------------------------------------------------------------------------------------------
 

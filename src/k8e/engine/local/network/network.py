@@ -52,7 +52,7 @@ class Network:
         record_of: Callable[[str], Path],
         *,
         pool: Pool,
-        nameservers: Sequence[Address] = (),
+        nameservers: Sequence[Address | Server] = (),
         mirrors: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._ground = Ground(tag, pool)
@@ -85,6 +85,12 @@ class Network:
         if attachment := self._attachments.get(sandbox):
             _let_go(attachment)
 
+    async def reserve(self, name: str) -> Wire:
+        """Only the addresses of a wire."""
+        async with self._preparing:
+            await self._prepare()
+            return await finish_in_thread(self._ground.take_wire, name)
+
     async def _prepare(self) -> None:
         if await finish_in_thread(self._ground.prepare):
             # Somebody removed our rules. New ones let nothing out, so what is open has to be told to the kernel again.
@@ -111,7 +117,7 @@ class Network:
 
     async def _serve(self, sandbox: str, attachment: Attachment, hostname: str) -> None:
         if self._names is None:
-            upstream = Upstream([Server(address) for address in self._nameservers])
+            upstream = Upstream([each if isinstance(each, Server) else Server(each) for each in self._nameservers])
             self._names = NameServer(upstream, self._admit, self._refuse_name, self._mirrors)
         addresses = attachment.wire.host_addresses
         try:
