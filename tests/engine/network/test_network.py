@@ -166,6 +166,24 @@ async def test_rules_are_in_force_before_the_interface_is_there(
     assert seen == [(1, 1, True)]
 
 
+async def test_both_ends_know_each_other_without_asking(network: Network) -> None:
+    """A reset in somebody else's name has no address to ask from: it must not depend on what was asked before."""
+    wire, inside = await open_with(network, "x")
+    outside = json.loads(run_json("ip", "-j", "neigh", "show", "dev", wire.interface))
+    assert {(each["dst"], each["lladdr"], *each["state"]) for each in outside} == {
+        (str(address), wire.inner_mac, "PERMANENT") for address in wire.inner_addresses
+    }
+    within = json.loads(await run_inside(inside, "ip", "-j", "neigh"))
+    assert {(each["dst"], each["lladdr"], *each["state"]) for each in within} == {
+        (str(address), wire.host_mac, "PERMANENT") for address in wire.host_addresses
+    }
+    assert await attempt(inside, ("tcp", "2a0b:4340:40::1", 80)) == ["ConnectionRefusedError"]
+
+
+def run_json(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 SPOOF = """
 import socket, struct, sys
 source, target = sys.argv[1], sys.argv[2]

@@ -21,15 +21,17 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, kind of device, index, flags, which of them to change
 _ADDRESS = struct.Struct("=BBBBI")  # family, length of the prefix, flags, scope, index
 _ROUTE = struct.Struct("=BBBBBBBBI")  # family, lengths of destination and source, tos, table, protocol, scope, kind
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")  # family, index, state, flags, type
 _INDEX_REQUEST = struct.Struct("16si20x")
 
-_NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _NEWROUTE = 16, 17, 19, 20, 24
+_NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 19, 20, 24, 28
 _REQUEST, _ACK, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
 _NEW = _CREATE | _EXCLUSIVE
 _ERROR = 2
 _UP = 1
 _NO_DUPLICATE_CHECK = 0x02
 _MAIN, _STATIC, _UNICAST = 254, 4, 1
+_PERMANENT = 0x80
 _SIOCGIFINDEX = 0x8933
 _SECONDS = 30.0
 
@@ -38,6 +40,7 @@ _MAC, _NAME, _INFO, _ALIAS, _NAMESPACE = 1, 3, 18, 20, 28
 _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _ADDR_ADDRESS, _ADDR_LOCAL = 1, 2
 _OUT, _GATEWAY = 4, 5
+_NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC = 1, 2
 
 Request = tuple[int, int, bytes]  # type, flags, body
 
@@ -82,6 +85,14 @@ def add_address(index: int, interface: IPv4Interface | IPv6Interface) -> Request
 def add_default_route(index: int, gateway: Address) -> Request:
     head = _ROUTE.pack(_family(gateway), 0, 0, 0, _MAIN, _STATIC, 0, _UNICAST, 0)
     return _NEWROUTE, _NEW, head + attribute(_GATEWAY, gateway.packed) + attribute(_OUT, struct.pack("=I", index))
+
+
+def add_neighbour(index: int, address: Address, mac: str) -> Request:
+    """So that nobody has to ask for it: an interface without a link-local address cannot, for packets that are not from
+    its own (resets in somebody else's name)."""
+    head = _NEIGHBOUR.pack(_family(address), index, _PERMANENT, 0, 0)
+    known = attribute(_NEIGHBOUR_ADDRESS, address.packed)
+    return _NEWNEIGH, _NEW, head + known + attribute(_NEIGHBOUR_MAC, bytes.fromhex(mac.replace(":", "")))
 
 
 class RouteSocket:

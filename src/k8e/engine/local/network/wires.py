@@ -25,6 +25,7 @@ from k8e.engine.local.network.route import (
     RouteSocket,
     add_address,
     add_default_route,
+    add_neighbour,
     add_pair,
     remove_link,
     set_alias,
@@ -127,6 +128,9 @@ def _lay(wire: Wire, sandbox: str, host: RouteSocket, inner: RouteSocket, namesp
     inner.request(*(add_address(inside, inner_end) for _, inner_end in wire.pairs), set_up(_LOOPBACK), set_up(inside))
     host.request(*(add_address(outside, host_end) for host_end, _ in wire.pairs), set_up(outside))
     inner.request(*(add_default_route(inside, host_end.ip) for host_end, _ in wire.pairs))
+    # Both ends know each other from the start, whatever is said on the wire.
+    host.request(*(add_neighbour(outside, inner_end.ip, wire.inner_mac) for _, inner_end in wire.pairs))
+    inner.request(*(add_neighbour(inside, host_end.ip, wire.host_mac) for host_end, _ in wire.pairs))
 
 
 def _set(name: str, value: str) -> None:
