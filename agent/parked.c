@@ -232,10 +232,11 @@ static bool fits(const struct parked *p, const struct launch *l)
         if (l->rlimits[i].resource != ours->rlimits[i].resource || l->rlimits[i].soft != ours->rlimits[i].soft ||
             l->rlimits[i].hard != ours->rlimits[i].hard)
             return false;
-    for (int i = 0; i < 3; i++)
-        if (!l->argv[i] || (i < 2 && strcmp(l->argv[i], ours->argv[i]) != 0))
+    int i = 0; /* all arguments but the last */
+    for (; ours->argv[i + 1]; i++)
+        if (!l->argv[i] || strcmp(l->argv[i], ours->argv[i]) != 0)
             return false;
-    if (l->argv[3])
+    if (!l->argv[i] || l->argv[i + 1])
         return false;
     char **last = ours->envp;
     while (last[1])
@@ -251,8 +252,11 @@ bool parked_offer(struct command *run)
         p = p->next;
     if (!p)
         return false;
-    uint32_t head[3] = {(l->flags & EXEC_NO_STDIN) != 0, (uint32_t)strlen(l->cwd), (uint32_t)strlen(l->argv[2])};
-    struct iovec parts[3] = {{head, sizeof head}, {(void *)(uintptr_t)l->cwd, head[1]}, {l->argv[2], head[2]}};
+    char **code = l->argv;
+    while (code[1])
+        code++;
+    uint32_t head[3] = {(l->flags & EXEC_NO_STDIN) != 0, (uint32_t)strlen(l->cwd), (uint32_t)strlen(*code)};
+    struct iovec parts[3] = {{head, sizeof head}, {(void *)(uintptr_t)l->cwd, head[1]}, {*code, head[2]}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
@@ -280,7 +284,7 @@ static int park(struct parked *p, const uint8_t *payload, uint32_t length)
     if (error)
         return error;
     struct launch *l = p->process.launch;
-    if (l->flags || !l->argv[1] || !l->argv[2] || l->argv[3] || l->timeout_ms)
+    if (l->flags || !l->argv[1] || l->timeout_ms)
         return EINVAL;
     if ((l->uid != OWN_ID && l->uid > INT32_MAX) || (l->gid != OWN_ID && l->gid > INT32_MAX))
         return EINVAL;

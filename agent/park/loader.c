@@ -358,7 +358,28 @@ void take_task(const struct task *task)
 
 /* Getting in ------------------------------------------------------------------------------------------------------ */
 
-static bool is_python;
+static bool is_python, is_shell;
+static main_function *shell_main;
+
+static bool prepare_shell(const char *name)
+{
+    const char *slash = strrchr(name, '/');
+    return strcmp(slash ? slash + 1 : name, "bash") == 0;
+}
+
+/* Nothing of its own start-up has run yet: all of it will see the right arguments. */
+static int held_main(int argc, char **argv, char **envp)
+{
+    struct task task;
+    wait_for_task(&task);
+    char *code = malloc(task.code_length + 1);
+    if (!code)
+        give_up();
+    memcpy(code, task.code, task.code_length + 1);
+    argv[argc - 1] = code;
+    take_task(&task);
+    return shell_main(argc, argv, envp);
+}
 
 /* Before any of the program's own code. */
 __attribute__((constructor)) static void enter(int argc, char **argv, char **envp)
@@ -366,18 +387,21 @@ __attribute__((constructor)) static void enter(int argc, char **argv, char **env
     arguments = argv;
     argument_count = argc;
     environment = envp;
-    if (argc != 3 || raw(SYS_fcntl, CONTROL_FD, F_GETFD) < 0)
+    if (argc < 3 || argc > 4 || raw(SYS_fcntl, CONTROL_FD, F_GETFD) < 0)
         give_up();
     raw(SYS_fcntl, CONTROL_FD, F_SETFD, FD_CLOEXEC);
-    placeholder = argv[2];
+    placeholder = argv[argc - 1];
     hide_preload();
     began = wall_clock();
     is_python = prepare_python();
-    if (!is_python && !prepare_node())
+    is_shell = !is_python && prepare_shell(argv[0]);
+    if ((is_python || !is_shell) && argc != 3)
+        give_up();
+    if (!is_python && !is_shell && !prepare_node())
         give_up();
 }
 
-/* libc calls main through this; a Python that waits has a main of its own. */
+/* libc calls main through this; a Python or a shell that waits has a main of its own. */
 typedef int start_function(main_function *, int, char **, main_function *, void (*)(void), void (*)(void), void *);
 
 EXPORT int __libc_start_main(main_function *program, int argc, char **argv, main_function *init, void (*fini)(void),
@@ -390,5 +414,6 @@ EXPORT int __libc_start_main(main_function *program, int argc, char **argv, main
     memcpy(&start, &symbol, sizeof start);
     if (!start)
         give_up();
-    return start(is_python ? python_main : program, argc, argv, init, fini, rtld_fini, stack_end);
+    shell_main = program;
+    return start(is_python ? python_main : is_shell ? held_main : program, argc, argv, init, fini, rtld_fini, stack_end);
 }

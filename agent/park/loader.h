@@ -1,7 +1,7 @@
 /* The loader: a small library that the agent preloads into an interpreter which is to wait for its program.
  *
  * It stops the interpreter when it has started up and before it looks at the program: python.c and node.c know where that
- * is. loader.c talks to the agent, and remembers what start-up depended on. It needs no library itself: what it uses of libc
+ * is; a shell, whose start is mostly the linker's and libc's, is stopped before its main. loader.c talks to the agent, and remembers what start-up depended on. It needs no library itself: what it uses of libc
  * is found in the process it is loaded into. */
 #ifndef K8E_LOADER_H
 #define K8E_LOADER_H

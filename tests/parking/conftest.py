@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.parking import NODE, PYTHON, Kind, plan
+from k8e.core.parking import Kind, plan
 from k8e.engine import Limits, Place, Runtime, SandboxSpec
 from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Outcome, Process, Sandbox
 from tests.parking.programs import Program
 
 SOAK = bool(os.environ.get("K8E_SOAK"))
-OPTIONS = {PYTHON: "python", NODE: "node"}
 
 
 @dataclass(frozen=True, slots=True)

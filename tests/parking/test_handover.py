@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from k8e.core.parking import NODE, PAUSE, PYTHON, Kind
+from k8e.core.parking import BASH, NODE, PAUSE, PYTHON, Kind
 from k8e.link.errors import AgentError, Code, NotStarted, Stage
 from k8e.link.model import Cause, ExecSpec, Identity, Rlimit, Scope, TerminalSize
 from tests.parking.conftest import Bed
 from tests.parking.programs import Program
 
-HELLO = {PYTHON: "print('hello')", NODE: "console.log('hello')"}
-KINDS = pytest.mark.parametrize("kind", [PYTHON, NODE], ids=["python", "node"])
+HELLO = {PYTHON: "print('hello')", NODE: "console.log('hello')", BASH: "echo hello"}
+KINDS = pytest.mark.parametrize("kind", [PYTHON, NODE, BASH], ids=["python", "node", "bash"])
 
 
 async def find_parked(bed: Bed, name: str) -> list[str]:
@@ -94,7 +94,7 @@ class TestFitting:
 
     async def test_what_the_loader_does_not_know_is_not_parked(self, native_bed: Bed) -> None:
         place = native_bed.place
-        for argv in ((b"sh", b"-c", b"0" * 32), (b"perl", b"-e", b"0" * 32), (b"cat", b"-n", b"0" * 32)):
+        for argv in ((b"dash", b"-c", b"0" * 32), (b"perl", b"-e", b"0" * 32), (b"cat", b"-n", b"0" * 32)):
             with pytest.raises(AgentError) as caught:
                 await native_bed.sandbox.park(ExecSpec(argv, place.env, identity=place.user), place.loader)
             assert caught.value.code is Code.UNSUPPORTED

@@ -9,14 +9,15 @@ import re
 
 import pytest
 
-from k8e.core.parking import NODE, PYTHON, Kind, suits
+from k8e.core.parking import BASH, NODE, PYTHON, Kind, suits
 from k8e.engine import Runtime
+from tests.parking.bash_programs import BASH as BASH_PROGRAMS
 from tests.parking.conftest import SOAK, Bed, Ended, make_bed
 from tests.parking.node_programs import NODE as NODE_PROGRAMS
 from tests.parking.programs import Program
 from tests.parking.python_programs import PYTHON as PYTHON_PROGRAMS
 
-CORPUS: dict[Kind, list[tuple[str, Program]]] = {PYTHON: PYTHON_PROGRAMS, NODE: NODE_PROGRAMS}
+CORPUS: dict[Kind, list[tuple[str, Program]]] = {PYTHON: PYTHON_PROGRAMS, NODE: NODE_PROGRAMS, BASH: BASH_PROGRAMS}
 # What differs between two fresh runs as well.
 ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
 PID = re.compile(rb"\(node:\d+\)")
@@ -46,7 +47,7 @@ async def compare(bed: Bed, kind: Kind, program: Program) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", [PYTHON, NODE], ids=["python", "node"])
+@pytest.mark.parametrize("kind", [PYTHON, NODE, BASH], ids=["python", "node", "bash"])
 @pytest.mark.parametrize("runtime", [Runtime.NATIVE, Runtime.GVISOR], ids=lambda runtime: runtime.value)
 async def test_programs_do_the_same_both_ways(runtime: Runtime, kind: Kind) -> None:
     step = 1 if SOAK or runtime is Runtime.NATIVE else 2
@@ -63,6 +64,6 @@ def suits_text(kind: Kind, program: Program) -> bool:
 
 
 def test_the_corpus_is_large_and_suits() -> None:
-    for kind, least in ((PYTHON, 250), (NODE, 120)):
+    for kind, least in ((PYTHON, 250), (NODE, 120), (BASH, 100)):
         assert sum(suits_text(kind, program) for _, program in CORPUS[kind]) >= least
         assert len({name for name, _ in CORPUS[kind]}) == len(CORPUS[kind])

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from k8e.core.model import Caller, Language, RunResult, RunSpec, SessionSpec
-from k8e.core.parking import LONGEST, NODE, PYTHON, suits
+from k8e.core.parking import BASH, LONGEST, NODE, PYTHON, suits
 from k8e.core.service import Service
 from k8e.core.store import Store
 from k8e.engine import Limits, Runtime
@@ -27,6 +27,8 @@ PATIENCE = 60.0
 SUITABLE = [
     (*PYTHON, b"print(1)"),
     (*NODE, b"console.log(1)"),
+    (*BASH, b"echo 1"),
+    (*BASH, b"-1"),
     (*PYTHON, b""),
     (*PYTHON, b"-1"),
     (*PYTHON, b"import os; print(os.environ, maps, process)"),
@@ -34,7 +36,9 @@ SUITABLE = [
     (*NODE, b"procedure(); topic(); steps()"),
 ]
 UNSUITABLE = [
-    (b"bash", b"-c", b"print(1)"),
+    (b"bash", b"-c", b"echo 1"),
+    (b"bash", b"-c", b"--", b"cat /proc/self/status"),
+    (b"bash", b"-c", b"--", b"echo", b"argument"),
     (b"tsx", b"-e", b"console.log(1)"),
     (*PYTHON, b"print(1)", b"argument"),
     (b"python3", b"-Ic", b"print(1)"),
@@ -49,7 +53,7 @@ UNSUITABLE = [
 ]
 
 
-@pytest.mark.parametrize("argv", SUITABLE, ids=lambda argv: argv[2][:20].decode())
+@pytest.mark.parametrize("argv", SUITABLE, ids=lambda argv: argv[-1][:20].decode())
 def test_what_may_be_handed_over(argv: tuple[bytes, ...]) -> None:
     assert suits(ExecSpec(argv))
     assert not suits(ExecSpec(argv, terminal=TerminalSize()))
@@ -135,7 +139,11 @@ async def test_a_warm_sandbox_has_them_before_its_session() -> None:
             await service.destroy(ALICE, (await service.create(ALICE, spec)).session_id)
             while not service.metrics.warm.value:
                 await asyncio.sleep(0.1)
-        for language, code in ((Language.PYTHON, "print(1)"), (Language.NODE, "console.log(1)")):
+        for language, code in (
+            (Language.BASH, "echo 1"),
+            (Language.PYTHON, "print(1)"),
+            (Language.NODE, "console.log(1)"),
+        ):
             session = (await service.create(ALICE, spec)).session_id
             if not service.metrics.claims.get("warm"):
                 pytest.fail("the session was not made from a warm sandbox")

@@ -1,8 +1,8 @@
 """Interpreters that were started before there is a program for them.
 
-Most of what a short program in Python or Node takes is the start of its interpreter. So one of each kind waits in a
-sandbox, started and stopped just before it would look at its program; the agent hands it a run that fits in every
-respect (docs/parking.md). What is decided here is which runs may ask for that, and when the next one is parked.
+Most of what a short program takes is the start of its interpreter, be it Python, Node or a shell. So one of each kind
+waits in a sandbox, started and stopped just before it would look at its program; the agent hands it a run that fits in
+every respect (docs/parking.md). What is decided here is which runs may ask for that, and when the next one is parked.
 Nothing depends on it: the agent starts whatever finds nobody waiting the plain way, once.
 """
 
@@ -27,11 +27,12 @@ from k8e.link.model import ExecSpec, Process, Sandbox
 
 Kind = tuple[bytes, ...]  # how the command begins; its program is the rest
 
+BASH: Final[Kind] = COMMANDS[Language.BASH]
 PYTHON: Final[Kind] = COMMANDS[Language.PYTHON]
 NODE: Final[Kind] = COMMANDS[Language.NODE]
 
 # What waits counts against the sandbox's memory like any other process, so a small one keeps it for its programs.
-NEEDED_MEMORY: Final[Mapping[Kind, int]] = {PYTHON: 128 << 20, NODE: 384 << 20}
+NEEDED_MEMORY: Final[Mapping[Kind, int]] = {BASH: 32 << 20, PYTHON: 128 << 20, NODE: 384 << 20}
 # Linux refuses a longer argument, and so must we: MAX_ARG_STRLEN, with its end.
 LONGEST: Final = (128 << 10) - 1
 # What a program can find out about its process only through /proc, or with the tools that read it, is not the same in
@@ -49,12 +50,12 @@ _PATIENCE: Final = 3  # failures in a row before a kind is left alone
 
 def suits(spec: ExecSpec) -> bool:
     """Whether a run could be handed over, as far as it can be told from what it is."""
-    if len(spec.argv) != 3 or spec.argv[:2] not in NEEDED_MEMORY:
+    if spec.argv[:-1] not in NEEDED_MEMORY:
         return False
     if spec.terminal is not None or spec.keep_capabilities or spec.rlimits:
         return False
-    code = spec.argv[2]
-    if spec.argv[:2] == NODE and code.startswith((b"-", b"\\-")):
+    code = spec.argv[-1]
+    if spec.argv[:-1] == NODE and code.startswith((b"-", b"\\-")):
         return False  # which Node takes for another option, and for how to escape one
     return len(code) <= LONGEST and not _CURIOUS.search(code)
 
@@ -109,6 +110,7 @@ class Parking:
     def begin(self, live: Live, sandbox: Sandbox, place: Place, *, warm: bool) -> None:
         """A session is there. A warm sandbox has its interpreters already, unless the environment is another."""
         if not warm or live.env:
+            self._want(live, sandbox, place, BASH)
             self._want(live, sandbox, place, PYTHON)
 
     def started(self, spec: ExecSpec, process: Process) -> None:
@@ -117,8 +119,8 @@ class Parking:
 
     def ended(self, live: Live, sandbox: Sandbox, place: Place, spec: ExecSpec) -> None:
         """The next one is parked behind a run of its kind, whether or not it was one that waited."""
-        if spec.argv[:2] in NEEDED_MEMORY and len(spec.argv) == 3:
-            self._want(live, sandbox, place, spec.argv[:2])
+        if spec.argv[:-1] in NEEDED_MEMORY:
+            self._want(live, sandbox, place, spec.argv[:-1])
         elif (watch := self._watches.get(live.sandbox)) is not None and watch.wanted:
             self._delay(live, watch)
 

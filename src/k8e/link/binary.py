@@ -25,15 +25,15 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "7ad4a790c92ea437d91b70224ab10d091c5ad0ba16f19e7158d03c24a0f5951b",
-        "aarch64": "ab146ee757dd1dbe542a1742ab8a5a9f144578216e4c014f691592b3c18a1f33",
+        "x86_64": "e18ceda7bf20ac0df0e68896699dc4dc7fd68bdd54d08c990b86b1b25504610b",
+        "aarch64": "cd69c0ee3ae2551b5a9f277f803cfd69ef7690c0a3e093d1cad4badcda53a52f",
     }
 )
 
 PINNED_LOADERS: Mapping[str, str] = MappingProxyType(
     {
-        "loader_x86_64": "348cecc27667518b9f3ec3ea7d9454cbdafa06ded93adb4bbc69c5ce82d115c8",
-        "loader_aarch64": "7fadbbd51761ed91e4c3214608cfa02109f120a61379cdcfe7e7eeb6db86ba28",
+        "loader_x86_64": "a9b4d7c7af96684f72826956a69cd8d5ea824efec43a0d2f30443abd54e29222",
+        "loader_aarch64": "087a698245e14adff79aa5525dc07b06422eab947b912ba262c8652d4265b322",
     }
 )
 

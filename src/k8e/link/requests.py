@@ -115,8 +115,8 @@ def encode_exec(spec: ExecSpec) -> bytes:
 
 def encode_park(spec: ExecSpec, loader: bytes, keep: float | None) -> bytes:
     """The command with a placeholder for its last argument."""
-    if not loader or len(spec.argv) != 3:
-        raise ValueError("a parked command is an interpreter, its option for code, and a placeholder")
+    if not loader or len(spec.argv) < 2:
+        raise ValueError("a parked command is an interpreter in a library's hands, and at its end a placeholder")
     kept = 0 if keep is None else _check_range("keep in milliseconds", milliseconds("keep", keep), 0xFFFF_FFFF, 1)
     payload = _PARK.pack(kept, len(loader)) + _check_text("loader", loader) + encode_exec(spec)
     if len(payload) > MAX_REQUEST:

@@ -16,8 +16,8 @@ AGENT_PATH = "/k8e-agent"
 LINK_PATH = "/run/k8e"
 ID_COUNT = 65536
 _PERIOD = 100_000
-# Interpreters that wait for a program are no program's: two of them, Node with its threads, and their supervisors.
-PARKED_TASKS = 16
+# Interpreters that wait for a program are no program's: three of them, Node with its threads, and their supervisors.
+PARKED_TASKS = 24
 
 # What the agent, root of the sandbox, needs to be everybody's servant there. Commands get none of it.
 _CAPABILITIES = (
