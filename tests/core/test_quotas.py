@@ -13,7 +13,7 @@ from k8e.core.model import REMOTE, Caller, RunSpec, SessionSpec
 from k8e.core.turns import Turns
 from k8e.engine import Limits
 from k8e.settings import QuotasSettings, Settings
-from tests.core.rig import ALICE, BOB, ManualClock, open_rig
+from tests.core.rig import ALICE, BOB, ManualClock, Rig, open_rig
 
 RED, BLUE = Caller(REMOTE, "red", name="r"), Caller(REMOTE, "blue", name="b")
 A, B, C = Payer(REMOTE, "a"), Payer(REMOTE, "b"), Payer(REMOTE, "c")
@@ -168,3 +168,19 @@ async def test_who_leaves_the_queue_takes_no_place_with_them() -> None:
     await crowd.come(B, "b1")
     assert crowd.order[-1] == "b1"
     await crowd.go("b1")
+
+
+async def test_a_flood_of_commands_waits_behind_itself(rig: Rig) -> None:
+    flooded, quiet = await rig.create(ALICE), await rig.create(BOB)
+    ended: list[str] = []
+
+    async def run(caller: Caller, session: str, name: str) -> None:
+        await rig.service.run(caller, RunSpec(session, argv=(b"true",)))
+        ended.append(name)
+
+    flood = [asyncio.create_task(run(ALICE, flooded, "alice")) for _ in range(300)]
+    await asyncio.sleep(0)  # all of them have asked
+    await run(BOB, quiet, "bob")
+    assert ended.index("bob") < 150
+    await asyncio.gather(*flood)
+    assert ended.count("alice") == 300

@@ -23,6 +23,7 @@ from k8e.core.provisioning import merge_env
 from k8e.core.records import RunRecord
 from k8e.core.sessions import Opened, Sessions
 from k8e.core.translation import translate
+from k8e.core.turns import Turns
 from k8e.link.errors import LinkError, NotStarted
 from k8e.link.model import ExecSpec, Process
 
@@ -32,6 +33,7 @@ KEPT_RUNS: Final = 1000  # ended ones on record, of one session
 # A command that still runs then is put on record with the agent's id, so that the next daemon can say how it ended.
 # Without the id it would be ended all the same.
 _LONG: Final = 0.05
+_STARTS: Final = 32  # commands that are being started at once, of all payers together
 
 
 class Runs:
@@ -40,6 +42,7 @@ class Runs:
         self.endings = Endings(sessions)
         self.parking = sessions.parking
         self.running: dict[str, Foreground] = {}
+        self.starts = Turns(_STARTS)
 
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
         return await (await self._start(caller, spec, stdin=bool(spec.stdin))).collect(spec.stdin)
@@ -71,9 +74,10 @@ class Runs:
 
     async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts) -> Foreground:
         with opened.live.in_use():
-            record, mark = await self.record(opened.live, about, background=False)
-            spec = self.parking.choose(place_run(opened, plan))
-            process = await self.launch(opened, record, spec)
+            async with self.starts.take(opened.live.payer):
+                record, mark = await self.record(opened.live, about, background=False)
+                spec = self.parking.choose(place_run(opened, plan))
+                process = await self.launch(opened, record, spec)
             self.parking.started(spec, process)
             run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process)
         self.running[run.run_id] = run

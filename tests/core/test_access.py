@@ -1,0 +1,74 @@
+"""Who sees what, and who may do what."""
+
+from __future__ import annotations
+
+import pytest
+
+from k8e.core.access import Payer, choose_tenant, find_payer, find_scope, may_see, require_scope
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import REMOTE, Caller, Scope
+
+ROOT, USER, BOUND = Caller(0), Caller(1000), Caller(1000, "red")
+RUN = Caller(REMOTE, "red", name="a")
+OPERATOR = Caller(REMOTE, "red", ("blue",), Scope.OPERATOR, "b")
+ADMIN = Caller(REMOTE, "red", scope=Scope.ADMIN, name="c")
+
+MINE, OTHERS = (1000, "red"), (1001, "red")
+RED, BLUE, GREEN = (REMOTE, "red"), (REMOTE, "blue"), (REMOTE, "green")
+
+
+@pytest.mark.parametrize(
+    ("caller", "seen"),
+    [
+        (ROOT, {MINE, (1000, "web"), OTHERS, RED, BLUE, GREEN}),
+        (ADMIN, {MINE, (1000, "web"), OTHERS, RED, BLUE, GREEN}),
+        (USER, {MINE, (1000, "web")}),
+        (BOUND, {MINE}),
+        (RUN, {RED}),
+        (OPERATOR, {RED, BLUE}),
+    ],
+)
+def test_what_somebody_sees(caller: Caller, seen: set[tuple[int, str]]) -> None:
+    everything = {MINE, (1000, "web"), OTHERS, RED, BLUE, GREEN}
+    assert {one for one in everything if may_see(caller, *one)} == seen
+
+
+@pytest.mark.parametrize(
+    ("caller", "wanted", "tenant"),
+    [
+        (USER, "", "default"),
+        (USER, "any", "any"),
+        (RUN, "", "red"),
+        (RUN, "red", "red"),
+        (RUN, "blue", None),
+        (OPERATOR, "", "red"),
+        (OPERATOR, "blue", "blue"),
+        (OPERATOR, "green", None),
+        (ADMIN, "green", "green"),
+    ],
+)
+def test_whose_a_new_session_is(caller: Caller, wanted: str, tenant: str | None) -> None:
+    if tenant is not None:
+        assert choose_tenant(caller, wanted) == tenant
+        return
+    with pytest.raises(Fault) as refused:
+        choose_tenant(caller, wanted)
+    assert (refused.value.kind, refused.value.code) == (Kind.DENIED, "wrong_tenant")
+
+
+def test_each_scope_includes_the_ones_before_it() -> None:
+    order = [Scope.RUN, Scope.OPERATOR, Scope.ADMIN]
+    for caller, held in ((USER, 0), (RUN, 0), (OPERATOR, 1), (ADMIN, 2), (ROOT, 2)):
+        assert find_scope(caller) is order[held]
+        for needed, scope in enumerate(order):
+            if needed <= held:
+                require_scope(caller, scope)
+                continue
+            with pytest.raises(Fault) as refused:
+                require_scope(caller, scope)
+            assert (refused.value.kind, refused.value.code) == (Kind.DENIED, "scope_missing")
+
+
+def test_who_pays() -> None:
+    assert find_payer(1000, "red") == find_payer(1000, "blue") == Payer(1000, "")
+    assert find_payer(REMOTE, "red") == Payer(REMOTE, "red") != find_payer(REMOTE, "blue")
