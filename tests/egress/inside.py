@@ -63,6 +63,56 @@ def try_tls(name: str, port: int, authority: str) -> Any:
         return read_page(tls, "/")
 
 
+def try_scoped(address: str, port: int) -> Any:
+    """A link-local address, on every interface."""
+    found = {}
+    for number, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as connection:
+            connection.settimeout(1)
+            try:
+                connection.connect((address, port, 0, number))
+                found[name] = "reached"
+            except OSError as error:
+                found[name] = type(error).__name__
+    return found
+
+
+def try_from(source: str, address: str, port: int) -> Any:
+    """From an address that is somebody else's. What drops such packets owes nobody an answer: not long."""
+    six = ":" in address
+    with socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.settimeout(2)
+        if six:
+            connection.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND
+        else:
+            connection.setsockopt(socket.IPPROTO_IP, 15, 1)  # IP_FREEBIND
+        connection.bind((source, 0))
+        connection.connect((address, port))
+        return read_page(connection, "/")
+
+
+def try_configure(name: str, address: str) -> Any:
+    """Another address for an interface, in the old way."""
+    import fcntl
+
+    request = struct.pack("16sH2x4s8x", name.encode(), socket.AF_INET, socket.inet_aton(address))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, 0x8916, request)  # SIOCSIFADDR
+        return "changed"
+
+
+def try_netlink(address: str) -> Any:
+    """Another address for the second interface, in the new way: 0, or an errno."""
+    body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 2) + struct.pack("=HH4s", 8, 2, socket.inet_aton(address))
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as control:
+        control.settimeout(PATIENCE)
+        control.send(struct.pack("=IHHII", 16 + len(body), 20, 0x0605, 1, 0) + body)  # RTM_NEWADDR
+        (result,) = struct.unpack("=i", control.recv(4096)[16:20])
+    if result:
+        raise OSError(-result, "netlink")
+    return "changed"
+
+
 def try_lookup(name: str) -> Any:
     found = socket.getaddrinfo(name, 80, type=socket.SOCK_STREAM)
     return sorted({address[0] for _, _, _, _, address in found})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 
@@ -12,6 +14,7 @@ import pytest
 
 from k8e.link.model import AGENT, ExecOptions
 from tests.egress.internet import HOST4, HOST6
+from tests.egress.namespaces import run_ip
 from tests.egress.rig import Cell, Site
 from tests.engine.rig import ROOT
 
@@ -77,11 +80,14 @@ async def cells(site: Site) -> AsyncIterator[tuple[Cell, Cell]]:
         yield one, other
 
 
-def machine_addresses() -> list[str]:
+def machine_addresses(*scopes: str) -> list[str]:
     """Of every interface, the sandboxes' wires included."""
     links = json.loads(subprocess.run(["ip", "-j", "addr"], capture_output=True, check=True).stdout)
     return [
-        address["local"] for link in links for address in link["addr_info"] if address["scope"] in ("global", "host")
+        address["local"]
+        for link in links
+        for address in link["addr_info"]
+        if address["scope"] in (scopes or ("global", "host"))
     ]
 
 
@@ -118,11 +124,95 @@ async def test_services_of_the_machine(cells: tuple[Cell, Cell], services: Servi
     assert services.visits == len(addresses)
 
 
+async def test_the_machine_by_its_link_local_addresses_and_by_shouting(
+    cells: tuple[Cell, Cell], services: Services
+) -> None:
+    """Which are on the same wire, and reached without a router."""
+    cell, _ = cells
+    scoped = [("scoped", address, 50051) for address in machine_addresses("link")]
+    scoped += [("scoped", "fe80::1", 50051), ("scoped", "ff02::1", 50051)]
+    for result in await cell.attempt(*scoped, identity=ROOT):
+        assert "reached" not in str(result)
+    await cell.attempt(
+        *(("datagram", address, 5000) for address in ("255.255.255.255", "224.0.0.1", "ff02::1", "ff05::1", "0.0.0.0")),
+        identity=ROOT,
+    )
+    assert services.visits == 0
+
+
+async def test_a_neighbour_on_the_machines_network_does_not_get_in(site: Site, cells: tuple[Cell, Cell]) -> None:
+    """Who routes the sandboxes' addresses to the machine, as anybody on its network can."""
+    _, other = cells
+    process = await other.room.link.start(other.room.spec("/usr/bin/python3", "-c", LISTEN, identity=ROOT))
+    try:
+        assert await process.stdout.read() == b"listening\n"
+        world = site.internet.process.pid
+        for target, gateway in zip(await sandbox_addresses(other), (HOST4, HOST6), strict=True):
+            run_ip(*(["-6"] if ":" in target else []), "route", "replace", target, "via", gateway, inside=world)
+            knock = f"import socket; socket.create_connection(('{target}', 8811), timeout=20)"
+            entered = ["nsenter", f"--net=/proc/{world}/ns/net", sys.executable, "-c", knock]
+            done = await asyncio.to_thread(subprocess.run, entered, capture_output=True)
+            assert b"ConnectionRefusedError" in done.stderr, done
+    finally:
+        await process.signal(9)
+        process.discard()
+        await process.wait()
+
+
+async def test_the_resolver_of_another_sandbox(site: Site) -> None:
+    """Asked by its address, it is one's own that answers, from one's own list."""
+    site.internet.publish({"only-one.com": {"A": ["45.90.31.1"]}})
+    async with site.cell("only-one.com") as one, site.cell() as other:
+        server = (await one.room.output("cat", "/etc/resolv.conf")).split()[1]
+        attempts = [("dns", server, ["only-one", "com"], "A", transport) for transport in ("udp", "tcp")]
+        assert await one.attempt(*attempts) == [{"rcode": 0, "answers": 1}] * 2
+        assert await other.attempt(*attempts) == [{"rcode": 3, "answers": 0}] * 2
+
+
+@pytest.mark.parametrize("who", WHO)
+async def test_somebody_elses_address(site: Site, who: str) -> None:
+    """A sandbox that may reach nothing takes the address of one that may, by asking for it or just by using it."""
+    async with site.cell("45.90.40.0/24", "2a0b:4340:40::/48") as one, site.cell() as other:
+        four, six = await sandbox_addresses(one)
+        assert await one.reached(("from", four, "45.90.40.1", 80), ("from", six, "2a0b:4340:40::1", 80)) == [
+            "45.90.40.1",
+            "2a0b:4340:40::1",
+        ]
+        site.internet.clear()
+        changed = await other.attempt(
+            ("configure", "k8e0", four), ("configure", "lo", four), ("netlink", four), **WHO[who]
+        )
+        used = await other.attempt(
+            ("from", four, "45.90.40.1", 80),
+            ("from", six, "2a0b:4340:40::1", 80),
+            ("tcp", "45.90.40.1", 80),
+            **WHO[who],
+        )
+        assert all(str(each).startswith("!") for each in used), (changed, used)
+        assert site.internet.notes().packets == []
+        assert await one.reached(("tcp", "45.90.40.2", 80)) == ["45.90.40.2"]  # it still has it
+        assert set(changed) <= {"!EPERM", "!EACCES", "!ENOTTY"}, changed
+
+
 async def test_that_it_was_the_machine_is_told(cells: tuple[Cell, Cell]) -> None:
     cell, _ = cells
     await cell.refusals()
-    await cell.attempt(("tcp", HOST4, 443), ("tcp", HOST6, 50051))
+    assert await cell.attempt(("tcp", HOST4, 443), ("tcp", HOST6, 50051)) == ["!ECONNREFUSED"] * 2
     assert await cell.refused_addresses() == {(HOST4, 443): "machine", (HOST6, 50051): "machine"}
+
+
+async def test_a_sandbox_that_was_quiet_for_a_while_is_still_answered(cells: tuple[Cell, Cell]) -> None:
+    """The machine forgets neighbours it did not hear from. It must not need them to answer."""
+    cell, _ = cells
+    attempts = [("tcp", HOST6, 443), ("tcp", HOST4, 443), ("tcp", "2a0b:4340:40::1", 25), ("tcp", "45.90.40.1", 25)]
+    assert await cell.attempt(*attempts) == ["!ECONNREFUSED"] * 4
+    for family in ("-4", "-6"):
+        run_ip(family, "neigh", "flush", "all")
+    assert await cell.attempt(*attempts) == ["!ECONNREFUSED"] * 4
+    assert await cell.reached(("tcp", "2a0b:4340:40::1", 80), ("tcp", "45.90.40.1", 80)) == [
+        "2a0b:4340:40::1",
+        "45.90.40.1",
+    ]
 
 
 LISTEN = """
