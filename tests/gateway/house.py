@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from k8e.doors.grpc.methods import METHODS
 from k8e.identity import anonymous
 from k8e.identity.authority import make_request
 from tests.cli.machine import Machine, make_folder, run_launcher
+from tests.core.bare_engine import find_processes
 
 PATIENCE = 60.0
 # A connection of one's own, though the address and the options be the same.
@@ -175,14 +178,20 @@ def open_house(settings: str = "") -> Iterator[House]:
         with (folder / "k8e.toml").open("a") as file:
             file.write(f'[gateway]\nlisten = "127.0.0.1:0"\n{settings}')
         machine = Machine(folder, folder)
-        with run_launcher(machine):
-            house = House(machine)
-            try:
-                yield house
-            finally:
-                house.close()
-            log = (folder / "s" / "daemon.log").read_text()
-            assert "Traceback" not in log, log
+        try:
+            with run_launcher(machine):
+                house = House(machine)
+                try:
+                    yield house
+                finally:
+                    house.close()
+                log = (folder / "s" / "daemon.log").read_text()
+                assert "Traceback" not in log, log
+        finally:
+            # Not all can be destroyed by name: two tenants may have chosen the same.
+            for pid in find_processes(f"{folder}/"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def collect(frames: Iterable[Any]) -> tuple[bytes, bytes, pb.ExecResponse]:
