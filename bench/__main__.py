@@ -16,6 +16,7 @@ from bench.agent import measure_agent
 from bench.budgets import render_budgets
 from bench.creates import measure_creates
 from bench.crowd import measure_crowd, measure_densities
+from bench.egress import measure_egress
 from bench.gateway import measure_gateway
 from bench.oneshot import measure_oneshots
 from bench.runs import measure_runs
@@ -33,6 +34,7 @@ GROUPS: dict[str, Group] = {
     "stream": measure_streams,
     "crowd": measure_crowd,
     "density": measure_densities,
+    "egress": measure_egress,
     "agent": measure_agent,
 }
 

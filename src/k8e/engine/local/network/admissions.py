@@ -136,7 +136,7 @@ class Admissions:
             taken = {*marks.values(), *self.marks.values()}
             last = max((mark & 0xFFFF for mark in taken), default=0)
             # Upwards, so that the mark of something revoked is not soon somebody else's.
-            numbers = (*range(last + 1, _MOST_MARKS), *range(1, last + 1))
+            numbers = itertools.chain(range(last + 1, _MOST_MARKS), range(1, last + 1))
             marks[reason] = next(mark for mark in map(self.wire.mark, numbers) if mark not in taken)
         return marks[reason]
 

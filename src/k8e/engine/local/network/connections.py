@@ -65,20 +65,14 @@ def _mark_filter(wire: Wire) -> bytes:
 
 
 def list_connections(kernel: NetfilterSocket, wire: Wire) -> list[Connection]:
-    """Those that a sandbox opened and its list allowed."""
-    found = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for answer in kernel.dump(Message(CONNTRACK, _GET, family, _mark_filter(wire))):
-            connection = _read_connection(answer)
-            if connection is not None:
-                found.append(connection)
-    return found
+    """Those that a sandbox opened and its list allowed. The kernel looks through all of the machine's for them."""
+    answers = kernel.dump(Message(CONNTRACK, _GET, socket.AF_UNSPEC, _mark_filter(wire)))
+    return [connection for connection in map(_read_connection, answers) if connection is not None]
 
 
 def forget_connections(kernel: NetfilterSocket, wire: Wire) -> None:
     """Of a wire that is nobody's any more."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        kernel.request(Message(CONNTRACK, _DELETE, family, _mark_filter(wire)))
+    kernel.request(Message(CONNTRACK, _DELETE, socket.AF_UNSPEC, _mark_filter(wire)))
 
 
 def cut_connections(kernel: NetfilterSocket, wire: Wire, marks: Collection[int]) -> int:

@@ -46,8 +46,9 @@ class Leases:
 
     def _take_lock(self) -> int:
         while True:
-            self._ledger.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+            # Whatever is missing or there already, in whichever order: the last one out may be removing it just now.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self._ledger.mkdir(mode=0o700, parents=True, exist_ok=True)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 descriptor = os.open(self._ledger / "lock", flags, 0o600)
                 try:

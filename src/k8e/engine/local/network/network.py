@@ -99,15 +99,14 @@ class Network:
                     continue  # removed by somebody else
                 fresh, change = Admissions(attachment.wire).adopt(attachment.admissions.hosts, time.monotonic())
                 attachment.admissions = fresh
+                await finish_in_thread(forget_connections, self._ground.table.kernel, attachment.wire)
                 await finish_in_thread(self._fill, attachment, change)
 
     def _fill(self, attachment: Attachment, change: Change) -> None:
-        """Whoever had the wire before left nothing, unless it was killed."""
-        ground, wire = self._ground, attachment.wire
+        """A wire that is free has no connections and nothing in its sets: its lease is the last thing to go."""
+        table, wire = self._ground.table, attachment.wire
         EgressRecord.of(attachment.admissions).save(attachment.record)
-        forget_connections(ground.table.kernel, wire)
-        messages = ground.clear_messages(wire, ground.live_marks(wire))
-        self._commit(messages + change_messages(ground.table.name, wire, change, time.monotonic()))
+        self._commit(change_messages(table.name, wire, change, time.monotonic()))
 
     def _commit(self, messages: Sequence[Message]) -> None:
         try:
