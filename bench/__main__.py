@@ -18,6 +18,7 @@ from bench.creates import measure_creates
 from bench.crowd import measure_crowd, measure_densities
 from bench.egress import measure_egress
 from bench.gateway import measure_gateway
+from bench.idle import measure_idle
 from bench.oneshot import measure_oneshots
 from bench.runs import measure_runs
 from bench.samples import Measure, machine_facts, render
@@ -31,6 +32,7 @@ GROUPS: dict[str, Group] = {
     "runs": measure_runs,
     "creates": measure_creates,
     "gateway": measure_gateway,
+    "idle": measure_idle,
     "stream": measure_streams,
     "crowd": measure_crowd,
     "density": measure_densities,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from k8e.engine.local.runtime import OWN_BINARIES
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -88,7 +90,7 @@ def machine_facts() -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "bwrap": version("bwrap", "--version"),
         "runc": version("runc", "--version"),
-        "runsc": version("runsc", "--version"),
+        "runsc": version(str(own) if (own := OWN_BINARIES / "runsc").exists() else "runsc", "--version"),
     }
 
 
