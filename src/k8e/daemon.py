@@ -211,6 +211,7 @@ async def serve(
     from k8e.core.keys import Keys
     from k8e.core.service import Service
     from k8e.core.store import Store
+    from k8e.doors.approvals import Approvals
     from k8e.doors.grpc.opening import Opening
     from k8e.doors.http import HttpDoor
     from k8e.doors.identities import Identities
@@ -229,7 +230,8 @@ async def serve(
     keys = Keys(paths.identity, audit=service.audit)
     gateway = Opening(service, keys, settings.gateway)
     agents = Agents(service)
-    door = HttpDoor(Routes(service, service.metrics.render, Identities(keys, gateway), agents))
+    routes = Routes(service, service.metrics.render, Identities(keys, gateway), agents, Approvals(service))
+    door = HttpDoor(routes)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()

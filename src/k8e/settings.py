@@ -285,6 +285,14 @@ class AuditSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovalsSettings:
+    """Who answers for people."""
+
+    same_user: bool = key(True, FLAG)
+    life: float = key("1h", span("1s", "1d"))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     egress: EgressSettings = EgressSettings()
     limits: LimitsSettings = LimitsSettings()
@@ -292,6 +300,7 @@ class Settings:
     gateway: GatewaySettings = GatewaySettings()
     pool: PoolSettings = PoolSettings()
     audit: AuditSettings = AuditSettings()
+    approvals: ApprovalsSettings = ApprovalsSettings()
 
 
 # Reading

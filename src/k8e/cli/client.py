@@ -188,7 +188,7 @@ class Response:
 class Client:
     """One request after the other. A request is never sent twice."""
 
-    place = ""  # this machine
+    place = endpoint = ""  # this machine
 
     def __init__(self) -> None:
         self._connection = connect()

@@ -8,7 +8,7 @@ import sys
 
 from k8e.cli import commands
 from k8e.cli.ending import Failure, write_all
-from k8e.cli.options import OPTIONS, RunOptions
+from k8e.cli.options import OPTIONS, RunOptions, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +68,25 @@ are separated by commas.
   k8e sandbox allow-hosts SID --remove api.example.com --add 192.0.2.0/24:5432
   k8e sandbox allow-hosts SID --hosts git.example.com:22
   k8e sandbox allow-hosts SID --clear
+"""
+
+CONFIRM = """\
+Asks a person whether something may be done, and waits for the answer. The command with which they approve
+it is printed on stderr; whoever asks cannot approve it themselves (docs/approvals.md). Exits with 0 when it
+was approved, with 1 when it was rejected or nobody answered in time.
+
+  k8e sandbox confirm SID 'delete /workspace/data' && k8e sandbox run 'rm -r data' --session-id SID
+  k8e sandbox confirm SID 'send the report' --no-wait
+  k8e sandbox approvals appr-0123456789abcdef
+"""
+
+APPROVE = """\
+Answers what a program asked with `confirm`. What a program of your own user asked is answered at another terminal than
+the program's, where you type that you mean it; root, or an operator's key, answers without.
+
+  k8e sandbox approvals
+  k8e sandbox approve appr-0123456789abcdef --reason 'it is a copy'
+  k8e sandbox approve appr-0123456789abcdef --reject
 """
 
 SERVER = """\
@@ -261,6 +280,25 @@ def add_sandbox(parent: Any) -> None:
     add("kill", commands.kill, "end a background run").add_argument("run_id", metavar="RUN-ID")
     add("ps", commands.ps, "list the commands of a session").add_argument("sid", metavar="SID")
     add("log", commands.log, "list the runs of a session").add_argument("sid", metavar="SID")
+    add_approvals(add)
+
+
+def add_approvals(add: Callable[..., Parser]) -> None:
+    confirm = add("confirm", run_confirm, "ask a person whether something may be done", CONFIRM)
+    confirm.add_argument("sid", metavar="SID")
+    confirm.add_argument("action", metavar="ACTION", help="what is to be done, for the person who decides")
+    seconds = read_with(read_seconds, "span of time")
+    confirm.add_argument(
+        "--timeout", type=seconds, metavar="SECONDS", help="for how long it can be answered; default: 30"
+    )
+    confirm.add_argument("--no-wait", action="store_true", help="print the approval's id at once")
+    approve = add("approve", run_approve, "answer such a question", APPROVE)
+    approve.add_argument("approval_id", metavar="APPROVAL-ID")
+    approve.add_argument("--reject", action="store_true", help="answer no")
+    approve.add_argument("--reason", default="", metavar="TEXT", help="for whoever asked, and the audit log")
+    approvals = add("approvals", run_approvals, "list the questions that can be answered, or show one")
+    approvals.add_argument("approval_id", nargs="?", default="", metavar="APPROVAL-ID")
+    approvals.add_argument("--all", action="store_true", help="those that are settled, too")
 
 
 def add_run_options(parser: Parser) -> None:
@@ -327,6 +365,24 @@ def run_parsed(parsed: argparse.Namespace) -> int:
     for name in vars(options):
         setattr(options, name, getattr(parsed, name))
     return run(options)
+
+
+def run_confirm(parsed: argparse.Namespace) -> int:
+    from k8e.cli.approvals import confirm
+
+    return confirm(parsed)
+
+
+def run_approve(parsed: argparse.Namespace) -> int:
+    from k8e.cli.approvals import approve
+
+    return approve(parsed)
+
+
+def run_approvals(parsed: argparse.Namespace) -> int:
+    from k8e.cli.approvals import approvals
+
+    return approvals(parsed)
 
 
 def run_connect(parsed: argparse.Namespace) -> int:

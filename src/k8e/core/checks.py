@@ -30,6 +30,7 @@ MAX_PATH: Final = 4095  # PATH_MAX without the NUL
 MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
 MAX_ARGV: Final = 1 << 20
 MAX_PACKAGES: Final = 256
+MAX_WORDS: Final = 2000  # characters of what people are asked, and of what they say
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
@@ -74,6 +75,29 @@ def check_run_id(value: object) -> str:
     if not isinstance(value, str) or not _RUN_ID.fullmatch(value):
         refuse("run_id", "is not the id of a run")
     return value
+
+
+def check_approval_id(value: object) -> str:
+    if not isinstance(value, str) or not _RUN_ID.fullmatch(value):
+        refuse("approval_id", "is not the id of an approval")
+    return value
+
+
+def check_words(field: str, value: object, *, empty: bool) -> str:
+    """Text that a person decides by, as it is kept and shown everywhere: what a terminal would act on, or what hides or
+    reorders other characters, stands there as its escape."""
+    if not isinstance(value, str):
+        refuse(field, "must be a string")
+    if len(value) > MAX_WORDS:
+        refuse(field, f"has {len(value)} characters, the limit is {MAX_WORDS}")
+    shown = "".join(letter if letter.isprintable() else _escape(letter) for letter in value.strip())
+    if not shown and not empty:
+        refuse(field, "is empty")
+    return shown
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def encode(field: str, value: object) -> bytes:

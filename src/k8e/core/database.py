@@ -79,6 +79,27 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
             ready INTEGER NOT NULL
         ) STRICT""",
     ),
+    (
+        """CREATE TABLE approvals (
+            approval_id TEXT PRIMARY KEY,
+            sandbox TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+            session_id TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            owner INTEGER NOT NULL,
+            action TEXT NOT NULL,
+            asker TEXT NOT NULL,
+            lineage TEXT NOT NULL,
+            asked REAL NOT NULL,
+            expires REAL NOT NULL,
+            boot TEXT NOT NULL,
+            deadline REAL NOT NULL,
+            status TEXT NOT NULL,
+            answerer TEXT NOT NULL,
+            answered REAL,
+            reason TEXT NOT NULL
+        ) STRICT""",
+        "CREATE INDEX approvals_of_a_sandbox ON approvals (sandbox)",
+    ),
 )
 
 

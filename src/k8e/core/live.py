@@ -175,6 +175,10 @@ class Registry:
             )
         return seen[0]
 
+    def get(self, sandbox: str) -> Live | None:
+        """For what belongs to a sandbox and was already shown to be the caller's."""
+        return self._by_sandbox.get(sandbox)
+
     def find_sandbox(self, caller: Caller, sandbox: str) -> Live | None:
         live = self._by_sandbox.get(sandbox)
         return live if live and may_see(caller, live.record.owner, live.record.tenant) else None

@@ -69,6 +69,8 @@ class Caller:
     scope: Scope = Scope.RUN
     name: str = ""  # of the key, for the log
     confined: bool = False  # to its tenants, whoever it is: an agent's connection is not all of its user
+    pid: int = field(default=0, compare=False)  # of the process on this machine; 0: not known
+    dialogue: bool = False  # brings what a person answered in the asking program's own dialogue
 
     @property
     def label(self) -> str:
@@ -221,6 +223,51 @@ class ServiceStatus:
     warm: int  # sandboxes that are ready for a session
 
 
+class ApprovalStatus(enum.Enum):
+    PENDING = "pending"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    EXPIRED = "expired"  # nobody answered in time
+    WITHDRAWN = "withdrawn"  # its session ended first
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question to a person, and what became of it. Its texts have no characters that a terminal acts on."""
+
+    approval_id: str
+    session_id: str
+    tenant: str
+    action: str
+    status: ApprovalStatus
+    asker: str  # a caller's label
+    asked: float
+    expires: float
+    answerer: str = ""
+    answered: float | None = None
+    reason: str = ""
+
+    @property
+    def approved(self) -> bool:
+        return self.status is ApprovalStatus.APPROVED
+
+
+class ApprovalService(Protocol):
+    """Raises Fault. Who may answer whom is in approvals.py."""
+
+    async def ask(self, caller: Caller, session_id: str, action: str, *, seconds: float | None = None) -> Approval:
+        """Can be answered for that long (None: as long as the settings say)."""
+
+    async def await_answer(self, caller: Caller, approval_id: str, seconds: float) -> Approval:
+        """As it stands when it is settled, or after that long."""
+
+    async def approval(self, caller: Caller, approval_id: str) -> Approval: ...
+    async def approvals(self, caller: Caller, *, all_states: bool = False) -> Sequence[Approval]:
+        """Those that can be answered, or all on record; oldest first."""
+
+    async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval: ...
+
+
 class SandboxService(Protocol):
     """The only place that decides. Every door calls this and nothing below it. Raises Fault."""
 
@@ -268,3 +315,7 @@ class SandboxService(Protocol):
     @property
     def default_limits(self) -> Limits:
         """What a session gets that says nothing."""
+
+
+class WholeService(SandboxService, ApprovalService, Protocol):
+    """For doors that have all of it."""

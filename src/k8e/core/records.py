@@ -1,4 +1,4 @@
-"""Sessions, runs and warm sandboxes as the store keeps them, and their way into rows and back."""
+"""Sessions, runs, warm sandboxes and approvals as the store keeps them, and their way into rows and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from k8e.core.model import NONE_DENIED, Denial, Denials, Phase, RunResult, Session, Status
+from k8e.core.kinship import Lineage, parse_lineage, write_lineage
+from k8e.core.model import (
+    NONE_DENIED,
+    Approval,
+    ApprovalStatus,
+    Denial,
+    Denials,
+    Phase,
+    RunResult,
+    Session,
+    Status,
+)
 from k8e.engine import Limits, Runtime
 from k8e.policy import NOTHING, HostList, InvalidEntry
 
@@ -215,3 +226,82 @@ def write_warm(record: WarmRecord) -> tuple[object, ...]:
 def read_warm(row: tuple[Any, ...]) -> WarmRecord:
     sandbox, runtime, image, limits, edition, ready = row
     return WarmRecord(sandbox, Runtime(runtime), image, Limits(**json.loads(limits)), edition, bool(ready))
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRecord:
+    approval_id: str
+    sandbox: str
+    session_id: str
+    tenant: str
+    owner: int
+    action: str
+    asker: str
+    lineage: Lineage  # of the process that asked
+    asked: float
+    expires: float  # for people
+    boot: str  # within which `deadline` means something
+    deadline: float  # monotonic
+    status: ApprovalStatus = ApprovalStatus.PENDING
+    answerer: str = ""
+    answered: float | None = None
+    reason: str = ""
+
+    def show(self) -> Approval:
+        return Approval(
+            approval_id=self.approval_id,
+            session_id=self.session_id,
+            tenant=self.tenant,
+            action=self.action,
+            status=self.status,
+            asker=self.asker,
+            asked=self.asked,
+            expires=self.expires,
+            answerer=self.answerer,
+            answered=self.answered,
+            reason=self.reason,
+        )
+
+
+def write_approval(record: ApprovalRecord) -> tuple[object, ...]:
+    return (
+        record.approval_id,
+        record.sandbox,
+        record.session_id,
+        record.tenant,
+        record.owner,
+        record.action,
+        record.asker,
+        write_lineage(record.lineage),
+        record.asked,
+        record.expires,
+        record.boot,
+        record.deadline,
+        record.status.value,
+        record.answerer,
+        record.answered,
+        record.reason,
+    )
+
+
+def read_approval(row: tuple[Any, ...]) -> ApprovalRecord:
+    approval_id, sandbox, session_id, tenant, owner, action, asker, lineage, *rest = row
+    asked, expires, boot, deadline, status, answerer, answered, reason = rest
+    return ApprovalRecord(
+        approval_id=approval_id,
+        sandbox=sandbox,
+        session_id=session_id,
+        tenant=tenant,
+        owner=owner,
+        action=action,
+        asker=asker,
+        lineage=parse_lineage(lineage),
+        asked=asked,
+        expires=expires,
+        boot=boot,
+        deadline=deadline,
+        status=ApprovalStatus(status),
+        answerer=answerer,
+        answered=answered,
+        reason=reason,
+    )

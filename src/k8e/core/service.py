@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from k8e.core import checks
+from k8e.core.approvals import Approvals
 from k8e.core.audit import Audit
 from k8e.core.background import Background
 from k8e.core.checks import check_caller
@@ -23,7 +24,18 @@ from k8e.core.journal import LOGGER, warn
 from k8e.core.live import Live
 from k8e.core.memory import Memory, SystemMemory
 from k8e.core.metrics import Metrics
-from k8e.core.model import Caller, HostsChange, LiveRun, Phase, RunResult, RunSpec, ServiceStatus, Session, SessionSpec
+from k8e.core.model import (
+    Approval,
+    Caller,
+    HostsChange,
+    LiveRun,
+    Phase,
+    RunResult,
+    RunSpec,
+    ServiceStatus,
+    Session,
+    SessionSpec,
+)
 from k8e.core.pool import Pool
 from k8e.core.recovery import Recovery
 from k8e.core.runs import Runs
@@ -39,7 +51,7 @@ UPKEEP_SECONDS: Final = 2.0
 PIP_SECONDS: Final = 300.0
 _PATIENCE: Final = 15.0  # at the end, for what is under way
 
-_STRANGE: Final = ("session_not_found", "run_not_found")  # it may be somebody else's
+_STRANGE: Final = ("session_not_found", "run_not_found", "approval_not_found")  # it may be somebody else's
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,6 +103,7 @@ class Service:
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
         self._files = Files(self._sessions)
+        self._approvals = Approvals(self._sessions)
         self._upkeep: asyncio.Task[None] | None = None
 
     # The service's own life
@@ -98,6 +111,7 @@ class Service:
     async def recover(self) -> None:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         await Recovery(self._runs, self._background, self._egress).recover()
+        await self._approvals.recover()
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
@@ -110,6 +124,7 @@ class Service:
             self._upkeep.cancel()
             await asyncio.wait({self._upkeep})
         await self._pool.close()
+        self._approvals.close()
         for run in list(self._runs.running.values()):
             run.leave()
         await self._tasks.close(_PATIENCE)
@@ -151,6 +166,7 @@ class Service:
         await self._sessions.witness.look_around(active)
         await self.audit.sync()
         await self._egress.save()
+        await self._approvals.review()
         await self._sessions.save_uses()
         await self._pool.review()
 
@@ -246,6 +262,26 @@ class Service:
     @counted
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         return await self._files.list(caller, session_id, path, since=since)
+
+    @counted
+    async def ask(self, caller: Caller, session_id: str, action: str, *, seconds: float | None = None) -> Approval:
+        return await self._approvals.ask(caller, session_id, action, seconds)
+
+    @counted
+    async def await_answer(self, caller: Caller, approval_id: str, seconds: float) -> Approval:
+        return await self._approvals.wait(caller, approval_id, seconds)
+
+    @counted
+    async def approval(self, caller: Caller, approval_id: str) -> Approval:
+        return await self._approvals.get(caller, approval_id)
+
+    @counted
+    async def approvals(self, caller: Caller, *, all_states: bool = False) -> Sequence[Approval]:
+        return await self._approvals.list(caller, all_states=all_states)
+
+    @counted
+    async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval:
+        return await self._approvals.answer(caller, approval_id, approved, reason)
 
     @property
     def default_limits(self) -> Limits:

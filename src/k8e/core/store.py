@@ -1,4 +1,4 @@
-"""What survives the daemon: sessions with the phase they are in, runs, and sandboxes that wait for a session."""
+"""What survives the daemon: sessions with their phase, runs, approvals, and sandboxes that wait for a session."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Final
 
 from k8e.core.access import may_see
 from k8e.core.database import Database
-from k8e.core.model import Caller, Phase, Status
+from k8e.core.model import ApprovalStatus, Caller, Phase, Status
 from k8e.core.records import (
+    ApprovalRecord,
     RunRecord,
     SessionRecord,
     WarmRecord,
+    read_approval,
     read_run,
     read_session,
     read_warm,
+    write_approval,
     write_denials,
     write_hosts,
     write_run,
@@ -176,3 +179,51 @@ class Store(Database):
 
     async def forget_warm(self, sandbox: str) -> None:
         await self._execute("DELETE FROM warm WHERE sandbox = ?", sandbox)
+
+    # Approvals
+
+    async def insert_approval(self, record: ApprovalRecord, keep: int) -> None:
+        """Of the settled ones of its session the latest `keep` stay on record."""
+        values = write_approval(record)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(f"INSERT INTO approvals VALUES ({','.join('?' * len(values))})", values)
+            connection.execute(
+                "DELETE FROM approvals WHERE sandbox = ? AND status != ? AND rowid <= "
+                "(SELECT rowid FROM approvals WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
+                (record.sandbox, ApprovalStatus.PENDING.value, record.sandbox, keep),
+            )
+
+        await self._transact(work)
+
+    async def settle_approval(self, record: ApprovalRecord) -> bool:
+        """Whether it was still to be settled."""
+        settled: list[int] = []
+
+        def work(connection: sqlite3.Connection) -> None:
+            cursor = connection.execute(
+                "UPDATE approvals SET status = ?, answerer = ?, answered = ?, reason = ? "
+                "WHERE approval_id = ? AND status = ?",
+                (
+                    record.status.value,
+                    record.answerer,
+                    record.answered,
+                    record.reason,
+                    record.approval_id,
+                    ApprovalStatus.PENDING.value,
+                ),
+            )
+            settled.append(cursor.rowcount)
+
+        await self._transact(work)
+        return settled == [1]
+
+    async def find_approval(self, approval_id: str) -> ApprovalRecord | None:
+        rows = await self._query("SELECT * FROM approvals WHERE approval_id = ?", approval_id)
+        return read_approval(rows[0]) if rows else None
+
+    async def approvals(self, *, pending: bool) -> list[ApprovalRecord]:
+        """Oldest first."""
+        condition = f" WHERE status = '{ApprovalStatus.PENDING.value}'" if pending else ""
+        rows = await self._query(f"SELECT * FROM approvals{condition} ORDER BY rowid")
+        return [read_approval(row) for row in rows]

@@ -193,8 +193,8 @@ class Connection:
 
 
 def read_caller(client: socket.socket) -> Caller:
-    _, uid, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return Caller(uid)
+    pid, uid, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return Caller(uid, pid=pid)
 
 
 def refuse_web_pages(request: Request) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from k8e.core.model import MAX_MESSAGE, Caller, LiveRun, RunResult, RunSpec, SandboxService
 from k8e.doors import frames, shapes, specs
+from k8e.doors.approvals import Approvals
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.identities import Identities
@@ -51,6 +52,7 @@ class Routes:
         render_metrics: Callable[[], str],
         identities: Identities | None = None,
         agents: Agents | None = None,
+        approvals: Approvals | None = None,
     ) -> None:
         self._service = service
         self._render_metrics = render_metrics
@@ -85,6 +87,13 @@ class Routes:
 
         if agents is not None:
             self._table += (Route("POST", ("v1", "mcp"), agents.connect, (LINES,)),)
+        if approvals is not None:
+            self._table += (
+                Route("POST", (*sessions, "*", "approvals"), approvals.ask, (JSON,)),
+                Route("GET", ("v1", "approvals"), approvals.list),
+                Route("GET", ("v1", "approvals", "*"), approvals.get),
+                Route("POST", ("v1", "approvals", "*"), approvals.answer, (JSON,)),
+            )
 
     def turn_away(self, caller: Caller, call: str, refusal: Refusal) -> None:
         self._service.turn_away(caller.label, call, refusal.code)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from k8e.core.model import Denials, RunResult, ServiceStatus, Session
+from k8e.core.model import Approval, Denials, RunResult, ServiceStatus, Session
 from k8e.engine import Limits
 from k8e.link.model import CommandInfo, Entry, FileType
 
@@ -186,6 +186,23 @@ def shape_status(status: ServiceStatus) -> Json:
 def exit_header(exit_code: int | None) -> Mapping[str, str]:
     """The exit code once more where a client finds it without parsing JSON. Unknown is not said to be anything."""
     return {} if exit_code is None else {"K8E-Exit-Code": str(exit_code)}
+
+
+def shape_approval(approval: Approval) -> Json:
+    return {
+        "approved": approval.approved,
+        "approval_id": approval.approval_id,
+        "status": approval.status.value,
+        "session_id": approval.session_id,
+        "tenant_id": approval.tenant,
+        "action": approval.action,
+        "asked_by": approval.asker,
+        "asked_at": approval.asked,
+        "expires_at": approval.expires,
+        "answered_by": approval.answerer,
+        "answered_at": approval.answered,
+        "reason": approval.reason,
+    }
 
 
 def shape_key(record: KeyRecord) -> Json:

@@ -93,7 +93,7 @@ class RemoteClient:
 
     def __init__(self, target: Target) -> None:
         self.place = target.place
-        self._endpoint = target.endpoint
+        self.endpoint = target.endpoint
         self._channel = contact.open_channel(target.endpoint, target.roots, target.key, target.certificate)
         self._feeding = threading.Event()
         self._descriptor = -1
@@ -113,6 +113,10 @@ class RemoteClient:
             ("GET", "sessions", "*", "entries"): self._list_files,
             ("GET", "runs", "*"): self._poll,
             ("POST", "runs", "*", "kill"): self._kill,
+            ("POST", "sessions", "*", "approvals"): self._ask,
+            ("GET", "approvals"): self._list_approvals,
+            ("GET", "approvals", "*"): self._await_answer,
+            ("POST", "approvals", "*"): self._answer,
             ("POST", "keys"): self._create_key,
             ("GET", "keys"): self._list_keys,
             ("DELETE", "keys", "*"): self._delete_key,
@@ -161,7 +165,7 @@ class RemoteClient:
     def fail(self, error: Any) -> Reply:
         detail = contact.read_detail(error)
         if detail is None:
-            failure = contact.explain(self._endpoint, error)
+            failure = contact.explain(self.endpoint, error)
             if failure.status == UNREACHABLE:
                 raise failure from error
             return Reply(413, shapes.encode(failure.body))
@@ -176,7 +180,7 @@ class RemoteClient:
 
     def _status(self, asked: Asked) -> Reply:
         status = shapes.shape_status(messages.read_status(self._call("Status", pb.StatusRequest())))
-        return Reply(200, shapes.encode({**status, "gateway": {"endpoint": self._endpoint, "problem": ""}}))
+        return Reply(200, shapes.encode({**status, "gateway": {"endpoint": self.endpoint, "problem": ""}}))
 
     # Sessions
 
@@ -272,6 +276,36 @@ class RemoteClient:
         answer = self._call("ListFiles", request)
         return Reply(200, shapes.encode({"files": [messages.show_file(file) for file in answer.files]}))
 
+    # Approvals
+
+    def _ask(self, asked: Asked) -> Reply:
+        wanted = asked.json
+        request = pb.ConfirmActionRequest(
+            session_id=name(asked), action=readable(wanted["action"]), expires_in=wanted.get("timeout", 0)
+        )
+        answer = self._call("ConfirmAction", request)
+        return Reply(201, shapes.encode(shapes.shape_approval(messages.read_approval(answer.approval))))
+
+    def _await_answer(self, asked: Asked) -> Reply:
+        seconds = float(asked.query.get("wait", "0"))
+        request = pb.ConfirmActionRequest(approval_id=name(asked), timeout=seconds)
+        answer = self._call("ConfirmAction", request, seconds=seconds + MARGIN)
+        return Reply(200, shapes.encode(shapes.shape_approval(messages.read_approval(answer.approval))))
+
+    def _list_approvals(self, asked: Asked) -> Reply:
+        answer = self._call("ListApprovals", pb.ListApprovalsRequest(status=asked.query.get("status", "")))
+        found = [shapes.shape_approval(messages.read_approval(approval)) for approval in answer.approvals]
+        return Reply(200, shapes.encode({"approvals": found}))
+
+    def _answer(self, asked: Asked) -> Reply:
+        wanted = asked.json
+        request = pb.ApproveActionRequest(
+            approval_id=name(asked), approved=wanted["approved"], reason=readable(wanted.get("reason", ""))
+        )
+        answer = self._call("ApproveAction", request)
+        shown = shapes.shape_approval(messages.read_approval(answer.approval))
+        return Reply(200, shapes.encode({"ok": True, **shown}))
+
     # Keys
 
     def _create_key(self, asked: Asked) -> Reply:
@@ -284,7 +318,7 @@ class RemoteClient:
         )
         answer = self._call("CreateApiKey", request)
         return Reply(
-            201, shapes.encode(shapes.shape_new_key(messages.show_key(answer.api_key), answer.key, self._endpoint))
+            201, shapes.encode(shapes.shape_new_key(messages.show_key(answer.api_key), answer.key, self.endpoint))
         )
 
     def _list_keys(self, asked: Asked) -> Reply:
@@ -301,7 +335,12 @@ DONE: Final = Reply(200, shapes.encode({"ok": True}))
 
 def name(asked: Asked) -> str:
     """The id in the path. What is no text is no id: the service says so."""
-    return asked.parts[1].encode("utf-8", "replace").decode()
+    return readable(asked.parts[1])
+
+
+def readable(text: str) -> str:
+    """For what is text and nothing else."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _serialize(message: Any) -> bytes:

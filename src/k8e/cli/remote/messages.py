@@ -9,7 +9,18 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from k8e.core.model import Denial, Denials, Phase, RunResult, RunSpec, ServiceStatus, Session, Status
+from k8e.core.model import (
+    Approval,
+    ApprovalStatus,
+    Denial,
+    Denials,
+    Phase,
+    RunResult,
+    RunSpec,
+    ServiceStatus,
+    Session,
+    Status,
+)
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.shapes import Json
 from k8e.engine import Limits, Runtime, RuntimeReport
@@ -138,6 +149,22 @@ def read_status(status: pb.StatusResponse) -> ServiceStatus:
         ],
         sessions=status.sessions,
         warm=status.warm,
+    )
+
+
+def read_approval(approval: pb.Approval) -> Approval:
+    return Approval(
+        approval_id=approval.approval_id,
+        session_id=approval.session_id,
+        tenant=approval.tenant_id,
+        action=approval.action,
+        status=ApprovalStatus(approval.status),
+        asker=approval.asked_by,
+        asked=approval.asked_at,
+        expires=approval.expires_at,
+        answerer=approval.answered_by,
+        answered=approval.answered_at or None,
+        reason=approval.reason,
     )
 
 

@@ -30,6 +30,7 @@ from k8e.doors.grpc.methods import ERROR_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
 
 LARGE: Final = 1 << 20
+MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
 _NOBODY: Final = Payer(-2, "")
 _TURNED_AWAY: Final = ("scope_missing", "too_many_calls")  # by us, where the service hears nothing of it

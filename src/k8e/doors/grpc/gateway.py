@@ -19,7 +19,7 @@ import grpc.aio
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
-from k8e.core.model import SandboxService
+from k8e.core.model import WholeService
 from k8e.doors.grpc.calls import Calls, Context, Handler
 from k8e.doors.grpc.handlers import Handlers
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
@@ -100,7 +100,7 @@ class Router(grpc.GenericRpcHandler):
 class Gateway:
     """Serves one port until closed."""
 
-    def __init__(self, service: SandboxService, keys: Keys) -> None:
+    def __init__(self, service: WholeService, keys: Keys) -> None:
         self._service = service
         self._keys = keys
         self._server: grpc.aio.Server | None = None

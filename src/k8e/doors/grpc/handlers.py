@@ -12,22 +12,22 @@ from google.protobuf.message import Message
 from k8e.core.access import require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
-from k8e.core.model import LiveRun, RunResult, SandboxService, Scope
+from k8e.core.model import LiveRun, RunResult, Scope, WholeService
 from k8e.core.turns import Turns
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import Call, Handler
+from k8e.doors.grpc.approvals import Approvals
+from k8e.doors.grpc.calls import MARGIN, Call, Handler
 from k8e.doors.grpc.problems import malformed
 from k8e.link.model import Entry
 
-MARGIN: Final = 30.0  # for a call beyond what it waits for
 LONG: Final = 1800.0  # repositories are cloned, files of any size go over any line
 STDIN_PIECE: Final = 1 << 20
 _THREADED: Final = 1000  # entries of an answer that is better made beside the loop
 
 
 class Handlers:
-    def __init__(self, service: SandboxService, keys: Keys) -> None:
+    def __init__(self, service: WholeService, keys: Keys) -> None:
         self._service = service
         self._keys = keys
         self._large_answers = Turns(16, each=4)
@@ -53,8 +53,7 @@ class Handlers:
             "DownloadFile": Handler(self._download, LONG),
             "ListFiles": Handler(self._list_files, 120.0),
             "RunSubAgent": Handler(self._not_yet(pb.RunSubAgentRequest, Scope.RUN)),
-            "ConfirmAction": Handler(self._not_yet(pb.ConfirmActionRequest, Scope.RUN)),
-            "ApproveAction": Handler(self._not_yet(pb.ApproveActionRequest, Scope.OPERATOR)),
+            **Approvals(self._service).table(),
             "Login": Handler(self._login, strangers=True),
             "Status": Handler(self._status, 120.0),
             "CreateApiKey": Handler(self._create_key),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
-from k8e.core.model import SandboxService
+from k8e.core.model import WholeService
 from k8e.doors.shapes import Json
 from k8e.settings import GatewaySettings
 
@@ -36,7 +36,7 @@ def prepare_environment() -> None:
 
 
 class Opening:
-    def __init__(self, service: SandboxService, keys: Keys, settings: GatewaySettings) -> None:
+    def __init__(self, service: WholeService, keys: Keys, settings: GatewaySettings) -> None:
         self._service = service
         self._keys = keys
         self._settings = settings

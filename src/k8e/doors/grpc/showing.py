@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e.core.access import find_scope
 from k8e.core.keys import Certificate
-from k8e.core.model import Caller, Denials, RunResult, ServiceStatus, Session
+from k8e.core.model import Approval, Caller, Denials, RunResult, ServiceStatus, Session
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.shapes import TYPES
 from k8e.engine import Limits
@@ -129,6 +129,22 @@ def show_status(status: ServiceStatus, caller: Caller) -> pb.StatusResponse:
         tenant_id=caller.tenant,
         scope=find_scope(caller).value,
         name=caller.name or caller.label,
+    )
+
+
+def show_approval(approval: Approval) -> pb.Approval:
+    return pb.Approval(
+        approval_id=approval.approval_id,
+        session_id=approval.session_id,
+        tenant_id=approval.tenant,
+        action=approval.action,
+        status=approval.status.value,
+        asked_by=approval.asker,
+        asked_at=approval.asked,
+        expires_at=approval.expires,
+        answered_by=approval.answerer,
+        answered_at=approval.answered or 0,
+        reason=approval.reason,
     )
 
 

@@ -1,0 +1,149 @@
+"""`k8e sandbox confirm`, `approve` and `approvals`: a program asks, a person answers, elsewhere.
+
+What is to be approved comes from a program, perhaps one that wants to be misunderstood. It is shown without anything
+that a terminal acts on, though the service has seen to that already: the gateway may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+from k8e.cli.client import JSON, open_client, quote, run_dir
+from k8e.cli.commands import finish, print_json
+from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_some, write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from k8e.cli.client import AnyClient
+
+WAIT = 30.0
+LEEWAY = 5.0  # for a service that is started anew in the last moment
+PAUSE = 0.2
+
+
+def confirm(options: argparse.Namespace) -> int:
+    client = open_client()
+    seconds: float | None = options.timeout
+    if seconds is None and not options.no_wait:
+        seconds = WAIT
+    wanted: dict[str, Any] = {"action": read_argument(options.action)}
+    if seconds is not None:
+        wanted["timeout"] = seconds
+    target = f"/v1/sessions/{quote(options.sid)}/approvals"
+    response = client.request("POST", target, json.dumps(wanted).encode(), JSON)
+    if response.status >= 300:
+        return finish(response)
+    approval = json.loads(response.read())
+    write_all(2, describe(approval, client).encode())
+    if options.no_wait:
+        print_json(approval)
+        return 0
+    approval = await_answer(client, approval, seconds or WAIT)
+    print_json(approval)
+    return 0 if approval["approved"] else FAILED
+
+
+def await_answer(client: AnyClient, approval: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The question outlives the service: one that went away is asked again."""
+    end = time.monotonic() + seconds
+    while approval["status"] == "pending":
+        rest = end - time.monotonic()
+        try:
+            response = client.request("GET", f"/v1/approvals/{approval['approval_id']}?wait={max(rest, 0):.3f}")
+            answer = json.loads(response.read())
+            if response.status >= 300:
+                raise Failure.of(answer)
+            approval = answer
+        except Failure as failure:
+            if failure.status != UNREACHABLE or rest < -LEEWAY:
+                raise
+            time.sleep(PAUSE)
+            client = reopen(client)
+        else:
+            if approval["status"] == "pending":
+                if rest < -LEEWAY:
+                    break
+                time.sleep(PAUSE)
+    return approval
+
+
+def reopen(client: AnyClient) -> AnyClient:
+    try:
+        return open_client()
+    except Failure:
+        return client  # whose next request fails, until it is time to give up
+
+
+def approve(options: argparse.Namespace) -> int:
+    client = open_client()
+    target = f"/v1/approvals/{quote(options.approval_id)}"
+    if not options.reject and not client.place:
+        response = client.request("GET", target)
+        if response.status >= 300:
+            return finish(response)
+        approval = json.loads(response.read())
+        if approval["status"] == "pending" and approval["asked_by"] == f"uid:{os.geteuid()}":
+            ask_at_terminal(approval)
+    wanted = {"approved": not options.reject, "reason": read_argument(options.reason)}
+    return finish(client.request("POST", target, json.dumps(wanted).encode(), JSON))
+
+
+def approvals(options: argparse.Namespace) -> int:
+    client = open_client()
+    if options.approval_id:
+        return finish(client.request("GET", f"/v1/approvals/{quote(options.approval_id)}"))
+    return finish(client.request("GET", f"/v1/approvals?status={'all' if options.all else 'pending'}"))
+
+
+def ask_at_terminal(approval: dict[str, Any]) -> None:
+    """A process of the same user asked: somebody has to read what, and type that they mean it."""
+    import termios
+
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise Failure(
+            "terminal_needed",
+            "only a person at a terminal can answer this",
+            detail=str(error),
+            hint="run it in a terminal of your own; or answer as root (sudo), or with an operator's key",
+        ) from error
+    try:
+        text = f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
+        write_all(terminal, f"{text}Type yes to approve it: ".encode())
+        termios.tcflush(terminal, termios.TCIFLUSH)  # what was typed before this was read is no answer to it
+        answer = read_some(terminal)
+    finally:
+        os.close(terminal)
+    if answer.strip().lower() != b"yes":
+        hint = "type yes to approve; --reject rejects"
+        raise Failure("not_confirmed", "nothing was answered", hint=hint)
+
+
+def describe(approval: dict[str, Any], client: AnyClient) -> str:
+    import shlex
+
+    where = ["k8e", "--endpoint", client.endpoint] if client.endpoint else ["k8e"]
+    command = shlex.join([*where, "sandbox", "approve", approval["approval_id"]])
+    if not client.endpoint and os.environ.get("K8E_RUN_DIR"):
+        command = f"K8E_RUN_DIR={shlex.quote(run_dir())} {command}"
+    seconds = round(approval["expires_at"] - approval["asked_at"])
+    return (
+        f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
+        f"Somebody else has to approve it within {seconds} s, in another terminal:\n\n  {command}\n\n"
+        f"or to reject it:\n\n  {command} --reject\n"
+    )
+
+
+def show(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def read_argument(text: str) -> str:
+    """Whatever the locale, the bytes as they were typed."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
