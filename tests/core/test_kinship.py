@@ -46,7 +46,6 @@ ANSWERERS: dict[str, Lineage] = {
     "one in a session of its own": below(AGENT, SHELL_1, *TOP, pid=902),
     "one in a terminal that the agent made": below(AGENT, SHELL_1, *TOP, pid=902, terminal=34820),
     "one that the agent left to init, in the same session": below(INIT, pid=902, session=100),
-    "one that has the agent's terminal": below(INIT, pid=902, terminal=34816),
 }
 
 
@@ -74,6 +73,10 @@ def test_the_same_pid_later_is_another_process() -> None:
     answerer = (Process(902, 60, 902, 34840, manager=False), Process(900, 55, 899, 0, manager=False), INIT)
     assert not are_related(asker, answerer)
     assert are_related(asker, (answerer[0], asker[0], INIT))
+
+
+def test_a_new_window_may_have_the_number_of_a_closed_one() -> None:
+    assert not are_related(ASKERS["in the agent's terminal"], below(WINDOW, DESKTOP, INIT, pid=902, terminal=34816))
 
 
 def test_a_manager_that_asks_is_related_to_itself() -> None:

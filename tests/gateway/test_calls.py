@@ -281,7 +281,11 @@ class TestErrors:
             ("CreateSession", pb.CreateSessionRequest(manifest="- x"), "INVALID_ARGUMENT", "", ""),
             ("CreateSession", pb.CreateSessionRequest(env={"1": ""}), "INVALID_ARGUMENT", "", "env"),
             ("RunSubAgent", pb.RunSubAgentRequest(), "UNIMPLEMENTED", "not_yet", ""),
-            ("ConfirmAction", pb.ConfirmActionRequest(), "UNIMPLEMENTED", "not_yet", ""),
+            ("ConfirmAction", pb.ConfirmActionRequest(session_id="S"), "INVALID_ARGUMENT", "", "action"),
+            ("ConfirmAction", pb.ConfirmActionRequest(approval_id="a", action="x"), "INVALID_ARGUMENT", "", ""),
+            ("ConfirmAction", pb.ConfirmActionRequest(approval_id="a", timeout=-1), "INVALID_ARGUMENT", "", "wait"),
+            ("ConfirmAction", pb.ConfirmActionRequest(approval_id="a"), "NOT_FOUND", "approval_not_found", ""),
+            ("ListApprovals", pb.ListApprovalsRequest(status="x"), "INVALID_ARGUMENT", "", "status"),
         ],
     )
     def test_have_the_right_status_and_details(

@@ -3,7 +3,7 @@
 Another process id proves nothing, since an agent can start as many processes as it likes. What belongs to the one who
 asked is its circle: the process itself and its ancestors, up to and with the login session that has a terminal (the
 shell in which somebody started the agent); without a terminal up to the process manager. Whoever descends from
-the circle, or shares a session or a terminal with it, belongs to it. Two terminals that one person has opened do not:
+the circle, or shares a session with it, belongs to it. Two terminals that one person has opened do not:
 what they have in common is the program that shows them, above both sessions.
 
 Processes of one user can hide this (docs/approvals.md says how); it is no boundary against somebody who tries to.
@@ -69,11 +69,8 @@ def are_related(asker: Lineage, answerer: Lineage) -> bool:
     members = {(process.pid, process.started) for process in circle}
     if any((process.pid, process.started) in members for process in answerer):
         return True
-    itself = answerer[0]
-    return any(
-        itself.session == process.session or (itself.terminal and itself.terminal == process.terminal)
-        for process in circle
-    )
+    # Those whose parents are gone stay in their session. Terminals are no sign: a closed window's number is used again.
+    return answerer[0].session in {process.session for process in circle}
 
 
 def write_lineage(lineage: Lineage) -> str:
