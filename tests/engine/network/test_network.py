@@ -397,6 +397,23 @@ async def test_rules_that_somebody_flushed_are_made_again(network: Network, inte
     assert await attempt(inside, ("tcp", "45.90.40.7", 80)) == ["ConnectionRefusedError"]
 
 
+async def test_asking_for_refusals_notices_rules_that_somebody_flushed(network: Network, internet: Internet) -> None:
+    """Which is done before and after every command."""
+    _, inside = await open_with(network, "x", "45.90.40.7")
+    seen = []
+    for action in (nft, nft):
+        network.refusals("x")
+        seen.append(network.flushed)
+        action("flush", "ruleset")
+    assert seen == [False, True]
+    await network.repair()
+    assert await attempt(inside, ("tcp", "45.90.40.7", 80), ("tcp", "45.90.41.7", 80)) == [
+        "reached",
+        "ConnectionRefusedError",
+    ]
+    assert [each.address for each in network.refusals("x")] == ["45.90.41.7"]
+
+
 async def test_a_list_that_the_kernel_refuses_leaves_the_old_one_in_force(
     network: Network, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -317,7 +317,10 @@ class LocalEngine:
 
     async def refusals(self, sandbox: str) -> Sequence[Refusal]:
         await self._resume_network(sandbox)
-        return self._network.refusals(sandbox)
+        told = self._network.refusals(sandbox)
+        if self._network.flushed:
+            await self._network.repair()
+        return told
 
     async def reserve_wire(self, name: str) -> Wire:
         """For something that is no sandbox, until `destroy`: its addresses are nobody else's."""

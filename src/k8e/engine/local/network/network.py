@@ -62,6 +62,7 @@ class Network:
         self._nameservers = nameservers
         self._mirrors = mirrors
         self._names: NameServer | None = None
+        self.flushed = False  # our rules were not there when they were looked at
 
     # Opening ---------------------------------------------------------------------------------------------------------
 
@@ -231,6 +232,10 @@ class Network:
             name = f"refused{version}_{attachment.wire.index}"
             try:
                 found = table.elements(name)
+            except NoSuchThing:
+                self.flushed = True
+                break
+            try:
                 if found:
                     table.commit(delete_elements(table.name, name, (Element(each.key) for each in found)))
             except NoSuchThing:
@@ -239,6 +244,12 @@ class Network:
                 raise EngineError("network refusals", str(error)) from error
             told += read_refusals(found, around, time.time())
         return told
+
+    async def repair(self) -> None:
+        """Makes rules again that somebody flushed."""
+        self.flushed = False
+        async with self._preparing:
+            await self._prepare()
 
     def _attachment(self, sandbox: str) -> Attachment:
         try:
