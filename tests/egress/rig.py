@@ -19,7 +19,7 @@ from k8e.link import AgentLink
 from k8e.link.model import ExecOptions
 from k8e.policy import HostList
 from tests.egress.internet import NAME_SERVER, Internet
-from tests.engine.rig import LIMITS, Room, place_for_engine
+from tests.engine.rig import LIMITS, Room
 
 INSIDE = (Path(__file__).parent / "inside.py").read_text()
 ENGINE_NAMESERVERS = (ip_address(NAME_SERVER),)
@@ -96,12 +96,12 @@ def make_engine(state: Path, run: Path) -> LocalEngine:
 
 
 @contextlib.asynccontextmanager
-async def open_site(internet: Internet, runtime: Runtime) -> AsyncIterator[Site]:
-    with place_for_engine() as (state, run):
-        site = Site(internet, make_engine(state, run), runtime)
-        try:
-            yield site
-        finally:
-            for name in await site.engine.list():
-                await site.engine.destroy(name)
-            await site.engine.close()
+async def open_site(internet: Internet, runtime: Runtime, place: tuple[Path, Path]) -> AsyncIterator[Site]:
+    """In a state and a run directory, which may have been another site's before."""
+    site = Site(internet, make_engine(*place), runtime)
+    try:
+        yield site
+    finally:
+        for name in await site.engine.list():
+            await site.engine.destroy(name)
+        await site.engine.close()
