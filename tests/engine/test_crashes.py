@@ -17,6 +17,7 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local import LocalEngine
+from k8e.engine.local.tool import run_tool
 from tests.engine.doomed_driver import EGRESS
 from tests.engine.rig import Rig, eventually
 from tests.engine.traces import find_traces, wait_for_no_traces
@@ -124,6 +125,16 @@ async def test_killed_at_random_moments(driver: Driver) -> None:
             await reclaim(driver.rig)
         except (AssertionError, EngineError) as error:
             raise AssertionError(f"seed {seed}, number {number}, {moment=}, {answer=}") from error
+
+
+async def test_rules_without_a_lease_go_with_the_last_one_out(driver: Driver) -> None:
+    """Killed when its table was there and its addresses were not."""
+    answer = await driver.ask(do="create", name=driver.rig.new_name(), step="network/leases.Leases.lease_block")
+    assert answer["ended"] == "killed"
+    table = f"k8e_{driver.rig.engine.layout.tag}"
+    assert table in await run_tool("nft", "list", "tables", capture=True)
+    await reclaim(driver.rig)
+    assert table not in await run_tool("nft", "list", "tables", capture=True)
 
 
 async def test_a_name_is_free_again_after_a_crash(driver: Driver) -> None:

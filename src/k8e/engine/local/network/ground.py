@@ -112,12 +112,21 @@ class Ground:
             forget_connections(self.table.kernel, wire)
             self._leases.release_wire(index)
 
+    def _has_rules(self) -> bool:
+        """Also those of one that was killed before it had leased anything."""
+        try:
+            return self.table.is_current()
+        except EngineError:
+            return False  # no netfilter here, and so no rules
+
     def leave(self) -> None:
         """With the last sandbox goes the table, with the last engine what was changed on the machine."""
         with self._lock:
-            if self._leases.blocks() and not self._leases.wires():
-                self.table.remove()
-                self._leases.release_blocks(lambda: forwarding.restore(self._memory))
+            if not self._leases.wires():
+                if self._leases.blocks() or self._has_rules():
+                    self.table.remove()
+                if self._leases.blocks():
+                    self._leases.release_blocks(lambda: forwarding.restore(self._memory))
             if self._table is not None:
                 self._table.close()
                 self._table = None
