@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.crowd import execute
 from bench.daemon import Daemon, serving
-from bench.runs import HOST_PYTHON
+from bench.runs import HOST_PYTHON, PAUSE
 from bench.samples import Measure, measure_pairs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "sdk" / "python"))
@@ -92,7 +92,7 @@ async def measure_python(client: AsyncSandboxClient, session: str, runtime: str,
         argv = [HOST_PYTHON, "-c", "print(1)"]
         await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
 
-    samples = await measure_pairs(count, ours, on_the_host)
+    samples = await measure_pairs(count // 3, ours, on_the_host, pause=PAUSE)
     return Measure(f"{runtime}: run print(1), python, SDK", "ms", samples[0], "the same on the host", samples[1])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.daemon import Daemon, serving
 from bench.samples import Measure, measure_pairs
 
+PAUSE = 0.4
 HOST_PYTHON = "/usr/bin/python3"  # the one that sandboxes have
 PROGRAMS = {
     "bash": ("true", ("/bin/bash", "-c", "true")),
@@ -29,13 +30,13 @@ async def measure_language(daemon: Daemon, runtime: str, language: str, count: i
     async def on_the_host() -> None:
         await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
 
-    samples = await measure_pairs(count, ours, on_the_host)
+    samples = await measure_pairs(count, ours, on_the_host, pause=PAUSE)
     await daemon.destroy(session)
     return Measure(f"{runtime}: run {code}, {language}", "ms", samples[0], "the same on the host", samples[1])
 
 
 async def measure_runs(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    count = 30 if quick else 150
+    count = 15 if quick else 60
     async with serving(scratch / "runs") as daemon:
         for runtime in await daemon.runtimes():
             for language, (_, argv) in PROGRAMS.items():

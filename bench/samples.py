@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import platform
@@ -59,11 +60,20 @@ def percentiles(samples: Sequence[float]) -> dict[str, float]:
 
 
 async def measure_pairs(
-    count: int, ours: Callable[[], Awaitable[object]], baseline: Callable[[], Awaitable[object]]
+    count: int,
+    ours: Callable[[], Awaitable[object]],
+    baseline: Callable[[], Awaitable[object]],
+    *,
+    pause: float = 0,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Milliseconds of both, taken in turn so that a noisy moment hits both alike. The first of each does not count."""
+    """Milliseconds of both, taken in turn so that a noisy moment hits both alike. The first of each does not count.
+
+    `pause` is seconds between rounds: an agent that calls a thousand times an hour leaves more than three, in which
+    the next interpreter gets ready.
+    """
     taken: tuple[list[float], list[float]] = ([], [])
     for round_number in range(count + 1):
+        await asyncio.sleep(pause)
         for into, action in zip(taken, (ours, baseline), strict=True):
             started = time.perf_counter()
             await action()
