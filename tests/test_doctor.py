@@ -221,7 +221,7 @@ WEAKENED = [
     ("kernel settings", open_kernel_settings, "core_pattern can be written"),
     ("system call filter", drop_filter, "Seccomp is 0"),
     ("user namespace", share_user_ids, "ids are mapped as 0 0 "),
-    ("network interfaces", share_network, "k8e-"),  # the machine's end of the sandbox's own wire
+    ("network interfaces", share_network, "there are "),
 ]
 
 
