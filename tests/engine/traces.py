@@ -89,7 +89,7 @@ def _loop_devices(layout: Layout) -> Iterator[Trace]:
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             backing = path.read_text().strip()
-        except FileNotFoundError:
+        except OSError:  # gone, or going
             continue
         if backing.startswith(os.fspath(layout.state)):
             yield Trace("loop device", f"{path.parts[3]} {backing}")
