@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.client import ELSEWHERE, Response, connect, quote
+from k8e.cli.client import ELSEWHERE, JSON, Client, Response, connect, quote, quote_json
 from k8e.cli.ending import FAILED, Failure, read_some, write_all
 
 TYPE_CHECKING = False
@@ -37,6 +37,19 @@ def bridge(tenant: str) -> int:
 
         write_all(2, json.dumps(failure.body).encode() + b"\n")
         return failure.status
+    return 0
+
+
+def listen(address: str, tenant: str) -> int:
+    """The daemon listens, for as long as we are here; what it says is printed as it comes."""
+    refuse_elsewhere()
+    fields = f'{{"http_addr": {quote_json(address)}, "tenant_id": {quote_json(tenant)}}}'
+    response = Client().request("POST", "/v1/mcp/listen", fields.encode("ascii"), JSON)
+    if response.status != 200:
+        write_all(1, response.read())
+        return FAILED
+    for piece in response.pieces():
+        write_all(1, piece)
     return 0
 
 

@@ -404,15 +404,12 @@ def run_login(parsed: argparse.Namespace) -> int:
 
 
 def run_mcp(parsed: argparse.Namespace) -> int:
-    from k8e.cli.mcp import bridge
-
-    if parsed.http:
-        raise Failure("not_yet", "--http is not part of this version", hint="leave it out")
+    from k8e.cli.mcp import bridge, listen
 
     for name, value in (("CERT", parsed.tls_cert), ("KEY", parsed.tls_key)):
         if value:
             os.environ[f"K8E_SANDBOX_{name}"] = value
-    return bridge(parsed.tenant_id)
+    return listen(parsed.http_addr, parsed.tenant_id) if parsed.http else bridge(parsed.tenant_id)
 
 
 def serve(parsed: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ class Agents(Protocol):
     """Who speaks the Model Context Protocol (k8e.doors.mcp)."""
 
     async def connect(self, exchange: Exchange, request: Request) -> None: ...
+    async def listen(self, exchange: Exchange, request: Request) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,10 @@ class Routes:
             )
 
         if agents is not None:
-            self._table += (Route("POST", ("v1", "mcp"), agents.connect, (LINES,)),)
+            self._table += (
+                Route("POST", ("v1", "mcp"), agents.connect, (LINES,)),
+                Route("POST", ("v1", "mcp", "listen"), agents.listen, (JSON,)),
+            )
         if approvals is not None:
             self._table += (
                 Route("POST", (*sessions, "*", "approvals"), approvals.ask, (JSON,)),

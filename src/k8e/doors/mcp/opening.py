@@ -15,11 +15,15 @@ from k8e.core.journal import format_event
 from k8e.core.model import SandboxService
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.shapes import encode
 
 if TYPE_CHECKING:
+    from k8e.doors.mcp.listener import Listener
     from k8e.doors.mcp.stream import Stream
 
 PATIENCE: Final = 5.0  # before it is loaded though nobody has come
+JSON_LINES: Final = "application/x-ndjson"
+LITTLE: Final = 64 << 10
 
 log = logging.getLogger("k8e.doors.mcp")
 
@@ -31,7 +35,7 @@ class Opening:
         self._service = service
         self._loading = asyncio.Lock()
         self._loaded = False
-        self._open: set[Stream] = set()
+        self._open: set[Stream | Listener] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fewer = asyncio.Event()
 
@@ -71,7 +75,33 @@ class Opening:
             await exchange.end_frames()
         finally:
             self._open.discard(stream)
+            self._fewer.set()
             self._spawn(guest.leave())
+
+    async def listen(self, exchange: Exchange, request: Request) -> None:
+        """Many agents, on an address, for as long as the request is held open."""
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request, LITTLE)))
+        address, tenant = fields.take_text("http_addr"), fields.take_text("tenant_id")
+        fields.finish()
+        await self._load()
+        from k8e.doors.mcp.guest import Guest
+        from k8e.doors.mcp.listener import Listener, bind, name_url
+        from k8e.doors.mcp.reception import Reception
+
+        guest = Guest(self._service, exchange.caller, tenant, names_tenants=False)
+        await self._service.sessions(guest.caller)
+        bound = bind(address, exchange.caller)
+        port = bound.getsockname()[1]
+        listener = Listener(Reception(self._service, exchange.caller, tenant, port, self._spawn), bound)
+        self._open.add(listener)
+        try:
+            await exchange.start_pieces(JSON_LINES)
+            await exchange.send_piece(encode({"listening": name_url(bound)}))
+            await listener.serve()
+            await exchange.end_frames()
+        finally:
+            self._open.discard(listener)
+            self._fewer.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Beside a connection that has ended, or is being cancelled."""
@@ -97,7 +127,8 @@ class Opening:
 
 
 def load_sdk() -> None:
-    import k8e.doors.mcp.stream  # noqa: F401 - and with it everything
+    import k8e.doors.mcp.listener
+    import k8e.doors.mcp.stream  # noqa: F401 - and with them everything
 
     # They name what they serve, and names of connections are secrets.
     for name in ("mcp", "uvicorn", "sse_starlette"):
