@@ -19,6 +19,7 @@ from bench.crowd import measure_crowd, measure_densities
 from bench.egress import measure_egress
 from bench.gateway import measure_gateway
 from bench.idle import measure_idle
+from bench.mcp import measure_mcp
 from bench.oneshot import measure_oneshots
 from bench.runs import measure_runs
 from bench.samples import Measure, machine_facts, render
@@ -33,6 +34,7 @@ GROUPS: dict[str, Group] = {
     "creates": measure_creates,
     "gateway": measure_gateway,
     "idle": measure_idle,
+    "mcp": measure_mcp,
     "stream": measure_streams,
     "crowd": measure_crowd,
     "density": measure_densities,
