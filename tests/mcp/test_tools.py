@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
-from mcp_types import ImageContent, ResourceLink, TextContent, TextResourceContents
+from mcp_types import ElicitResult, ImageContent, ResourceLink, TextContent, TextResourceContents
 
-from tests.cli.machine import Machine, wait_until
+from tests.cli.machine import K8E, Machine, wait_until
 from tests.mcp.agents import call, fail, pipes, read, stdio_agent
 
 # What contracts.md §4 lists and this version has.
@@ -30,6 +30,7 @@ NAMES = {
     "sandbox_read_file",
     "sandbox_list_files",
     "sandbox_pip_install",
+    "sandbox_confirm_action",
     "sandbox_list",
     "sandbox_remove",
     "sandbox_file_write",
@@ -117,6 +118,8 @@ async def test_an_unknown_parameter_is_a_mistake_that_is_explained(agent: Client
         ("sandbox_create_session", {"runtime_class": "docker"}, "runtime_class"),
         ("sandbox_create_session", {"allowed_hosts": ["http://x/"]}, "allowed_hosts"),
         ("sandbox_create_session", {"session_id": "a b"}, "session_id"),
+        ("sandbox_confirm_action", {}, "action"),
+        ("sandbox_confirm_action", {"action": "a", "approval_id": "b"}, "action"),
         ("sandbox_destroy_session", {}, "session_id"),
         ("sandbox_remove", {}, "name"),
     ],
@@ -355,6 +358,49 @@ async def test_a_default_session_that_was_destroyed_is_replaced(agent: Client, m
     machine.k8e("sandbox", "destroy", second["session_id"])  # behind its back
     third = await call(agent, "sandbox_run", code="cat note || echo new")
     assert third["stdout"] == "new\n"
+
+
+async def test_a_question_without_a_dialogue_is_pending_and_an_agent_cannot_answer_it(
+    agent: Client, session: str, machine: Machine
+) -> None:
+    asked = await call(agent, "sandbox_confirm_action", session_id=session, action="drop the table")
+    assert (asked["approved"], asked["status"]) == (False, "pending")
+    assert asked["approval_id"] in asked["hint"]
+    # The agent's own shell belongs to the agent.
+    refused = machine.k8e("sandbox", "approve", asked["approval_id"])
+    assert refused.code == 1
+    again = await call(agent, "sandbox_confirm_action", approval_id=asked["approval_id"], timeout=0)
+    assert (again["approved"], again["status"]) == (False, "pending")
+    assert (await fail(agent, "sandbox_confirm_action", approval_id="appr-none"))["code"] == "approval_not_found"
+
+
+@pytest.mark.parametrize(
+    ("action", "ticked", "status"),
+    [
+        ("accept", True, "approved"),
+        ("accept", False, "rejected"),
+        ("decline", None, "rejected"),
+        ("cancel", None, "pending"),
+    ],
+)
+async def test_a_dialogue_is_shown_where_the_client_has_one(
+    machine: Machine, action: Any, ticked: bool | None, status: str
+) -> None:
+    shown: list[str] = []
+
+    async def answer(context: object, params: Any) -> ElicitResult:
+        shown.append(params.message)
+        return ElicitResult(action=action, content=None if ticked is None else {"approve": ticked})
+
+    server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp"], env=machine.env)
+    async with Client(server, mode="legacy", elicitation_callback=answer) as agent:
+        made = await call(agent, "sandbox_create_session", runtime_class="native")
+        asked = await call(
+            agent, "sandbox_confirm_action", session_id=made["session_id"], action="drop \x1b[2Jthe table"
+        )
+    assert (asked["status"], asked["approved"]) == (status, status == "approved")
+    assert "the table" in shown[0]
+    assert "\x1b" not in shown[0]
 
 
 async def test_pip_says_what_it_did(agent: Client, session: str) -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import OUTPUT_LIMIT, HostsChange, Language, RunResult, RunSpec, SessionSpec
+from k8e.core.model import (
+    OUTPUT_LIMIT,
+    Approval,
+    ApprovalStatus,
+    HostsChange,
+    Language,
+    RunResult,
+    RunSpec,
+    SessionSpec,
+)
 from k8e.doors import shapes
 from k8e.doors.mcp.catalogue import ToolText
 from k8e.doors.mcp.execution import Execution, Report
@@ -21,6 +30,8 @@ from k8e.doors.specs import Fields, invalid
 from k8e.engine import Runtime
 
 MAX_FILE: Final = 8 << 20  # JSON carries it twice, base64 adds a third
+PATIENCE: Final = 20.0  # for an answer, in one call
+MAX_WAIT: Final = 300.0
 # What agents call at home (shared/seeds of agentkernel), beside the usual list.
 MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "native": (),
@@ -45,12 +56,20 @@ class Answer:
     links: Mapping[str, Kept] = field(default_factory=dict)  # resources with all of an output
 
 
-Tool = Callable[[Guest, Fields, Report | None], Awaitable[Answer]]
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What can be said to the client while a call lasts; None: it does not want to hear it."""
+
+    report: Report | None = None
+    ask: Callable[[str], Awaitable[bool | None]] | None = None  # a person, who may leave it open
 
 
-async def run(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+Tool = Callable[[Guest, Fields, Talk], Awaitable[Answer]]
+
+
+async def run(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     if "command" in fields:
-        return await _run_command(guest, fields, report)
+        return await _run_command(guest, fields, talk)
     if "code" not in fields:
         raise invalid("code", "neither code nor command is given", hint="code is a script, command is a list of words")
     named = fields.take_text("session_id")
@@ -65,10 +84,10 @@ async def run(guest: Guest, fields: Fields, report: Report | None) -> Answer:
     )
     _refuse_wishes(fields, "code runs in a session")
     fields.finish()
-    return await _execute(guest, spec, named, report, limit)
+    return await _execute(guest, spec, named, talk, limit)
 
 
-async def _run_command(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def _run_command(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     """In a sandbox that is made for it and does not outlive it."""
     for name in ("code", "language"):
         if name in fields:
@@ -87,7 +106,7 @@ async def _run_command(guest: Guest, fields: Fields, report: Report | None) -> A
     if named := fields.take_text("session_id"):
         _refuse_wishes(fields, "session_id names a session that is there")
         fields.finish()
-        return await _execute(guest, spec, named, report, limit)
+        return await _execute(guest, spec, named, talk, limit)
     profile = fields.take_text("profile", "moderate")
     if profile != "moderate":
         hint = "moderate; network: false if it must reach nothing, and files are written with sandbox_write_file"
@@ -102,7 +121,7 @@ async def _run_command(guest: Guest, fields: Fields, report: Report | None) -> A
     try:
         if MODES[mode] and not isolated:
             await guest.service.set_hosts(guest.caller, session.session_id, HostsChange(add=MODES[mode]))
-        return await _execute(guest, spec, session.session_id, report, limit)
+        return await _execute(guest, spec, session.session_id, talk, limit)
     finally:
         guest.abandon(session.session_id)
 
@@ -113,7 +132,7 @@ def _refuse_wishes(fields: Fields, why: str) -> None:
             raise invalid(name, f"{name} is for a temporary sandbox, and {why}", hint="give command, and no session_id")
 
 
-async def execute(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def execute(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     named = _take_session(fields)
     words = fields.take_words("command")
     limit = _take_limit(fields)
@@ -126,11 +145,11 @@ async def execute(guest: Guest, fields: Fields, report: Report | None) -> Answer
         env=fields.take_mapping("env"),
     )
     fields.finish()
-    return await _execute(guest, spec, named, report, limit)
+    return await _execute(guest, spec, named, talk, limit)
 
 
-async def _execute(guest: Guest, spec: RunSpec, named: str, report: Report | None, limit: int) -> Answer:
-    execution = Execution(guest, report, limit)
+async def _execute(guest: Guest, spec: RunSpec, named: str, talk: Talk, limit: int) -> Answer:
+    execution = Execution(guest, talk.report, limit)
     result = await execution.run(spec, named)
     body = shapes.shape_run(result)
     kept = execution.kept()
@@ -143,7 +162,7 @@ async def _execute(guest: Guest, spec: RunSpec, named: str, report: Report | Non
     return Answer({**body, "full_output": dict(zip(kept, links, strict=True))}, links=links)
 
 
-async def pip_install(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def pip_install(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     named = _take_session(fields)
     packages = fields.take_texts("packages") or []
     fields.finish()
@@ -156,13 +175,13 @@ async def pip_install(guest: Guest, fields: Fields, report: Report | None) -> An
     return Answer({"output": output, **shapes.shape_run_summary(result)})
 
 
-async def status(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def status(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     fields.finish()
     service = shapes.shape_status(await guest.service.status(guest.caller))
     return Answer({"available": service["available"], "session_id": guest.default, **service})
 
 
-async def create_session(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def create_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     spec = SessionSpec(
         session_id=fields.take_text("session_id"),
         tenant=fields.take_text("tenant_id"),
@@ -173,7 +192,7 @@ async def create_session(guest: Guest, fields: Fields, report: Report | None) ->
     return Answer(shapes.shape_created(await guest.create(spec)))
 
 
-async def destroy_session(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def destroy_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     name = "name" if "name" in fields else "session_id"
     session_id = fields.take_text(name)
     fields.finish()
@@ -181,12 +200,12 @@ async def destroy_session(guest: Guest, fields: Fields, report: Report | None) -
     return Answer({"ok": True})
 
 
-async def list_sessions(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def list_sessions(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     fields.finish()
     return Answer({"sessions": [shapes.shape_session(session) for session in await guest.sessions()]})
 
 
-async def write_file(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def write_file(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     named = _take_session(fields)
     path = fields.take_text("path")
     mode = fields.take_text("mode", "w")
@@ -205,7 +224,7 @@ async def write_file(guest: Guest, fields: Fields, report: Report | None) -> Ans
     return Answer({"ok": True, "path": path, "bytes": size, "session_id": written[0]})
 
 
-async def read_file(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def read_file(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     """An image is shown beside the answer, and not once more in it."""
     path, session_id, content = await _read(guest, fields)
     facts: Json = {"bytes": len(content), "session_id": session_id}
@@ -215,7 +234,7 @@ async def read_file(guest: Guest, fields: Fields, report: Report | None) -> Answ
     return Answer({**shapes.shape_file(path, content), **facts})
 
 
-async def read_data(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def read_data(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     encoding = _take_encoding(fields)
     path, session_id, content = await _read(guest, fields)
     body = shapes.shape_file(path, content)
@@ -244,7 +263,7 @@ async def _read(guest: Guest, fields: Fields) -> tuple[str, str, bytes]:
     return path, session_id, content
 
 
-async def list_files(guest: Guest, fields: Fields, report: Report | None) -> Answer:
+async def list_files(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     named = _take_session(fields)
     path, since = fields.take_text("path"), fields.take_number("since", 0)
     fields.finish()
@@ -254,6 +273,39 @@ async def list_files(guest: Guest, fields: Fields, report: Report | None) -> Ans
         return {"files": [shapes.shape_entry(entry) for entry in entries], "session_id": session_id}
 
     return Answer(await guest.use(named, listing))
+
+
+async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
+    """Asks a person, in the client's own dialogue where it has one; else there is an id to ask by."""
+    named, approval_id = fields.take_text("session_id"), fields.take_text("approval_id")
+    action, seconds = fields.take_text("action"), fields.take_number("timeout", PATIENCE)
+    fields.finish()
+    if bool(action) == bool(approval_id):
+        raise invalid("action", "give action to ask, or approval_id to hear the answer, and not both")
+    if approval_id:
+        return _show_approval(await guest.service.await_answer(guest.caller, approval_id, min(seconds, MAX_WAIT)))
+
+    async def ask(session_id: str) -> Approval:
+        return await guest.service.ask(guest.caller, session_id, action)
+
+    approval = await guest.use(named, ask)
+    if talk.ask is None or not guest.known:
+        return _show_approval(approval)
+    answer = await talk.ask(f"An agent asks to do this in sandbox {approval.session_id}: {approval.action}")
+    if answer is None:
+        return _show_approval(approval)
+    person = replace(guest.caller, dialogue=True)
+    return _show_approval(await guest.service.answer(person, approval.approval_id, approved=answer))
+
+
+def _show_approval(approval: Approval) -> Answer:
+    body = shapes.shape_approval(approval)
+    if approval.status is ApprovalStatus.PENDING:
+        body["hint"] = (
+            f"A person answers with: k8e sandbox approve {approval.approval_id} (or --reject). "
+            "Call again with this approval_id; go on only when approved is true."
+        )
+    return Answer(body)
 
 
 def _take_session(fields: Fields) -> str:
@@ -308,6 +360,7 @@ TABLE: Final[Mapping[str, Tool]] = {
     "sandbox_read_file": read_file,
     "sandbox_list_files": list_files,
     "sandbox_pip_install": pip_install,
+    "sandbox_confirm_action": confirm_action,
     "sandbox_list": list_sessions,
     "sandbox_remove": destroy_session,
     "sandbox_file_write": write_file,
@@ -315,7 +368,7 @@ TABLE: Final[Mapping[str, Tool]] = {
 }
 
 
-async def call(tool: ToolText, guest: Guest, arguments: Mapping[str, Any], report: Report | None) -> Answer:
+async def call(tool: ToolText, guest: Guest, arguments: Mapping[str, Any], talk: Talk) -> Answer:
     """Raises Fault."""
     for name in arguments:
         if name not in tool.inputs:
@@ -324,4 +377,4 @@ async def call(tool: ToolText, guest: Guest, arguments: Mapping[str, Any], repor
     for name in tool.required:
         if arguments.get(name) is None:
             raise invalid(name, f"{name} is missing", hint=f"{tool.name} needs: {', '.join(tool.required)}")
-    return await TABLE[tool.name](guest, Fields(arguments), report)
+    return await TABLE[tool.name](guest, Fields(arguments), talk)

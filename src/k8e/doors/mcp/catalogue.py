@@ -311,6 +311,25 @@ TOOLS: Final[tuple[ToolText, ...]] = (
         reaches=True,
     ),
     ToolText(
+        "sandbox_confirm_action",
+        "Ask a person",
+        "Before something that cannot be undone: asks a person to approve it. With `action` it asks; if the answer is "
+        "pending, call it again with `approval_id` until approved is true, or status says that it was not.",
+        {
+            "session_id": SESSION,
+            "action": text("What is to be done, in words that a person can judge."),
+            "approval_id": text("A question that was asked before."),
+            "timeout": number("Seconds to wait for the answer to approval_id; 300 at most.", default=20),
+        },
+        outputs={
+            "approval_id": text("By which the answer is heard."),
+            "approved": {"type": "boolean"},
+            "status": text("What became of it.", enum=["pending", "approved", "rejected", "expired", "withdrawn"]),
+        },
+        optional={"hint": text("How a person answers."), "reason": text("Why."), "expires_at": {"type": "number"}},
+        reaches=True,
+    ),
+    ToolText(
         "sandbox_list",
         "List sandboxes",
         "The sessions that are yours.",

@@ -11,10 +11,10 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller, SandboxService, Session, SessionSpec
+from k8e.core.model import ApprovalService, Caller, SandboxService, Session, SessionSpec
 from k8e.doors.mcp.outputs import Outputs
 
 PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections; nobody guesses one
@@ -24,18 +24,23 @@ _GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
 T = TypeVar("T")
 
 
+class Service(SandboxService, ApprovalService, Protocol):
+    """What agents call."""
+
+
 def invent_name() -> str:
     return f"mcp-{secrets.token_hex(16)}"
 
 
 class Guest:
-    def __init__(self, service: SandboxService, caller: Caller, tenant: str = "", *, names_tenants: bool) -> None:
-        """`names_tenants`: may use the sessions of the same user's other tenants, by naming these."""
+    def __init__(self, service: Service, caller: Caller, tenant: str = "", *, known: bool) -> None:
+        """`known`: the kernel says who it is. Then it may use the same user's other tenants by naming them, and bring
+        what that user answered in its dialogue."""
         self.service = service
         self.caller = replace(caller, tenant=tenant or invent_name(), tenants=(), confined=True)
         self.outputs: Outputs | None = Outputs()
         self._kept = bool(tenant)
-        self._names_tenants = names_tenants
+        self.known = known
         self._default = ""
         self._choosing = asyncio.Lock()
         self._abandoned: set[asyncio.Task[None]] = set()
@@ -80,7 +85,7 @@ class Guest:
         return await self.service.create(self.caller, SessionSpec())
 
     async def create(self, spec: SessionSpec) -> Session:
-        if self._names_tenants and spec.tenant not in ("", self._own, *self.caller.tenants):
+        if self.known and spec.tenant not in ("", self._own, *self.caller.tenants):
             caller = replace(self.caller, tenants=(*self.caller.tenants, spec.tenant))
             session = await self.service.create(caller, spec)
             self.caller = caller
@@ -114,8 +119,8 @@ class PassingGuest(Guest):
     """A single call, as in protocols without connections: what is to be found again has to be named. The name of a
     session is a secret that leads to this one session, which is why nobody can choose it or list any."""
 
-    def __init__(self, service: SandboxService, caller: Caller, remember: Callable[[str], None]) -> None:
-        super().__init__(service, caller, names_tenants=False)
+    def __init__(self, service: Service, caller: Caller, remember: Callable[[str], None]) -> None:
+        super().__init__(service, caller, known=False)
         self.outputs = None
         self._remember = remember
 
@@ -150,12 +155,12 @@ class PassingGuest(Guest):
         await asyncio.gather(*self._abandoned, return_exceptions=True)
 
 
-async def destroy_all(service: SandboxService, caller: Caller, tenant: str) -> None:
+async def destroy_all(service: Service, caller: Caller, tenant: str) -> None:
     sessions = [each for each in await service.sessions(caller) if each.tenant == tenant]
     await asyncio.gather(*(_destroy(service, caller, each.session_id) for each in sessions))
 
 
-async def _destroy(service: SandboxService, caller: Caller, session_id: str) -> None:
+async def _destroy(service: Service, caller: Caller, session_id: str) -> None:
     try:
         await service.destroy(caller, session_id)
     except Fault as fault:
@@ -163,7 +168,7 @@ async def _destroy(service: SandboxService, caller: Caller, session_id: str) -> 
             raise
 
 
-async def reclaim(service: SandboxService) -> None:
+async def reclaim(service: Service) -> None:
     """What connections to an earlier daemon have left: nobody can come back to it."""
     root = Caller(0)
     left = [each for each in await service.sessions(root) if PASSING.fullmatch(each.tenant)]

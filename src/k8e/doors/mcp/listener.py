@@ -104,10 +104,10 @@ class Listener:
             await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
-            self._listener.close()
             await asyncio.shield(asyncio.create_task(self._end(server, serving)))
 
     async def _end(self, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
         server.should_exit = True
         await asyncio.wait({serving})
+        self._listener.close()  # not before: the loop still looks at it
         await self._reception.close()

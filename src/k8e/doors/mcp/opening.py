@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8e.core.errors import Fault
 from k8e.core.journal import format_event
-from k8e.core.model import SandboxService
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.shapes import encode
 
 if TYPE_CHECKING:
+    from k8e.doors.mcp.guest import Service
     from k8e.doors.mcp.listener import Listener
     from k8e.doors.mcp.stream import Stream
 
@@ -31,7 +31,7 @@ log = logging.getLogger("k8e.doors.mcp")
 class Opening:
     """Implements `routes.Agents`."""
 
-    def __init__(self, service: SandboxService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._loading = asyncio.Lock()
         self._loaded = False
@@ -65,7 +65,7 @@ class Opening:
         from k8e.doors.mcp.guest import Guest
         from k8e.doors.mcp.stream import CONTENT_TYPE, Stream
 
-        guest = Guest(self._service, exchange.caller, tenant, names_tenants=True)
+        guest = Guest(self._service, exchange.caller, tenant, known=True)
         stream = Stream(exchange, Desk(guest))
         await self._service.sessions(guest.caller)  # a tenant that cannot be is refused here
         await exchange.start_pieces(CONTENT_TYPE)
@@ -88,7 +88,7 @@ class Opening:
         from k8e.doors.mcp.listener import Listener, bind, name_url
         from k8e.doors.mcp.reception import Reception
 
-        guest = Guest(self._service, exchange.caller, tenant, names_tenants=False)
+        guest = Guest(self._service, exchange.caller, tenant, known=False)
         await self._service.sessions(guest.caller)
         bound = bind(address, exchange.caller)
         port = bound.getsockname()[1]

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from k8e.core.model import Caller, SandboxService
+from k8e.core.model import Caller
 from k8e.doors.mcp.desk import Desk
-from k8e.doors.mcp.guest import Guest, PassingGuest, destroy_all, invent_name
+from k8e.doors.mcp.guest import Guest, PassingGuest, Service, destroy_all, invent_name
 from k8e.doors.mcp.sse import EventStream, refuse
 
 PATH: Final = "/mcp"
@@ -36,7 +36,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Reception:
-    def __init__(self, service: SandboxService, caller: Caller, tenant: str, port: int, spawn: Spawn) -> None:
+    def __init__(self, service: Service, caller: Caller, tenant: str, port: int, spawn: Spawn) -> None:
         self._service = service
         self._caller = caller
         self._tenant = tenant
@@ -84,7 +84,7 @@ class Reception:
         return None
 
     def _greet(self) -> Guest:
-        return Guest(self._service, self._caller, self._tenant, names_tenants=False)
+        return Guest(self._service, self._caller, self._tenant, known=False)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         guest = self._greet()
