@@ -12,6 +12,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from tests.cli.machine import DEADLINE, Machine, wait_until
 from tests.mcp.agents import INITIALIZE, INITIALIZED, call, fail, pipes, stdio_agent
+from tests.sdk.conftest import stop
 
 # As the README of k8e prints it.
 ECHO = """\
@@ -157,7 +158,7 @@ def test_a_gateway_elsewhere_is_refused_on_stderr(machine: Machine) -> None:
     assert json.loads(done.stderr)["code"] == "mcp_not_remote"
 
 
-def test_the_daemon_stops_without_waiting_for_agents_and_the_next_clears_up(machine: Machine) -> None:
+def test_what_a_killed_daemon_leaves_the_next_clears_up(machine: Machine) -> None:
     with pipes(machine) as agent:
         agent.start()
         agent.begin_call("sandbox_run", code="echo started; sleep 100", timeout=1000)
@@ -170,3 +171,15 @@ def test_the_daemon_stops_without_waiting_for_agents_and_the_next_clears_up(mach
         assert agent.process.wait(DEADLINE) == 2
     assert machine.k8e("sandbox", "status").json["available"]
     wait_until(lambda: machine.live_sessions() == [])
+
+
+def test_a_daemon_that_is_told_to_stop_tells_its_agents_and_leaves_nothing(machine: Machine) -> None:
+    with pipes(machine) as agent:
+        agent.start()
+        running = agent.begin_call("sandbox_run", code="echo started; sleep 100", timeout=1000)
+        assert agent.read()["params"]["message"] == "started\n"
+        stop(machine.daemon_pid)
+        answer = agent.read()
+        assert (answer["id"], answer["error"]["message"]) == (running, "Connection closed")
+        assert agent.process.wait(DEADLINE) == 0
+    assert machine.live_sessions() == []
