@@ -26,6 +26,9 @@ RED, BLUE, GREEN = (REMOTE, "red"), (REMOTE, "blue"), (REMOTE, "green")
         (BOUND, {MINE}),
         (RUN, {RED}),
         (OPERATOR, {RED, BLUE}),
+        (Caller(0, "red", confined=True), set()),
+        (Caller(1000, "red", confined=True), {MINE}),
+        (Caller(REMOTE, "red", ("blue",), Scope.ADMIN, "c", confined=True), {RED, BLUE}),
     ],
 )
 def test_what_somebody_sees(caller: Caller, seen: set[tuple[int, str]]) -> None:

@@ -79,7 +79,8 @@ class Reception:
             return _problem(403, "origin_refused", "web pages may not call this", "call it from a program")
         if scope["path"] != PATH:
             return _problem(404, "no_such_endpoint", "there is nothing at this address", PATH)
-        if len(self._visits) + len(self._streams) >= CONNECTIONS:
+        opens = _SESSION not in headers and not _query(scope)
+        if opens and len(self._visits) + len(self._streams) >= CONNECTIONS:
             return _problem(503, "too_many_connections", "too many agents are connected", "try again later")
         return None
 
@@ -131,9 +132,9 @@ class Reception:
             visit.close()
         if self._shared is not None:
             await self._shared.leave()
-        for handle in self._handles:
-            caller = Caller(self._caller.uid, handle, confined=True)
-            await destroy_all(self._service, caller, handle)
+        for each in await self._service.sessions(Caller(self._caller.uid)):
+            if each.tenant in self._handles:
+                await destroy_all(self._service, Caller(each.owner, each.tenant, confined=True), each.tenant)
 
 
 class Visit:
