@@ -1,5 +1,5 @@
 """Puts into the wheel what is not in the repository: the agent and its loader, compiled for both architectures here
-and only if they are the ones that are pinned, and the messages of the gateway, generated from proto/.
+and only if they are the ones that are pinned, the messages of the gateway, generated from proto/, and the skill files.
 
 An editable install builds nothing: a checkout uses build/agent/k8e-agent, which `make agent` makes in seconds, and what
 `make setup` generates.
@@ -37,5 +37,6 @@ class AgentBuildHook(BuildHookInterface[Any]):
         for architecture in build_agent.ARCHITECTURES:
             for name in (f"k8e-agent-{architecture}", f"k8e-loader-{architecture}.so"):
                 build_data["force_include"][str(folder / name)] = f"k8e/_agent/{name}"
+        build_data["force_include"][str(root / "skills")] = "k8e/_skills"
         for module in build_proto.generate(root / "build" / "proto"):
             build_data["force_include"][str(module)] = f"k8e/doors/grpc/{module.name}"

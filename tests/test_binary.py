@@ -93,7 +93,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("agent", "proto", "scripts", "src"):
+        for name in ("agent", "proto", "scripts", "skills", "src"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_agent"))
         for path in ROOT.iterdir():
             if path.is_file():
@@ -275,6 +275,11 @@ class TestWheel:
         done = subprocess.run([python, "-I", "-c", code, str(target)], capture_output=True, text=True)
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, PINNED[HERE], "")
         check_executable(target.read_bytes(), HERE)
+        # It brings its skill, too.
+        script = [str(tmp_path / "venv" / "bin" / "k8e"), "sandbox-install-skill", "claude"]
+        subprocess.run(script, env={"HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, check=True)
+        skill = Path(".claude/skills/k8e-sandbox-skill/SKILL.md")
+        assert (tmp_path / skill).read_bytes() == (ROOT / "skills/k8e-sandbox-skill/SKILL.md").read_bytes()
 
     def test_is_not_built_with_an_agent_that_is_not_the_pinned_one(self, release: Release, tmp_path: Path) -> None:
         project = Project(tmp_path / "project")

@@ -89,6 +89,16 @@ the program's, where you type that you mean it; root, or an operator's key, answ
   k8e sandbox approve appr-0123456789abcdef --reject
 """
 
+SKILL = """\
+Tells agents on this machine about sandboxes: puts an entry into their list of MCP servers, and a skill where they look
+for skills. Nothing else in their files is changed, and what was there before is kept beside them.
+
+  k8e sandbox-install-skill all
+  k8e sandbox-install-skill claude --dry-run
+  k8e sandbox-install-skill all --uninstall
+  K8E_SANDBOX_MCP_ADDR=:8811 k8e sandbox-install-skill all       a server that runs already, instead of a command
+"""
+
 SERVER = """\
 Runs the daemon in the foreground until Ctrl-C or SIGTERM. Sandboxes live on without it.
 You rarely need this: as root, the first command starts the daemon by itself. deploy/k8e.service
@@ -193,6 +203,12 @@ def build_parser() -> Parser:
     doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
     doctor.add_argument("--fix", action="store_true", help="first install what is missing and remove what is left over")
     doctor.set_defaults(handler=examine)
+    skill = commands_of.add_parser("sandbox-install-skill", help="tell agents about us", description=SKILL)
+    names = ("kiro", "claude", "gemini", "codex", "all")
+    skill.add_argument("agent", nargs="?", choices=names, default="all", help=f"{', '.join(names)} (default)")
+    skill.add_argument("--dry-run", action="store_true", help="only say what would be written")
+    skill.add_argument("--uninstall", action="store_true", help="take it out again")
+    skill.set_defaults(handler=install_skill)
     add_keys(commands_of)
     add_mcp(commands_of)
     add_connections(commands_of)
@@ -383,6 +399,12 @@ def run_approvals(parsed: argparse.Namespace) -> int:
     from k8e.cli.approvals import approvals
 
     return approvals(parsed)
+
+
+def install_skill(parsed: argparse.Namespace) -> int:
+    from k8e.cli.skill.install import install_skill
+
+    return install_skill(parsed)
 
 
 def run_connect(parsed: argparse.Namespace) -> int:

@@ -1,0 +1,230 @@
+"""What is written for which agent, and where (docs/skills.md)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from k8e.cli.commands import print_json
+from k8e.cli.ending import FAILED, Failure
+from k8e.cli.skill import jsontext, tomltext
+from k8e.cli.skill.jsontext import NotJson
+from k8e.cli.skill.place import Place
+from k8e.cli.skill.tomltext import NotToml
+
+SERVER: Final = "k8e-sandbox"
+SKILL: Final = "k8e-sandbox-skill"
+# Which keys of the entry are ours. Whatever else somebody put there stays.
+KEYS: Final = ("type", "command", "args", "url", "httpUrl")
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    name: str
+    config: Path
+    skills: Path
+    within: Path | None = None  # where its files must lie
+    typed: bool = False  # wants to be told that a url is HTTP
+
+    @property
+    def is_toml(self) -> bool:
+        return self.config.suffix == ".toml"
+
+
+def find_agents() -> dict[str, Agent]:
+    home, here = Path.home(), Path.cwd()
+    codex = Path(os.environ.get("CODEX_HOME") or home / ".codex")
+    found = (
+        Agent("kiro", here / ".kiro" / "settings.json", here / ".kiro" / "skills", within=here),
+        Agent("claude", home / ".claude.json", home / ".claude" / "skills", typed=True),
+        Agent("gemini", home / ".gemini" / "settings.json", home / ".gemini" / "skills", typed=True),
+        Agent("codex", codex / "config.toml", codex / "skills"),
+    )
+    return {agent.name: agent for agent in found}
+
+
+def describe_server(agent: Agent, address: str) -> Entry:
+    if not address:
+        return {"command": "k8e", "args": ["sandbox-mcp"]}
+    if "://" in address:
+        url = address
+    else:
+        url = f"http://{'127.0.0.1' if address.startswith(':') else ''}{address}/mcp"
+    return {"type": "http", "url": url} if agent.typed else {"url": url}
+
+
+def put_entry(agent: Agent, text: str, entry: Entry) -> str:
+    others = tuple(key for key in KEYS if key not in entry)
+    if agent.is_toml:
+        return tomltext.set_table(text, ("mcp_servers", SERVER), entry, others)
+    mark, body = _split_mark(text)
+    before = jsontext.parse(body).content if body.strip() else {}
+    path = ("mcpServers", SERVER)
+    servers = before.get("mcpServers", {}) if isinstance(before, dict) else None
+    if not isinstance(servers, dict) or not isinstance(servers.get(SERVER, {}), dict):
+        raise NotJson("mcpServers, or our entry in it, is no object")
+    changed = body
+    if SERVER not in servers:
+        changed = jsontext.set_member(changed, path, entry)
+    else:
+        for key in others:
+            changed = jsontext.remove_member(changed, (*path, key))
+        for key, value in entry.items():
+            changed = jsontext.set_member(changed, (*path, key), value)
+    kept = {key: value for key, value in servers.get(SERVER, {}).items() if key not in others}
+    return mark + _checked(changed, {**before, "mcpServers": {**servers, SERVER: {**kept, **entry}}})
+
+
+def drop_entry(agent: Agent, text: str) -> str:
+    if agent.is_toml:
+        return tomltext.remove_table(text, ("mcp_servers", SERVER))
+    mark, body = _split_mark(text)
+    before = jsontext.parse(body).content if body.strip() else {}
+    servers = before.get("mcpServers") if isinstance(before, dict) else None
+    if not isinstance(servers, dict) or SERVER not in servers:
+        return text
+    rest = {name: server for name, server in servers.items() if name != SERVER}
+    changed = jsontext.remove_member(body, ("mcpServers", SERVER))
+    return mark + _checked(changed, {**before, "mcpServers": rest})
+
+
+def _split_mark(text: str) -> tuple[str, str]:
+    """Some editors begin a file with a mark of its encoding."""
+    return (text[:1], text[1:]) if text.startswith("\ufeff") else ("", text)
+
+
+def _checked(text: str, expected: object) -> str:
+    if jsontext.parse(text).content != expected:
+        raise NotJson("it is written in a way that cannot be changed without touching the rest")
+    return text
+
+
+def find_skill() -> Path:
+    """In the wheel beside the code, in a checkout at its root."""
+    package = Path(__file__).resolve().parents[2]
+    for folder in (package / "_skills" / SKILL, package.parents[1] / "skills" / SKILL):
+        if (folder / "SKILL.md").is_file():
+            return folder
+    raise Failure("skill_missing", "this installation has no skill files", hint="install k8e again")
+
+
+class Installer:
+    def __init__(self, agent: Agent, *, dry_run: bool) -> None:
+        self._agent = agent
+        self._dry_run = dry_run
+        self.files: list[dict[str, Any]] = []
+
+    def install(self, address: str) -> None:
+        entry = describe_server(self._agent, address)
+        config = Place(self._agent.config, self._agent.within)
+        text = self._edit(config, lambda text: put_entry(self._agent, text, entry))
+        skills = [(self._skill_place(file.name), file.read_bytes()) for file in sorted(find_skill().iterdir())]
+        for place, _ in skills:
+            place.check_writable()  # before anything is changed
+        self._write(config, text.encode())
+        for place, content in skills:
+            self._write(place, content)
+
+    def uninstall(self) -> None:
+        config = Place(self._agent.config, self._agent.within)
+        text = self._edit(config, lambda text: drop_entry(self._agent, text))
+        if config.content is not None:
+            self._restore(config, text.encode())
+        for file in sorted(find_skill().iterdir()):
+            self._remove(self._skill_place(file.name))
+
+    def _edit(self, place: Place, edit: Callable[[str], str]) -> str:
+        try:
+            return edit(place.read_text())
+        except (NotJson, NotToml) as error:
+            raise Failure(
+                "file_unparsable",
+                f"{place.path} cannot be changed: it is not understood",
+                detail=str(error),
+                hint="nothing was written; put it in order, or add the entry by hand (docs/skills.md)",
+            ) from error
+
+    def _skill_place(self, name: str) -> Place:
+        return Place(self._agent.skills / SKILL / name, self._agent.within)
+
+    def _write(self, place: Place, content: bytes) -> None:
+        if place.content == content:
+            return self._note(place, "unchanged")
+        action = "created" if place.content is None else "updated"
+        place.check_writable()
+        if not self._dry_run:
+            place.replace(content)
+        self._note(place, action, backup=place.content is not None)
+        return None
+
+    def _restore(self, place: Place, content: bytes) -> None:
+        """Where nothing else was changed since, what was there before we came is put back to the byte."""
+        if place.content == content:
+            return self._note(place, "unchanged")
+        before = Place(place.backup).content if place.backup.exists() else b""
+        if place.content in self._variants(before):
+            if before:
+                return self._write(place, before)
+            return self._remove(place)
+        return self._write(place, content)
+
+    def _variants(self, before: bytes | None) -> list[bytes]:
+        """What installing makes of it, in each form."""
+        address = os.environ.get("K8E_SANDBOX_MCP_ADDR", "")
+        made = []
+        for each in ("", address):
+            try:
+                text = (before or b"").decode()
+                made.append(put_entry(self._agent, text, describe_server(self._agent, each)).encode())
+            except (NotJson, NotToml, UnicodeDecodeError):
+                continue
+        return made
+
+    def _remove(self, place: Place) -> None:
+        if place.content is None:
+            return
+        place.check_writable()
+        if not self._dry_run:
+            place.remove()
+            folder = place.target.parent
+            if folder.name == SKILL and not any(folder.iterdir()):
+                folder.rmdir()
+        self._note(place, "removed")
+
+    def _note(self, place: Place, action: str, *, backup: bool = False) -> None:
+        told: dict[str, Any] = {"path": str(place.path), "action": action}
+        if place.target != Path(os.path.abspath(place.path)):
+            told["target"] = str(place.target)
+        if backup and not self._dry_run:
+            told["backup"] = str(place.backup)
+        self.files.append(told)
+
+
+def install_skill(options: argparse.Namespace) -> int:
+    agents = find_agents()
+    names = list(agents) if options.agent == "all" else [options.agent]
+    told: list[dict[str, Any]] = []
+    failures: list[Failure] = []
+    for name in names:
+        installer = Installer(agents[name], dry_run=options.dry_run)
+        problem: dict[str, Any] = {}
+        try:
+            if options.uninstall:
+                installer.uninstall()
+            else:
+                installer.install(os.environ.get("K8E_SANDBOX_MCP_ADDR", ""))
+        except Failure as failure:
+            failures.append(failure)
+            problem = failure.body
+        told.append({"agent": name, "files": installer.files, **problem})
+    answer: dict[str, Any] = {"ok": not failures, "dry_run": options.dry_run, "agents": told}
+    if failures:
+        answer = {**failures[0].body, **answer}
+    print_json(answer)
+    return FAILED if failures else 0
