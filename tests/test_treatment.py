@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from k8e import daemon
 from k8e.engine import EngineError, Runtime, SandboxSpec
-from k8e.engine.local import LocalEngine, packages
+from k8e.engine.local import LocalEngine, packages, treatment
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.network.leases import LEDGERS
 from k8e.engine.local.packages import Package, install_packages, missing_packages, parse_table
 from k8e.engine.local.presence import ENGINES, Presence, dead_engine, known_engines
 from k8e.engine.local.treatment import Step, render, treat
-from tests.cli.machine import Machine
 from tests.engine.rig import LIMITS, place_for_engine
 from tests.engine.traces import CGROUPS, find_traces, wait_for_no_traces
 
@@ -281,19 +281,18 @@ def test_steps_are_said_for_people() -> None:
     assert text == "Put right:\n  done      remove sandbox x\n  not done  install y\n            no apt\n\n"
 
 
-async def test_the_command_line(layout: Layout, tmp_path: Path) -> None:
+async def test_the_command_line(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, because the command itself looks after the whole machine, and other tests kill engines too."""
     with engine_of_another(layout) as process:
         process.kill()
         process.wait()
-    await asyncio.to_thread(fix_by_command, layout, tmp_path)
-
-
-def fix_by_command(layout: Layout, tmp_path: Path) -> None:
-    machine = Machine(layout.state.parent, tmp_path, {"K8E_CONFIG": ""})
-    words = [str(Path(sys.executable).with_name("k8e")), "doctor", "--fix", "--json"]
-    done = subprocess.run(words, env=machine.env, capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
-    assert done.stderr == b""
-    answer = json.loads(done.stdout)
+    everything = treatment.treat
+    monkeypatch.setattr(treatment, "treat", lambda _: everything(lambda state: state != layout.state))
+    monkeypatch.setenv("K8E_CONFIG", "")
+    await asyncio.to_thread(daemon.run_doctor, as_json=True, fix=True)
+    answer = json.loads(capsys.readouterr().out)
     mine = [step for step in answer["fixed"] if str(layout.state) in step["what"]]
     assert mine
     assert all(step["done"] for step in mine), mine

@@ -62,11 +62,12 @@ def find_processes(*marks: str) -> list[int]:
 class BareEngine:
     """Implements `k8e.engine.Engine`."""
 
+    made_of = "bwrap and whatever is there"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._links: dict[str, AgentLink] = {}
         self._pids: dict[str, int | None] = {}
-        self.made_of = "bwrap and whatever is there"
         self.egress_failure: EngineError | None = None  # what setting a list comes to
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),

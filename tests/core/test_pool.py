@@ -18,7 +18,7 @@ from k8e.core.model import Phase, SessionSpec
 from k8e.core.pool import Pool
 from k8e.engine import EngineError, Limits, SandboxSpec
 from k8e.settings import PoolSettings
-from tests.core.bare_engine import DEFAULT_HOSTS
+from tests.core.bare_engine import DEFAULT_HOSTS, BareEngine
 from tests.core.rig import ALICE, BOB, ManualClock, Rig, fault, open_rig
 from tests.sandboxes import needs_root
 
@@ -427,12 +427,13 @@ async def test_the_next_daemon_goes_on_with_them(folder: Path) -> None:
         assert (await rig.run(session, "echo $A")).stdout == b"1\n"
 
 
-async def test_the_next_daemon_does_not_take_over_what_is_made_of_something_else(folder: Path) -> None:
+async def test_the_next_daemon_does_not_take_over_what_is_made_of_something_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
-    engine_edition = "another agent"
+    monkeypatch.setattr(BareEngine, "made_of", "another agent")
     async with open_pool(folder) as rig:
-        rig.engine.made_of = engine_edition  # the adoption begins after this: nothing was awaited since
         await settle(rig)
         assert not set(await rig.engine.list()) & set(names)
         assert count(rig, 'k8e_pool_discards_total{reason="outdated"} 2')

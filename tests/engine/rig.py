@@ -150,7 +150,10 @@ async def open_engine(state: Path, run: Path) -> AsyncIterator[LocalEngine]:
 
 
 async def find_report(engine: LocalEngine, runtime: Runtime) -> RuntimeReport:
-    return next(report for report in await engine.probe() if report.runtime is runtime)
+    """What is not installed can be skipped; what is installed and does not work is a failure."""
+    report = next(report for report in await engine.probe() if report.runtime is runtime)
+    assert report.available or report.reason in ("not installed", "not supported yet"), report
+    return report
 
 
 @contextlib.asynccontextmanager

@@ -90,7 +90,8 @@ async def test_the_engines_own_directories_are_not_there(rig: Rig, room: Room) -
 @pytest.mark.parametrize("folder", ["/", "/home", "/root", "/var", "/run", "/etc", "/opt", "/srv", "/tmp"])
 async def test_nothing_but_the_image_is_in(room: Room, folder: str) -> None:
     expected = {
-        "/": "bin dev etc home k8e-agent lib lib32 lib64 libx32 opt proc root run sbin srv sys tmp usr var workspace",
+        "/": "bin dev etc home k8e-agent k8e-loader.so lib lib32 lib64 libx32 opt proc root run sbin srv sys tmp usr var "
+        "workspace",
         "/home": "user",
         "/root": "",
         "/var": "tmp",
@@ -222,7 +223,7 @@ async def test_the_description_of_the_sandbox_shows_no_path_of_the_host(rig: Rig
 
 
 async def test_what_is_read_only_stays_as_it_is(room: Room) -> None:
-    for path in (b"/usr/bin/evil", b"/k8e-agent", b"/usr/lib/evil.so", b"/opt/k8e/evil"):
+    for path in (b"/usr/bin/evil", b"/k8e-agent", b"/k8e-loader.so", b"/usr/lib/evil.so", b"/opt/k8e/evil"):
         with pytest.raises(AgentError) as raised:
             await room.link.write_file(path, b"evil")
         assert raised.value.code in {Code.READ_ONLY, Code.DENIED, Code.BUSY}, path

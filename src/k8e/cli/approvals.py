@@ -115,8 +115,9 @@ def ask_at_terminal(approval: dict[str, Any]) -> None:
         ) from error
     try:
         text = f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
-        write_all(terminal, f"{text}Type yes to approve it: ".encode())
+        write_all(terminal, text.encode())
         termios.tcflush(terminal, termios.TCIFLUSH)  # what was typed before this was read is no answer to it
+        write_all(terminal, b"Type yes to approve it: ")
         answer = read_some(terminal)
     finally:
         os.close(terminal)

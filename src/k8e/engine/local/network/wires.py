@@ -96,21 +96,27 @@ def _new_namespace() -> tuple[int, RouteSocket]:
     before = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(_libc.unshare(_CLONE_NEWNET), "network namespace")
-        # What comes into being there gives itself no addresses and takes no advice.
-        for name, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0")):
-            _set(f"ipv6/conf/default/{name}", value)
-        # All of its ports are the sandbox's, whoever in there asks; nobody has a capability for that.
-        _set("ipv4/ip_unprivileged_port_start", "0")
-        namespace = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            inner = RouteSocket()
-            _check(_libc.setns(before, _CLONE_NEWNET), "the machine's network namespace")
-        except BaseException:
-            os.close(namespace)
-            raise
-        return namespace, inner
+            return _furnish()
+        finally:
+            if _libc.setns(before, _CLONE_NEWNET) != 0:
+                os._exit(70)  # a thread that is somewhere else than it thinks must not go on
     finally:
         os.close(before)
+
+
+def _furnish() -> tuple[int, RouteSocket]:
+    # What comes into being there gives itself no addresses and takes no advice.
+    for name, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0")):
+        _set(f"ipv6/conf/default/{name}", value)
+    # All of its ports are the sandbox's, whoever in there asks; nobody has a capability for that.
+    _set("ipv4/ip_unprivileged_port_start", "0")
+    namespace = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return namespace, RouteSocket()
+    except BaseException:
+        os.close(namespace)
+        raise
 
 
 def _check(status: int, what: str) -> None:
