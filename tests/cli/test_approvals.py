@@ -137,7 +137,7 @@ class TestSelfApproval:
             ("k8e sandbox approve ID --reject", "terminal_needed"),
             ("yes | k8e sandbox approve ID", "terminal_needed"),
             ("setsid --wait k8e sandbox approve ID", "terminal_needed"),
-            ("yes yes | script -qec 'k8e sandbox approve ID' /dev/null", "self_approval"),
+            ("echo yes | script -qec 'k8e sandbox approve ID' /dev/null", "self_approval"),
             ("setsid --wait script -qec 'sleep 1; k8e sandbox approve ID --reject' /dev/null", "self_approval"),
         ],
     )
