@@ -137,7 +137,7 @@ class TestSelfApproval:
             ("k8e sandbox approve ID --reject", "terminal_needed"),
             ("yes | k8e sandbox approve ID", "terminal_needed"),
             ("setsid --wait k8e sandbox approve ID", "terminal_needed"),
-            ("echo yes | script -qec 'k8e sandbox approve ID' /dev/null", "self_approval"),
+            ("while echo yes; do sleep 0.1; done | script -qec 'k8e sandbox approve ID' /dev/null", "self_approval"),
             ("setsid --wait script -qec 'sleep 1; k8e sandbox approve ID --reject' /dev/null", "self_approval"),
         ],
     )
