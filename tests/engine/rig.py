@@ -150,10 +150,7 @@ async def open_engine(state: Path, run: Path) -> AsyncIterator[LocalEngine]:
 
 
 async def find_report(engine: LocalEngine, runtime: Runtime) -> RuntimeReport:
-    """What is not installed can be skipped; what is installed and does not work is a failure."""
-    report = next(report for report in await engine.probe() if report.runtime is runtime)
-    assert report.available or report.reason in ("not installed", "not supported yet"), report
-    return report
+    return next(report for report in await engine.probe() if report.runtime is runtime)
 
 
 @contextlib.asynccontextmanager
@@ -161,7 +158,10 @@ async def open_rig(runtime: Runtime) -> AsyncIterator[Rig]:
     with place_for_engine() as (state, run):
         rig: Rig | None = None
         async with open_engine(state, run) as engine:
-            rig = Rig(runtime, engine, await find_report(engine, runtime))
+            report = await find_report(engine, runtime)
+            # What is not installed can be skipped; what is installed and does not work is a failure.
+            assert report.available or report.reason in ("not installed", "not supported yet"), report
+            rig = Rig(runtime, engine, report)
             yield rig
         await wait_for_no_traces(engine.layout, rig.names)
         assert list_table(engine.layout) is None, "the last one out removes the rules"

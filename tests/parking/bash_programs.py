@@ -124,7 +124,7 @@ BASH = topics(
         "sleep 0.01 & wait $!; echo $?",
         "sleep 100 & kill $!; wait $! 2>/dev/null; echo $?",
         "(sleep 0.05; echo late) & echo early; wait",
-        "set -m; sleep 0.01 & jobs | cut -d' ' -f1; wait",
+        "set -m; case $- in *m*) echo monitor;; esac",
         "python3 -c 'import sys; print(sys.argv)' a",
         "node -p 1+1",
         "echo $(echo $(echo nested))",
