@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from k8e.engine.local import LocalEngine
+
 ROOT = Path(__file__).resolve().parent.parent
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -146,3 +148,12 @@ async def serving(folder: Path, settings: str = "") -> AsyncIterator[Daemon]:
             if daemon.process.poll() is None:
                 daemon.process.kill()
                 daemon.process.wait()
+            await sweep(folder)
+
+
+async def sweep(folder: Path) -> None:
+    """What waits for the next daemon: there is none."""
+    engine = LocalEngine(folder / "state", folder / "run")
+    for sandbox in await engine.list():
+        await engine.destroy(sandbox)
+    await engine.close()

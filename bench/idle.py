@@ -33,8 +33,8 @@ def shared_mib(cgroups: Cgroups, sandbox: str) -> float:
 async def measure_warm(scratch: Path, runtime: str, count: int) -> tuple[float, ...]:
     folder = scratch / f"idle-{runtime}"
     async with serving(folder, pool_of(count)) as daemon:
-        session = await daemon.create(runtime)  # tells the pool what is wanted
-        await daemon.destroy(session)
+        for _ in range(2):  # tells the pool what is wanted
+            await daemon.destroy(await daemon.create(runtime))
         await daemon.wait_warm(count)
         cgroups = Cgroups(Layout(folder / "state", folder / "run").cgroup)
         return await asyncio.to_thread(lambda: tuple(shared_mib(cgroups, name) for name in cgroups.sandboxes()))
