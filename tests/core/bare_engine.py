@@ -24,6 +24,7 @@ from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
 from k8e.engine import EngineError, Health, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine.images import Images
 from k8e.link import AgentLink, Timing
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
@@ -203,6 +204,16 @@ class BareEngine:
 
     async def list(self) -> Sequence[str]:
         return [entry.name for entry in self._folder.iterdir()] if self._folder.exists() else []
+
+    async def stop(self, sandbox: str) -> None:
+        raise EngineError("sandbox", "bare namespaces cannot be stopped")
+
+    async def start(self, sandbox: str, spec: SandboxSpec) -> None:
+        raise EngineError("sandbox", "bare namespaces cannot be started")
+
+    @property
+    def images(self) -> Images:
+        raise EngineError("images", "bare namespaces have none")
 
     async def close(self) -> None:
         links, self._links = self._links, {}

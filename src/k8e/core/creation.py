@@ -66,16 +66,19 @@ class Creation:
         note("session_created", **facts, runtime=runtime.value)
         return live.show()
 
-    async def _choose_hosts(self, spec: SessionSpec) -> HostList:
-        if spec.allowed_hosts is not None:
-            return checks.check_hosts("allowed_hosts", spec.allowed_hosts)
+    async def _usual_hosts(self) -> HostList:
         if self._sessions.settings.egress.allowed_hosts is not None:
             return self._sessions.settings.egress.allowed_hosts
         with translated("finding out the usual list of hosts"):
             return await self._sessions.engine.default_egress()
 
+    async def _choose_hosts(self, spec: SessionSpec) -> HostList:
+        if spec.allowed_hosts is not None:
+            return checks.check_hosts("allowed_hosts", spec.allowed_hosts)
+        return (await self._usual_hosts()).plus(checks.check_hosts("more_hosts", spec.more_hosts))
+
     async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
-        template = Template(record.runtime, record.image, record.limits)
+        template = Template(record.runtime, record.image, record.limits, record.shape)
         usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
         return await self._sessions.pool.claim(template, usual=usual)
 
@@ -106,6 +109,9 @@ class Creation:
             boot=self._sessions.clock.boot,
             used_at=self._sessions.clock.monotonic(),
             hosts=hosts,
+            persistent=spec.persistent,
+            shape=spec.shape,
+            labels=spec.labels,
         )
 
     async def _choose_runtime(self, wanted: Runtime | None) -> Runtime:
@@ -146,7 +152,7 @@ class Creation:
     async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
         with translated("creating the sandbox"):
-            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts)
+            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts, shape=record.shape)
             await self._sessions.engine.create(live.sandbox, wanted)
             sandbox, place = await self._sessions.engine.attach(live.sandbox)
         await prepare_state(sandbox)

@@ -100,6 +100,13 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         ) STRICT""",
         "CREATE INDEX approvals_of_a_sandbox ON approvals (sandbox)",
     ),
+    (
+        "ALTER TABLE sessions ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE sessions ADD COLUMN persistent INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN shape TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE sessions ADD COLUMN labels TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE warm ADD COLUMN shape TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from k8e.engine import Limits, Runtime
+from k8e.engine import PLAIN, Limits, Runtime, SandboxSpec, Shape
 
 HALF_LIFE: Final = 30.0  # a burst of forty is one of twenty after this many seconds
 MEMORY: Final = 3600.0  # a kind that nobody asked for since is forgotten; as long as a session lives unused
@@ -27,6 +27,12 @@ class Template:
     runtime: Runtime
     image: str = "host"
     limits: Limits = field(default_factory=Limits)
+    shape: Shape = PLAIN
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """It may reach nothing."""
+        return SandboxSpec(self.runtime, self.image, self.limits, shape=self.shape)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from k8e.engine import Limits, Runtime, RuntimeReport
+from k8e.engine import PLAIN, Limits, Runtime, RuntimeReport, Shape
 from k8e.link.model import CommandInfo, Entry
 from k8e.policy import NOTHING, HostList
 
@@ -31,6 +31,9 @@ class Phase(enum.Enum):
 
     CREATING = "creating"
     ACTIVE = "active"
+    STOPPING = "stopping"
+    STOPPED = "stopped"  # its files are kept, nothing of it runs; persistent ones only
+    STARTING = "starting"
     DESTROYING = "destroying"
     DESTROYED = "destroyed"
 
@@ -109,7 +112,11 @@ class SessionSpec:
     limits: Limits | None = None  # None: the settings'
     ttl: float | None = None  # None: the settings'
     allowed_hosts: Sequence[str] | None = None  # None: the settings' or the engine's; none at all: nothing
+    more_hosts: Sequence[str] = ()  # besides the usual ones; not together with allowed_hosts
     manifest: Sequence[ManifestEntry] = ()
+    shape: Shape = PLAIN
+    persistent: bool = False  # it can be stopped and started, survives a reboot, and never expires
+    labels: Mapping[str, str] = field(default_factory=dict)  # what a front door wants to find again (its profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,10 @@ class Session:
     ttl: float
     hosts: HostList = NOTHING  # what it may reach
     denied: Denials = NONE_DENIED  # lately; only where one session is asked for
+    parent: str = ""  # the session whose workspace it shares and with which it ends
+    shape: Shape = PLAIN
+    persistent: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

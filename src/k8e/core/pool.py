@@ -30,7 +30,7 @@ from k8e.core.provisioning import prepare_state
 from k8e.core.records import WarmRecord
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
-from k8e.engine import Engine, EngineError, Place, SandboxSpec
+from k8e.engine import Engine, EngineError, Place
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
 from k8e.settings import PoolSettings
@@ -116,7 +116,7 @@ class Pool:
     async def claim(self, template: Template, *, usual: bool) -> Claimed | None:
         """The oldest one, or None: then it takes a new one. Who asks first is served first, because nothing is waited
         for before one is taken. `usual`: it is what everybody gets who asks for nothing special."""
-        if self._closed:
+        if self._closed or template.shape.mounts:  # those are known only when somebody asks
             return None
         self._demand.note(template, self._clock.monotonic(), usual=usual)
         while name := self._take(template):
@@ -199,12 +199,14 @@ class Pool:
 
     async def _make(self, template: Template) -> None:
         began = self._clock.monotonic()
-        spec = SandboxSpec(template.runtime, template.image, template.limits)  # may reach nothing
+        spec = template.spec
         name = secrets.token_hex(8)
         try:
             edition = await self._engine.edition(spec)
             await self._store.insert_warm(
-                WarmRecord(name, template.runtime, template.image, template.limits, edition, ready=False)
+                WarmRecord(
+                    name, template.runtime, template.image, template.limits, edition, ready=False, shape=template.shape
+                )
             )
             await self._engine.create(name, spec)
             sandbox, place = await self._engine.attach(name)
@@ -282,8 +284,8 @@ class Pool:
 
     async def _adopt(self, records: Collection[WarmRecord]) -> None:
         for record in records:
-            template = Template(record.runtime, record.image, record.limits)
-            spec = SandboxSpec(template.runtime, template.image, template.limits)
+            template = Template(record.runtime, record.image, record.limits, record.shape)
+            spec = template.spec
             try:
                 if await self._engine.edition(spec) != record.edition:
                     self._discard(record.sandbox, "outdated")

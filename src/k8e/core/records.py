@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from k8e.core.kinship import Lineage, parse_lineage, write_lineage
@@ -19,7 +20,7 @@ from k8e.core.model import (
     Session,
     Status,
 )
-from k8e.engine import Limits, Runtime
+from k8e.engine import PLAIN, Limits, Mount, Runtime, Shape
 from k8e.policy import NOTHING, HostList, InvalidEntry
 
 
@@ -41,6 +42,10 @@ class SessionRecord:
     used_at: float  # monotonic
     reason: str = ""  # why it ended
     hosts: HostList = NOTHING  # what it may reach
+    parent: str = ""  # the session id of the one it was made for
+    persistent: bool = False
+    shape: Shape = PLAIN
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def show(self) -> Session:
         return Session(
@@ -56,6 +61,10 @@ class SessionRecord:
             last_used=self.last_used,
             ttl=self.ttl,
             hosts=self.hosts,
+            parent=self.parent,
+            persistent=self.persistent,
+            shape=self.shape,
+            labels=self.labels,
         )
 
 
@@ -77,7 +86,23 @@ def write_session(record: SessionRecord) -> tuple[object, ...]:
         record.used_at,
         record.reason,
         write_hosts(record.hosts),
+        record.parent,
+        record.persistent,
+        write_shape(record.shape),
+        json.dumps(dict(record.labels)),
     )
+
+
+def write_shape(shape: Shape) -> str:
+    return json.dumps(asdict(shape)) if shape != PLAIN else ""
+
+
+def read_shape(text: str) -> Shape:
+    if not text:
+        return PLAIN
+    value = json.loads(text)
+    mounts = [{**each, "kept": tuple(each["kept"]), "hidden": tuple(each["hidden"])} for each in value.pop("mounts")]
+    return Shape(mounts=tuple(Mount(**each) for each in mounts), **value)
 
 
 def write_hosts(hosts: HostList) -> str:
@@ -95,7 +120,7 @@ def read_hosts(text: str) -> HostList:
 
 def read_session(row: tuple[Any, ...]) -> SessionRecord:
     sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *rest = row
-    created, last_used, ttl, boot, used_at, reason, hosts = rest
+    created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels = rest
     return SessionRecord(
         sandbox=sandbox,
         session_id=session_id,
@@ -113,6 +138,10 @@ def read_session(row: tuple[Any, ...]) -> SessionRecord:
         used_at=used_at,
         reason=reason,
         hosts=read_hosts(hosts),
+        parent=parent,
+        persistent=bool(persistent),
+        shape=read_shape(shape),
+        labels=json.loads(labels),
     )
 
 
@@ -216,16 +245,20 @@ class WarmRecord:
     limits: Limits
     edition: str  # what it was made of, in the engine's words
     ready: bool  # False while it is made, and again from when it is to be destroyed
+    shape: Shape = PLAIN
 
 
 def write_warm(record: WarmRecord) -> tuple[object, ...]:
     limits = json.dumps(asdict(record.limits))
-    return record.sandbox, record.runtime.value, record.image, limits, record.edition, record.ready
+    shape = write_shape(record.shape)
+    return record.sandbox, record.runtime.value, record.image, limits, record.edition, record.ready, shape
 
 
 def read_warm(row: tuple[Any, ...]) -> WarmRecord:
-    sandbox, runtime, image, limits, edition, ready = row
-    return WarmRecord(sandbox, Runtime(runtime), image, Limits(**json.loads(limits)), edition, bool(ready))
+    sandbox, runtime, image, limits, edition, ready, shape = row
+    return WarmRecord(
+        sandbox, Runtime(runtime), image, Limits(**json.loads(limits)), edition, bool(ready), read_shape(shape)
+    )
 
 
 @dataclass(frozen=True, slots=True)

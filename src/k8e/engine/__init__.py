@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from k8e.engine.images import Images
 from k8e.link.model import Identity, Sandbox
 from k8e.policy import NOTHING, HostList
 
@@ -35,12 +36,40 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A directory of the machine that a sandbox sees, with the rights there that one user of the machine has. Inside,
+    that user's files are the default user's; other people's files are nobody's, and what only root may do there nobody
+    inside may."""
+
+    source: str  # an absolute path on the machine, as that user finds it
+    target: str  # where it is inside
+    owner: int  # the user
+    writable: bool = False
+    kept: tuple[str, ...] = ()  # below it: cannot be changed, moved or replaced from inside
+    hidden: tuple[str, ...] = ()  # below it: shown empty
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a sandbox is built, beyond its limits: fixed for its life."""
+
+    mounts: tuple[Mount, ...] = ()
+    read_only: bool = False  # nothing can be written but /tmp and what is memory
+    powerless: bool = False  # not even its root has capabilities
+
+
+PLAIN = Shape()
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     runtime: Runtime
-    image: str = "host"
+    image: str = "host"  # or the digest of one of the engine's images
     limits: Limits = Limits()
     hostname: str = "sandbox"
     egress: HostList = NOTHING  # in force before the first process of the sandbox starts
+    shape: Shape = PLAIN
+    shares: str = ""  # the sandbox whose workspace is this one's too, live in both directions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +81,9 @@ class Place:
     workspace: bytes
     env: tuple[tuple[bytes, bytes], ...]  # PATH, HOME, LANG, ...
     loader: bytes = b""  # the library for parked interpreters, inside; empty: there is none
+    workdir: bytes = b"/workspace"  # where commands start that say nothing
+    entrypoint: tuple[bytes, ...] = ()  # what the image puts before a command
+    command: tuple[bytes, ...] = ()  # what it runs when there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +157,21 @@ class Engine(Protocol):
     async def refusals(self, sandbox: str) -> Sequence[Refusal]:
         """What was refused since this was last asked for this sandbox: each is told once."""
 
+    async def stop(self, sandbox: str) -> None:
+        """Ends every process and gives back everything but the files. Fine to call twice, and for one that died."""
+
+    async def start(self, sandbox: str, spec: SandboxSpec) -> None:
+        """Brings a stopped sandbox back, on its own files, also after a reboot. Like `create`; on failure it is
+        stopped as before. The spec is the one it was created with, but for limits and egress."""
+
     async def destroy(self, sandbox: str) -> None:
         """Removes every trace, whatever state it is in. Fine to call twice, or for one that never was."""
 
     async def list(self) -> Sequence[str]:
         """Every sandbox of which any trace exists."""
+
+    @property
+    def images(self) -> Images: ...
 
     async def close(self) -> None:
         """Lets go of the links. Sandboxes live on."""

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import PLAIN, EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine.images import Images
 from k8e.engine.local import disk, host_image
 from k8e.engine.local.bundle import BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
@@ -172,6 +173,8 @@ class LocalEngine:
         self._presence.take()  # if it was given up by `close`
         if spec.image != "host":
             raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
+        if spec.shape != PLAIN or spec.shares:
+            raise EngineError("shape", "only the plain shape exists yet")
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._templates.disk_for(spec.limits)
@@ -327,6 +330,16 @@ class LocalEngine:
         return await self._network.reserve(name)
 
     # Ending ----------------------------------------------------------------------------------------------------------
+
+    async def stop(self, sandbox: str) -> None:
+        raise EngineError("sandbox", "cannot be stopped yet")
+
+    async def start(self, sandbox: str, spec: SandboxSpec) -> None:
+        raise EngineError("sandbox", "cannot be started yet")
+
+    @property
+    def images(self) -> Images:
+        raise EngineError("images", "there are none yet")
 
     async def destroy(self, sandbox: str) -> None:
         work = self._creating.get(sandbox)
