@@ -109,11 +109,13 @@ class Runs:
         )
         await self.sessions.audit.record("run_started", run=record.run_id, **live.identity, **about)
         # At once, because this is on the way of every command.
-        health, _, mark = await asyncio.gather(
-            self.sessions.examine(live),
-            self.sessions.store.insert_run(record, KEPT_RUNS),
-            self.sessions.witness.mark(live),
-        )
+        inserting = asyncio.ensure_future(self.sessions.store.insert_run(record, KEPT_RUNS))
+        try:
+            health = await self.sessions.examine(live)
+            mark = await self.sessions.witness.mark(live)
+        finally:
+            await asyncio.wait({inserting})
+        inserting.result()
         if not health.alive:
             await self.sessions.store.forget_run(record.run_id)
             raise self.sessions.describe_loss(live)

@@ -19,6 +19,7 @@ from k8e.engine.local.mountinfo import read_mounts
 
 _DEADLINE = 30.0
 _BUSY_PAUSE = 0.01  # nothing tells when a group stops being busy
+_PAGE = 4096  # all that is needed of a file of the kernel's
 
 
 def hierarchies() -> list[Path]:
@@ -26,10 +27,27 @@ def hierarchies() -> list[Path]:
     return [mount.point for mount in read_mounts() if mount.kind in ("cgroup", "cgroup2")]
 
 
-def _read_kills(file: Path) -> int:
-    for line in file.read_text().splitlines():
-        key, _, value = line.partition(" ")
-        if key == "oom_kill":
+def _peek(path: str) -> bytes | None:
+    """The beginning of a file, None when there is none. On the way of every command: a quarter of what pathlib and file
+    objects cost."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(descriptor, _PAGE)
+    except OSError as error:
+        if error.errno == errno.ENODEV:  # removed between the two calls
+            return None
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _read_kills(content: bytes) -> int:
+    for line in content.splitlines():
+        key, _, value = line.partition(b" ")
+        if key == b"oom_kill":
             return int(value)
     return 0
 
@@ -69,8 +87,10 @@ class Cgroups:
 
     def alive(self, sandbox: str) -> bool:
         """Whether anybody is left. Asked before every run, so one hierarchy has to do: all hold the same processes."""
-        directory = next(self._directories(sandbox), None)
-        return directory is not None and bool((directory / "cgroup.procs").read_bytes())
+        for hierarchy in self._hierarchies:
+            if (processes := _peek(f"{hierarchy}/{self.name}/{sandbox}/cgroup.procs")) is not None:
+                return bool(processes)
+        return False
 
     def oom_kills(self, sandbox: str) -> int:
         """Asked before and after every run, so where the number stands is looked for once."""
@@ -78,8 +98,7 @@ class Cgroups:
             self._kills = next(self._find_kills(sandbox), None)
         if self._kills is not None:
             hierarchy, file = self._kills
-            with contextlib.suppress(FileNotFoundError):
-                return _read_kills(hierarchy / self.name / sandbox / file)
+            return _read_kills(_peek(f"{hierarchy}/{self.name}/{sandbox}/{file}") or b"")
         return 0
 
     def _find_kills(self, sandbox: str) -> Iterator[tuple[Path, str]]:
