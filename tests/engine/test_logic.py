@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from k8e.engine import Limits
 from k8e.engine.local import bundle, disk, host_image, seccomp
-from k8e.engine.local.bundle import BundleSpec, build_config
+from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import hierarchies
 from k8e.engine.local.host_image import Overlay, host_overlays
 from k8e.engine.local.layout import Layout
@@ -155,6 +155,16 @@ LIMITS = st.builds(
     inodes=st.integers(1, 1 << 32),
     open_files=st.integers(1, 1 << 20),
 )
+BINDS = st.lists(
+    st.builds(
+        Bind,
+        source=st.sampled_from(("disk/workspace", "mounts/0", "mounts/0/x")).map("/state/sandboxes/x/{}".format),
+        target=st.sampled_from(("/workspace", "/workspace/x", "/home/user")),
+        writable=st.booleans(),
+        whole=st.booleans(),
+    ),
+    max_size=3,
+)
 SPECS = st.builds(
     BundleSpec,
     root=st.just("/state/sandboxes/x/disk/root"),
@@ -170,6 +180,7 @@ SPECS = st.builds(
     seccomp=st.just({"defaultAction": "SCMP_ACT_ERRNO"}),
     hard_files=st.integers(1, 1 << 20),
     network=st.just("/proc/1/fd/7"),
+    binds=BINDS,
     hidden=st.lists(FILES.map(os.fspath), max_size=2),
 )
 # Nothing with which one reaches beyond files, ids and signals of the sandbox's own.
@@ -188,9 +199,10 @@ HARMLESS = {
 
 @given(SPECS)
 def test_nothing_of_the_host_is_writable(spec: BundleSpec) -> None:
-    """Binds are of three kinds: the image's, read-only; the agent, read-only; and the sandbox's own disk."""
+    """Binds are of three kinds: the image's, read-only; the agent, read-only; and what is below the sandbox's own
+    directory."""
     config = build_config(spec)
-    own = spec.root.removesuffix("/root")
+    own = spec.root.removesuffix("/disk/root")
     for mount in config["mounts"]:
         if mount["type"] != "bind":
             assert not mount["source"].startswith("/"), "a filesystem of the kernel's"
@@ -199,8 +211,7 @@ def test_nothing_of_the_host_is_writable(spec: BundleSpec) -> None:
         options = set(mount["options"])
         assert {"nosuid", "nodev"} <= options
         assert ("ro" in options) != ("rw" in options)
-        assert "rbind" not in options, "what is mounted below it on the host would come along"
-        if "rw" in options:
+        if "rw" in options or "rbind" in options:  # what is mounted below it on the host comes along
             assert mount["source"].startswith(own + "/"), mount
 
 

@@ -49,6 +49,16 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 
 @dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory or file below the sandbox's own directory on the host, and where it is seen."""
+
+    source: str
+    target: str
+    writable: bool = True
+    whole: bool = False  # with what was mounted below it
+
+
+@dataclass(frozen=True, slots=True)
 class BundleSpec:
     root: str
     agent: str  # the verified binary on the host
@@ -63,11 +73,18 @@ class BundleSpec:
     seccomp: Mapping[str, Any]
     hard_files: int  # what the host lets us set; raising it further may not be allowed
     network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
+    binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
     hidden: Sequence[str] = ()  # files below the overlays that must not be seen
 
 
 def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
-    return {"destination": target, "type": "bind", "source": source, "options": ["bind", "nosuid", "nodev", *options]}
+    return {"destination": target, "type": "bind", "source": source, "options": [*options, "nosuid", "nodev"]}
+
+
+def _own_bind(bind: Bind) -> dict[str, Any]:
+    # Private: what is mounted or unmounted on the host later is the host's business.
+    kind = ("rbind", "rprivate") if bind.whole else ("bind", "private")
+    return _bind(bind.source, bind.target, *kind, "rw" if bind.writable else "ro")
 
 
 def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
@@ -101,12 +118,13 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
             "options": ["nosuid", "nodev", "noexec", "mode=755", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
         }
     )
-    mounts += [_bind(str(overlay.source), overlay.target, "ro") for overlay in spec.overlays]
+    mounts += [_bind(str(overlay.source), overlay.target, "bind", "ro") for overlay in spec.overlays]
     # Without this gVisor would put a tmpfs there, outside the disk's limits.
-    mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "rw"))
-    mounts.append(_bind(spec.agent, AGENT_PATH, "ro"))
-    mounts.append(_bind(spec.loader, LOADER, "ro"))
-    mounts.append(_bind(spec.link, LINK_PATH, "rw", "noexec"))
+    mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "bind", "rw"))
+    mounts += [_own_bind(bind) for bind in spec.binds]
+    mounts.append(_bind(spec.agent, AGENT_PATH, "bind", "ro"))
+    mounts.append(_bind(spec.loader, LOADER, "bind", "ro"))
+    mounts.append(_bind(spec.link, LINK_PATH, "bind", "rw", "noexec"))
     return mounts
 
 

@@ -31,7 +31,19 @@ _LOWEST_FOREIGN_ID = 65536  # below are the machine's own users
 _SEARCH_DEADLINE = 8.0
 _BUSY_ROUNDS = 10
 _SHARED = {"/usr", TOOLS, AGENT_PATH, LOADER, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
-_PRIVATE = {"/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/run", "/tmp", LINK_PATH}
+_PRIVATE = {
+    "/",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/dev/pts",
+    "/dev/shm",
+    "/dev/mqueue",
+    "/run",
+    "/tmp",
+    "/workspace",
+    LINK_PATH,
+}
 _DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
 _IN_DEV = _DEVICES | {"fd", "stdin", "stdout", "stderr", "ptmx", "pts", "shm", "mqueue", "console"}
 _EMULATED = {"fuse", "net"}  # by gVisor's kernel, which has no way to the machine's

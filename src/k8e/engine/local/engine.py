@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from k8e.engine import PLAIN, EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local import disk, host_image
-from k8e.engine.local.bundle import BundleSpec, build_config
+from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
@@ -257,6 +257,7 @@ class LocalEngine:
             seccomp=build_profile(platform.machine(), runtime.native),
             hard_files=hard_files,
             network=namespace,
+            binds=[Bind(os.fspath(paths.workspace), "/workspace")],
             hidden=registries.hidden,
         )
 

@@ -222,8 +222,14 @@ def build_root(target: Path, files: Iterable[tuple[str, bytes]] = ()) -> None:
     set_modes(target)
     for name, mode in {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700, "run/k8e": 0o700}.items():
         (target / name).chmod(mode)
-    for name in ("workspace", "home/user"):
-        give_tree(target / name, USER_ID, USER_ID)
+    give_tree(target / "home/user", USER_ID, USER_ID)
+
+
+def build_workspace(target: Path) -> None:
+    """What is mounted at /workspace: a directory of its own on the disk, so that other sandboxes can share it."""
+    target.mkdir()
+    target.chmod(0o755)  # whatever the umask is
+    os.chown(target, USER_ID, USER_ID)
 
 
 def set_modes(top: Path) -> None:

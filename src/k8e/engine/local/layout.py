@@ -33,6 +33,17 @@ class SandboxPaths:
         return self.disk / "root"
 
     @property
+    def workspace(self) -> Path:
+        """Beside the root and not in it: what is mounted at /workspace, here and perhaps in other sandboxes, is a
+        directory that nobody inside can move or replace."""
+        return self.disk / "workspace"
+
+    @property
+    def mounts(self) -> Path:
+        """Mount points on the host of what the sandbox sees besides its disk."""
+        return self.top / "mounts"
+
+    @property
     def bundle(self) -> Path:
         return self.top / "bundle"
 

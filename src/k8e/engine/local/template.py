@@ -81,6 +81,7 @@ class Templates:
             content.mkdir()
             content.chmod(0o755)
             host_image.build_root(content / "root", registries.files)
+            host_image.build_workspace(content / "workspace")
             final = images / f"host-{host_image.digest_tree(content)}"
             if not final.exists():
                 content.rename(final)
