@@ -1,0 +1,165 @@
+"""Files below a root that somebody else filled: an image's, or one in which a sandbox has run.
+
+Every path is resolved by the kernel with that directory as `/`, so a link leads to where it would lead inside and never
+out (openat2, RESOLVE_IN_ROOT). What is written takes the place of whatever had the name; a link there is not followed.
+Nothing runs below that root meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+_OPENAT2: Final = 437  # the same on every architecture
+_NO_MAGICLINKS: Final = 0x02
+_IN_ROOT: Final = 0x10
+_AGAIN: Final = 128  # the kernel asks for another try when something was renamed meanwhile, anywhere
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class Inside:
+    """`first_id`: the host's id for the sandbox's root; owners are given as the sandbox knows them."""
+
+    def __init__(self, root: Path, first_id: int | None = None) -> None:
+        self._first = first_id or 0
+        self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def __enter__(self) -> Inside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._root)
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The content of a regular file of at most that many bytes; None for everything else."""
+        try:
+            found = self._open(path, os.O_PATH)
+        except OSError:
+            return None
+        try:
+            # Looked at before it is opened: opening can do something where it is no file.
+            status = os.fstat(found)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+                return None
+            with open(f"/proc/self/fd/{found}", "rb") as file:
+                content = file.read(limit + 1)
+        finally:
+            os.close(found)
+        return content if len(content) <= limit else None
+
+    def is_folder(self, path: str) -> bool:
+        with contextlib.suppress(OSError):
+            os.close(self._open(path, os.O_PATH | os.O_DIRECTORY))
+            return True
+        return False
+
+    def write(self, path: str, content: bytes, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
+        """A new file, in a directory that is made if there is none."""
+        parent, _, name = path.rpartition("/")
+        folder = self._make(parent)
+        try:
+            self._clear(folder, name)
+            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            with open(handle, "wb") as file:
+                file.write(content)
+                self._own(handle, mode, owner)
+        finally:
+            os.close(folder)
+
+    def make_folder(self, path: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> None:
+        """With all that lead to it. One that is there stays as it is."""
+        os.close(self._make(path, mode, owner))
+
+    def make_point(self, name: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0), file: bool = False) -> None:
+        """Something at the top that is no link, for a mount to be laid over."""
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(name, flags, dir_fd=self._root)
+            try:
+                kind = os.fstat(handle).st_mode
+            finally:
+                os.close(handle)
+            if stat.S_ISREG(kind) if file else stat.S_ISDIR(kind):
+                return
+            self._clear(self._root, name)
+        if file:
+            self.write(name, b"", mode=mode, owner=owner)
+        else:
+            os.close(self._make_one(self._root, name, mode, owner))
+
+    def give(self, path: str, owner: tuple[int, int], mode: int) -> None:
+        """A directory, to somebody else."""
+        handle = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._own(handle, mode, owner)
+        finally:
+            os.close(handle)
+
+    def _make(self, path: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> int:
+        """Open, for others to be made in it. What is there and no directory gives way."""
+        path = path.rstrip("/")
+        try:
+            return self._open(path or "/", os.O_PATH | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) or not path:
+                raise
+        parent, _, name = path.rpartition("/")
+        folder = self._make(parent)
+        try:
+            self._clear(folder, name)
+            return self._make_one(folder, name, mode, owner)
+        finally:
+            os.close(folder)
+
+    def _make_one(self, folder: int, name: str, mode: int, owner: tuple[int, int]) -> int:
+        os.mkdir(name, 0o700, dir_fd=folder)
+        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            self._own(handle, mode, owner)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    def _own(self, handle: int, mode: int, owner: tuple[int, int]) -> None:
+        os.fchown(handle, self._first + owner[0], self._first + owner[1])
+        os.fchmod(handle, mode)  # whatever the umask is
+
+    @staticmethod
+    def _clear(folder: int, name: str) -> None:
+        """Of a directory only an empty one: what somebody put in there is not ours to throw away."""
+        if name in ("", ".", ".."):
+            raise OSError(errno.EINVAL, "not the name of a file", name)
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(name, dir_fd=folder)
+            except IsADirectoryError:
+                os.rmdir(name, dir_fd=folder)
+
+    def _open(self, path: str, flags: int) -> int:
+        how = _How(flags | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGICLINKS)
+        wanted = os.fsencode(path)
+        for _ in range(_AGAIN):
+            handle: int = _libc.syscall(
+                ctypes.c_long(_OPENAT2),
+                *(ctypes.c_int(self._root), ctypes.c_char_p(wanted)),
+                *(ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))),
+            )
+            if handle >= 0:
+                return handle
+            code = ctypes.get_errno()
+            if code != errno.EAGAIN:
+                raise OSError(code, os.strerror(code), path)
+        raise OSError(errno.EAGAIN, "files are being renamed all the time", path)

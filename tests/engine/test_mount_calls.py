@@ -1,0 +1,107 @@
+"""Mounts that show files as another range of owners, and are nowhere until they are attached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from k8e.engine.local.disk import unmount
+from k8e.engine.local.mounts.kernel import NODEV, NOSUID, RDONLY, Span, attach_mount, change_mount, clone_mount, id_map
+from tests.engine.traces import mount_points
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+FIRST = 0x30000000
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    for uid in (0, 1000, 65535, 65536):
+        (source / str(uid)).write_text("content")
+        os.chown(source / str(uid), uid, uid)
+    return source
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> Iterator[Path]:
+    point = tmp_path / "point"
+    point.mkdir()
+    yield point
+    assert unmount(point)
+
+
+def test_owners_are_shown_in_another_range(source: Path, point: Path) -> None:
+    with id_map([Span(0, FIRST, 65536)]) as namespace:
+        mount = clone_mount(source, RDONLY | NOSUID | NODEV)
+        change_mount(mount, 0, namespace=namespace)
+    attach_mount(mount, point)
+    os.close(mount)
+    nobody = int(Path("/proc/sys/fs/overflowuid").read_text())
+    shown = {name: (point / name).stat().st_uid for name in os.listdir(point)}
+    assert shown == {"0": FIRST, "1000": FIRST + 1000, "65535": FIRST + 65535, "65536": nobody}
+    assert {(source / name).stat().st_uid for name in shown} == {0, 1000, 65535, 65536}
+    with pytest.raises(OSError, match="Read-only"):
+        (point / "0").write_text("changed")
+
+
+def test_users_and_groups_can_be_mapped_differently(source: Path, point: Path) -> None:
+    with id_map([Span(1000, FIRST, 1)], [Span(1000, FIRST + 7, 1)]) as namespace:
+        mount = clone_mount(source)
+        change_mount(mount, 0, namespace=namespace)
+    attach_mount(mount, point)
+    os.close(mount)
+    status = (point / "1000").stat()
+    assert (status.st_uid, status.st_gid) == (FIRST, FIRST + 7)
+
+
+def test_a_mount_that_was_not_attached_is_nowhere(source: Path) -> None:
+    mount = clone_mount(source, RDONLY)
+    try:
+        assert os.stat("1000", dir_fd=mount).st_uid == 1000
+        with pytest.raises(OSError, match="Read-only"):
+            os.mkdir("more", dir_fd=mount)
+        os.mkdir(source / "more")
+        assert not [point for point in mount_points() if point.startswith(os.fspath(source.parent))]
+    finally:
+        os.close(mount)
+
+
+def test_a_link_is_not_followed(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(source)
+    mount = clone_mount(tmp_path / "link")
+    try:
+        assert os.readlink(f"/proc/self/fd/{mount}") != os.fspath(source)
+        with pytest.raises(NotADirectoryError):
+            os.listdir(mount)
+    finally:
+        os.close(mount)
+
+
+def children() -> set[str]:
+    line = f"PPid:\t{os.getpid()}\n".encode()
+    return {path.parent.name for path in Path("/proc").glob("[0-9]*/stat") if line in status(path)}
+
+
+def status(path: Path) -> bytes:
+    try:
+        return path.with_name("status").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def test_a_mapping_leaves_no_process_behind() -> None:
+    before = children()
+    with id_map([Span(0, FIRST, 65536)]):
+        assert children() == before
+
+
+def test_a_mapping_that_the_kernel_refuses_is_an_error() -> None:
+    with pytest.raises(OSError, match="Invalid argument"), id_map([Span(0, FIRST, 10), Span(5, FIRST, 10)]):
+        raise AssertionError("mapped")
+    with pytest.raises(OSError, match="No such"):
+        clone_mount(Path("/nonexistent"))
