@@ -27,6 +27,7 @@ from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.mounts.sharing import share_workspace
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
@@ -173,7 +174,7 @@ class LocalEngine:
         self._presence.take()  # if it was given up by `close`
         if spec.image != "host":
             raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
-        if spec.shape != PLAIN or spec.shares:
+        if spec.shape != PLAIN:
             raise EngineError("shape", "only the plain shape exists yet")
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
@@ -222,7 +223,8 @@ class LocalEngine:
                 self._network.open(sandbox, spec.egress, spec.hostname),
                 finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id),
             )
-            config = self._bundle(sandbox, spec, runtime, record, namespace, registries)
+            binds = await finish_in_thread(self._bind, spec, record, paths)
+            config = self._bundle(sandbox, spec, runtime, record, namespace, registries, binds)
             await finish_in_thread(lay_out, paths, record, wire, build_config(config))
             await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
         finally:
@@ -232,6 +234,13 @@ class LocalEngine:
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
 
+    def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths) -> Sequence[Bind]:
+        """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
+        workspace = paths.workspace
+        if spec.shares:
+            workspace = share_workspace(self.layout.sandbox(spec.shares), paths, record.first_id)
+        return [Bind(os.fspath(workspace), "/workspace")]
+
     def _bundle(
         self,
         sandbox: str,
@@ -240,6 +249,7 @@ class LocalEngine:
         record: Record,
         namespace: str,
         registries: Registries,
+        binds: Sequence[Bind],
     ) -> BundleSpec:
         paths = self.layout.sandbox(sandbox)
         _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -257,7 +267,7 @@ class LocalEngine:
             seccomp=build_profile(platform.machine(), runtime.native),
             hard_files=hard_files,
             network=namespace,
-            binds=[Bind(os.fspath(paths.workspace), "/workspace")],
+            binds=binds,
             hidden=registries.hidden,
         )
 
