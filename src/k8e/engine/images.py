@@ -18,6 +18,7 @@ class Image:
     workdir: str = ""
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # as the archive that it came in calls it: somebody's word
 
 
 @dataclass(frozen=True, slots=True)

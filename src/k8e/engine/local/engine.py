@@ -26,13 +26,14 @@ from k8e.engine.local import disk, host_image
 from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
+from k8e.engine.local.images import LocalImages
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.sharing import share_workspace
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
-from k8e.engine.local.registries import Registries
+from k8e.engine.local.registries import CA_BUNDLE, Registries
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
 from k8e.engine.local.template import Templates
@@ -76,6 +77,7 @@ class LocalEngine:
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
         self._templates = Templates(self.layout, self._tools)
+        self._images = LocalImages(self.layout, trust=self._more_trusted)
         self._ids = IdRanges(self.layout)
         self._network = Network(
             self.layout.tag,
@@ -350,7 +352,12 @@ class LocalEngine:
 
     @property
     def images(self) -> Images:
-        raise EngineError("images", "there are none yet")
+        return self._images
+
+    async def _more_trusted(self) -> str:
+        """Whom this machine's package clients trust, its image registries may be signed by too."""
+        files = dict((await self._templates.registries()).files)
+        return files.get(CA_BUNDLE, b"").decode()
 
     async def destroy(self, sandbox: str) -> None:
         work = self._creating.get(sandbox)

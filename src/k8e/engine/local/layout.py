@@ -75,6 +75,16 @@ class Layout:
         return self.state / "images"
 
     @property
+    def layers(self) -> Path:
+        """Of OCI images, unpacked: each a lower directory of overlayfs, under the hex sha256 of its archive."""
+        return self.state / "layers"
+
+    @property
+    def oci(self) -> Path:
+        """The records of OCI images, and what is under way (images/store.py)."""
+        return self.state / "oci"
+
+    @property
     def agents(self) -> Path:
         return self.state / "agents"
 

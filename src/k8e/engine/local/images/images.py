@@ -1,0 +1,110 @@
+"""The images of this machine's engine: puts the store, archives, registries and the builder together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from k8e.engine import EngineError
+from k8e.engine.images import Credentials, Image, Progress, Report
+from k8e.engine.local.images.layers import Cancelled
+from k8e.engine.local.images.limits import USUAL, ImageLimits
+from k8e.engine.local.images.store import Store
+from k8e.engine.local.layout import Layout
+
+T = TypeVar("T")
+
+
+async def trust_system() -> str:
+    """No certificates besides those that OpenSSL finds by itself."""
+    return ""
+
+
+class LocalImages:
+    """Implements `engine.images.Images`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        trust: Callable[[], Awaitable[str]] = trust_system,
+        limits: ImageLimits = USUAL,
+        store: Store | None = None,
+    ) -> None:
+        """`trust` gives more certificates that the machine trusts, in PEM."""
+        self.store = store or Store(layout)
+        self._layout = layout
+        self._trust = trust
+        self._limits = limits
+        self._machine = platform.machine()
+        self._cleaned: asyncio.Task[None] | None = None
+
+    async def pull(self, reference: str, credentials: Credentials | None, report: Report) -> Image:
+        raise EngineError("image", "cannot be pulled yet", "`k8e image import` takes what `docker save` writes.")
+
+    async def build_base(self, report: Report) -> Image:
+        raise EngineError("image", "cannot be built yet")
+
+    async def add(self, archive: Path, report: Report) -> Image:
+        from k8e.engine.local.images.archive import import_archive
+
+        await self._clean()
+        tell = self._teller("importing", report)
+        return await self._work(
+            lambda stop: import_archive(archive, self.store, self._machine, self._limits, stop, tell)
+        )
+
+    async def find(self, digest: str) -> Image | None:
+        return await asyncio.to_thread(self.store.find, digest)
+
+    async def list(self) -> Sequence[Image]:
+        return await asyncio.to_thread(self.store.list)
+
+    async def retain(self, digests: Collection[str]) -> int:
+        await self._clean()
+        try:
+            return await asyncio.to_thread(self.store.retain, digests)
+        except OSError as error:
+            raise EngineError("image", f"cannot be removed: {error}") from error
+
+    async def _clean(self) -> None:
+        """Once, before anything is under way."""
+        if self._cleaned is None:
+            self._cleaned = asyncio.create_task(asyncio.to_thread(self.store.clean))
+        try:
+            await asyncio.shield(self._cleaned)
+        except OSError as error:
+            self._cleaned = None
+            raise EngineError("image", f"the store cannot be used: {error}") from error
+
+    async def _work(self, work: Callable[[threading.Event], T]) -> T:
+        """In a thread, which is told when nobody waits any more, and waited for."""
+        stop = threading.Event()
+        task = asyncio.ensure_future(asyncio.to_thread(work, stop))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
+            raise
+        except Cancelled as error:
+            raise EngineError("image", "it was cancelled") from error
+        except OSError as error:
+            cause = os.strerror(error.errno) if error.errno else str(error)
+            raise EngineError("image", f"the store cannot be written: {cause}") from error
+
+    def _teller(self, step: str, report: Report) -> Callable[[int, int], None]:
+        """From a thread."""
+        loop = asyncio.get_running_loop()
+
+        def tell(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(report, Progress(step, done, total))
+
+        return tell

@@ -1,0 +1,21 @@
+"""How much of a stranger's image is taken. Above these it is a bomb, or nothing that anybody would start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    bytes: int = 16 << 30  # of all files of a layer, and of its archive
+    entries: int = 2_000_000
+    path: int = 4095
+    depth: int = 512
+    ratio: int = 400  # unpacked to packed; gzip itself ends at about 1000, programs and text stay below 20
+    ratio_from: int = 128 << 20  # bytes unpacked, below which nobody is hurt
+    layers: int = 127  # as other tools have it
+    manifest: int = 4 << 20  # bytes of anything that is parsed
+    archive_entries: int = 10_000  # of an archive that is imported
+
+
+USUAL = ImageLimits()
