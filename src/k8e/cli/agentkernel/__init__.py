@@ -1,0 +1,30 @@
+"""The command line `agentkernel`: a second front door to the same daemon (docs/agentkernel.md).
+
+Every command is a module of its own with `main(arguments)`, found by the table in `commands.py` and imported when it is
+asked for: a person or an agent waits for this process (see k8e.cli for what imports cost).
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    from k8e.cli.ending import ending_well
+
+    return ending_well(choose, sys.argv[1:])
+
+
+def choose(arguments: list[str]) -> int:
+    from k8e.cli.agentkernel.commands import COMMANDS, show_help
+    from k8e.cli.agentkernel.telling import tell
+    from k8e.cli.ending import Failure
+
+    word = arguments[0] if arguments else "--help"
+    try:
+        if word not in COMMANDS:
+            return show_help(word)
+        return COMMANDS[word].load()(arguments[1:])
+    except Failure as failure:
+        tell(failure.body)
+        return COMMANDS[word].failed if word in COMMANDS and COMMANDS[word].failed else failure.status

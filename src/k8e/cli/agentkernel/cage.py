@@ -1,0 +1,93 @@
+"""From options to a cage: gathers what the pure rooms must know (folder, home, files, trust) and lets them decide."""
+
+from __future__ import annotations
+
+import os
+
+from k8e.cli.ending import Failure
+from k8e.profiles.problem import Problem
+from k8e.profiles.scene import Scene
+from k8e.profiles.trust import decide
+from k8e.profiles.wishes import NOTHING_SAID
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from k8e.cli.agentkernel.options import CageOptions
+    from k8e.profiles.config import Config
+    from k8e.profiles.effective import Cage
+
+FILE_NAME = "agentkernel.toml"
+START = 256  # bytes of a script that are looked at
+
+
+def prepare(
+    options: CageOptions, command: Sequence[str] = (), *, name: str = "", persistent: bool = False
+) -> tuple[Cage, Config | None]:
+    """The cage, and the file that had a say in it. Raises Failure."""
+    try:
+        scene = look_around()
+        file, trusted = find_file(options.config)
+        user = read_user_config()
+        wishes = user.wishes if user else NOTHING_SAID
+        cage = decide(
+            options.wishes, scene, command, user=wishes, file=file, trusted=trusted, name=name, persistent=persistent
+        )
+    except Problem as problem:
+        raise Failure.of(problem.body) from problem
+    return cage, file
+
+
+def look_around() -> Scene:
+    try:
+        cwd = os.path.realpath(os.getcwd())
+        names = frozenset(os.listdir(cwd))
+    except OSError:  # gone, or not ours to look into: then it is no project
+        cwd, names = "", frozenset()
+    return Scene(cwd, find_home(), names, os.environ, os.path.lexists, read_start)
+
+
+def find_home() -> str:
+    home = os.environ.get("HOME", "")
+    return os.path.realpath(home) if home.startswith("/") else ""
+
+
+def read_start(path: str) -> bytes:
+    """Nothing when it is not a file that can be read; without waiting for anybody."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, START)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def find_file(named: str | None) -> tuple[Config | None, bool]:
+    """The project's file, and whether it is trusted: because it was named, or because somebody said so."""
+    if named is None and not os.path.lexists(FILE_NAME):
+        return None, False
+    from k8e.cli.agentkernel.files import find_named, find_own
+
+    return find_named(named) if named is not None else find_own()
+
+
+def read_user_config() -> Config | None:
+    path = os.path.join(config_folder(), "config.toml")
+    if not os.path.lexists(path):
+        return None
+    from k8e.cli.agentkernel.files import read_user
+
+    return read_user(path)
+
+
+def config_folder() -> str:
+    return os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "agentkernel")
+
+
+def state_folder() -> str:
+    return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "agentkernel")

@@ -1,0 +1,97 @@
+"""agentkernel.toml and the user's own configuration on disk, and what the user trusts."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+
+from k8e.cli.agentkernel.cage import FILE_NAME, state_folder
+from k8e.profiles.config import MAX_SIZE, Config, read_config
+from k8e.profiles.problem import Problem
+from k8e.profiles.trust import Trusted, is_trusted, read_trusted, write_trusted
+
+
+def find_named(path: str) -> tuple[Config, bool]:
+    """One that somebody named is meant, whatever it is."""
+    return parse(read_bytes(path, follow=True), path), True
+
+
+def find_own() -> tuple[Config, bool]:
+    """The one in the working directory. A link is refused: it would borrow the trust of another place."""
+    content = read_bytes(FILE_NAME, follow=False)
+    config = parse(content, FILE_NAME)
+    return config, is_trusted(load_trusted(), os.path.realpath(FILE_NAME), content)
+
+
+def read_user(path: str) -> Config:
+    content = read_bytes(path, follow=True)
+    found = os.stat(path)
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        raise Problem(
+            "config_untrusted",
+            f"{path} could be changed by somebody else",
+            hint=f"chown it to yourself, and chmod go-w {path}",
+        )
+    config = parse(content, path)
+    for wish in ("name", "files"):
+        if wish in config.wishes.said:
+            raise Problem("config_invalid", f"{config.where(wish)} belongs into a project's file, not into yours")
+    return config
+
+
+def read_bytes(path: str, *, follow: bool) -> bytes:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if not follow and os.path.islink(path):
+            raise Problem(
+                "config_link",
+                f"{path} is a link, and links are not followed",
+                detail=f"to {os.readlink(path)}",
+                hint="put the file itself there, or name the one that is meant: --config FILE",
+            ) from error
+        raise Problem("config_unreadable", f"{path} cannot be read", detail=str(error)) from error
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Problem("config_unreadable", f"{path} is no file")
+        content = file.read(MAX_SIZE + 1)
+    if len(content) > MAX_SIZE:
+        raise Problem("config_unreadable", f"{path} has more than {MAX_SIZE} bytes")
+    return content
+
+
+def parse(content: bytes, path: str) -> Config:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise Problem("config_syntax", f"{path} is not UTF-8", detail=str(error)) from error
+    return read_config(text, path)
+
+
+# Trust
+
+
+def load_trusted() -> tuple[Trusted, ...]:
+    try:
+        with open(os.path.join(state_folder(), "trusted.json"), encoding="utf-8") as file:
+            return read_trusted(file.read(1 << 20))
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ()
+    except OSError as error:
+        raise Problem("trust_unreadable", "what you trust cannot be read", detail=str(error)) from error
+
+
+def save_trusted(entries: tuple[Trusted, ...]) -> None:
+    folder = state_folder()
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(prefix=".trusted.", dir=folder)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(write_trusted(entries))
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(draft, os.path.join(folder, "trusted.json"))
+    except OSError as error:
+        raise Problem("trust_unwritable", "what you trust cannot be written down", detail=str(error)) from error

@@ -1,0 +1,120 @@
+"""What `run` and `sandbox create` can be told about the cage: one table, for argparse and for a plain reader."""
+
+from __future__ import annotations
+
+from k8e.cli.ending import Failure
+from k8e.profiles.mode import MODES
+from k8e.profiles.profile import PROFILES
+from k8e.profiles.wishes import Wishes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from typing import Any
+
+
+def read_choice(words: Any) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return read
+
+
+def read_cpus(text: str) -> float:
+    value = float(text)
+    if not 0.01 <= value <= 1024:
+        raise ValueError(text)
+    return value
+
+
+def read_size(text: str) -> int:
+    from k8e.cli.commands import read_size
+
+    return read_size(text)
+
+
+class CageOptions:
+    """As the command line said it."""
+
+    def __init__(self) -> None:
+        self.image: str | None = None
+        self.profile: str | None = None
+        self.compatibility_mode: str | None = None
+        self.config: str | None = None
+        self.no_network = False
+        self.allowed_hosts: list[str] = []
+        self.env: list[str] = []
+        self.cpus: float | None = None
+        self.memory: int | None = None
+        self.disk: int | None = None
+        self.pids: int | None = None
+        self.dry_run = False
+        self.json = False
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(
+            image=self.image,
+            profile=self.profile,
+            mode=self.compatibility_mode,
+            network=False if self.no_network else None,
+            allowed_hosts=split_hosts(self.allowed_hosts) if self.allowed_hosts else None,
+            cpus=self.cpus,
+            memory=self.memory,
+            disk=self.disk,
+            pids=self.pids,
+            env=tuple(split_assignment(each) for each in self.env) or None,
+        )
+
+
+# What reads the value (None: a flag; list: may come several times), what it is called, what it is for.
+OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
+    "--image": (str, "NAME", "an image, instead of the one that fits the command; `host`: this machine's own tools"),
+    "--profile": (read_choice(PROFILES), "NAME", "restrictive, moderate (default) or permissive"),
+    "--compatibility-mode": (read_choice(MODES), "NAME", "native (default), claude, codex or gemini"),
+    "--config": (str, "FILE", "this agentkernel.toml, which you thereby trust, instead of the folder's own"),
+    "--no-network": (None, "", "nothing but loopback"),
+    "--allowed-hosts": (list, "HOSTS", "what it may reach, instead of what profile and mode say; commas between"),
+    "--env": (list, "NAME=VALUE", "a variable; may be given several times"),
+    "--cpus": (read_cpus, "N", "default: the machine's, usually 0.5"),
+    "--memory": (read_size, "SIZE", "such as 512m or 2g; default: the machine's, usually 512m"),
+    "--disk": (read_size, "SIZE", "default: the machine's, usually 2g"),
+    "--pids": (int, "N", "processes and threads at once; default: the machine's, usually 512"),
+    "--dry-run": (None, "", "show what the sandbox would be, and make none"),
+    "--json": (None, "", "print JSON"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    from k8e.cli.parser import read_with
+
+    defaults = vars(CageOptions())
+    for name, (read, noun, about) in OPTIONS.items():
+        default = defaults[name[2:].replace("-", "_")]
+        if read is None:
+            parser.add_argument(name, action="store_true", help=about)
+        elif read is list:
+            parser.add_argument(name, action="append", default=default, metavar=noun, help=about)
+        else:
+            parser.add_argument(name, type=read_with(read, noun), default=default, metavar=noun, help=about)
+
+
+def read_parsed(parsed: argparse.Namespace) -> CageOptions:
+    options = CageOptions()
+    for name in vars(options):
+        setattr(options, name, getattr(parsed, name))
+    return options
+
+
+def split_assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise Failure("usage", "--env takes NAME=VALUE")
+    return name, value
+
+
+def split_hosts(values: list[str]) -> tuple[str, ...]:
+    return tuple(host.strip() for value in values for host in value.split(",") if host.strip())

@@ -1,0 +1,46 @@
+"""What is said to people, on stderr: stdout belongs to results. Names and errors may come from anywhere, so nothing in
+them acts on a terminal."""
+
+from __future__ import annotations
+
+from k8e.cli.ending import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def clean(text: str) -> str:
+    """One line, in which nothing acts on a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for letter in text
+    )
+
+
+def say(line: str) -> None:
+    write_all(2, f"agentkernel: {clean(line)}\n".encode("utf-8", "backslashreplace"))
+
+
+def tell(body: Mapping[str, str]) -> None:
+    """An error: what, why, what to do, and the code that programs look for."""
+    say(f"{body['error']} [{body['code']}]")
+    for name in ("detail", "hint"):
+        if body.get(name):
+            say(f"  {name}: {body[name]}")
+
+
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """For people; programs ask for JSON."""
+    table = [tuple(heads), *(tuple(clean(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    write_all(1, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+
+
+def show_json(value: object) -> None:
+    import json
+
+    write_all(1, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")

@@ -1,0 +1,85 @@
+"""`agentkernel trust`: lets an agentkernel.toml ask for more than the command line does, as it is now."""
+
+from __future__ import annotations
+
+import os
+
+from k8e.cli.agentkernel.cage import FILE_NAME, read_user_config
+from k8e.cli.agentkernel.files import load_trusted, parse, read_bytes, save_trusted
+from k8e.cli.agentkernel.parsing import make_parser
+from k8e.cli.agentkernel.telling import clean, say, show_json, show_table
+from k8e.cli.ending import Failure, write_all
+from k8e.profiles.problem import Problem
+from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust
+from k8e.profiles.wishes import NOTHING_SAID
+
+ABOUT = """\
+Lets the agentkernel.toml of a project ask for more than you do: mounts, hosts, an image, resources. It shows what the
+file opens and remembers the file by its place and content: when it changes, it is not trusted any more.
+
+  agentkernel trust
+  agentkernel trust --list
+  agentkernel trust --revoke
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = make_parser("trust", ABOUT)
+    parser.add_argument("file", nargs="?", default=FILE_NAME, metavar="FILE", help=f"default: {FILE_NAME}")
+    parser.add_argument("--revoke", action="store_true", help="trust it no longer")
+    parser.add_argument("--list", action="store_true", help="show what you trust")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parsed = parser.parse_args(arguments)
+    try:
+        if parsed.list:
+            return show_trusted(as_json=parsed.json)
+        path = os.path.realpath(parsed.file)
+        change = take_back if parsed.revoke else give
+        return change(parsed.file, path, as_json=parsed.json)
+    except Problem as problem:
+        raise Failure.of(problem.body) from problem
+
+
+def give(named: str, path: str, *, as_json: bool) -> int:
+    content = read_bytes(named, follow=False)
+    config = parse(content, named)
+    user = read_user_config()
+    opens = find_widenings(NOTHING_SAID, user.wishes if user else NOTHING_SAID, config)
+    save_trusted(trust(load_trusted(), path, content))
+    if as_json:
+        show_json({"ok": True, "path": path, "opens": [{"where": each.where, "what": each.way} for each in opens]})
+        return 0
+    for each in opens:
+        write_all(1, f"{clean(each.where)}: {clean(each.way)}\n".encode("utf-8", "backslashreplace"))
+    say(f"{path} is trusted as it is now" + ("" if opens else "; it asks for nothing that needs it"))
+    return 0
+
+
+def take_back(named: str, path: str, *, as_json: bool) -> int:
+    before = load_trusted()
+    after = revoke(before, path)
+    if len(after) == len(before):
+        raise Problem("not_trusted", f"{path} was not trusted", hint="agentkernel trust --list")
+    save_trusted(after)
+    if as_json:
+        show_json({"ok": True, "path": path})
+    else:
+        say(f"{path} is not trusted any more")
+    return 0
+
+
+def show_trusted(*, as_json: bool) -> int:
+    rows = [(each.path, describe(each.path)) for each in load_trusted()]
+    if as_json:
+        show_json({"trusted": [{"path": path, "state": state} for path, state in rows]})
+    else:
+        show_table(("FILE", "STATE"), rows)
+    return 0
+
+
+def describe(path: str) -> str:
+    try:
+        content = read_bytes(path, follow=False)
+    except Problem:
+        return "gone"
+    return "trusted" if is_trusted(load_trusted(), path, content) else "changed since, not trusted"

@@ -1,0 +1,357 @@
+"""agentkernel.toml, read strictly: whatever is not understood is an error with its line. Pure.
+
+Every key is honoured or refused. What the original's files may also have, and we do not do, is refused with what to do
+instead, because a key that is ignored is a sandbox that is different from what somebody thinks.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from k8e.policy import HostList, InvalidEntry
+from k8e.profiles.effective import check_name, find_language
+from k8e.profiles.lines import find_lines
+from k8e.profiles.mode import MODES
+from k8e.profiles.problem import Problem
+from k8e.profiles.profile import PROFILES
+from k8e.profiles.record import Record
+from k8e.profiles.wishes import FileWish, Wishes
+
+MAX_SIZE: Final = 256 << 10
+FILE_NAME: Final = "agentkernel.toml"
+AGENTS: Final = ("claude", "codex", "gemini")
+
+REFUSED: Final = {
+    "build": "images are not built here: build it with podman or docker, `k8e image import` it, name it in base_image",
+    "network": "vsock belongs to another kind of sandbox: leave the section out",
+    "orchestrator": "sandboxes live on this machine: leave the section out",
+    "enterprise": "the machine's administrator decides in k8e.toml (docs/settings.md): leave the section out",
+    "security.commands": "what may be run is not decided by a command's name, which any program can have: leave it out",
+    "security.seccomp": "system calls are always filtered, by the engine's own list: leave it out",
+    "security.domains.block": "what is not listed is blocked: write allow and allowlist_only = true",
+}
+
+
+class AgentPool(Record):
+    """`[daemon.agents.NAME]`: how many sandboxes an agent's mode has ready."""
+
+    name: str
+    min_warm: int
+    runtime: str = ""  # a language; empty: the machine's own tools
+
+
+class DaemonWish(Record):
+    min_warm: int = 0
+    max_warm: int | None = None
+    agents: tuple[AgentPool, ...] = ()
+
+
+class Config(Record):
+    file: str
+    wishes: Wishes = Wishes()
+    preferred: str = ""  # the agent that commands mean which name none
+    daemon: DaemonWish | None = None
+    places: Mapping[str, tuple[str, int]] = {}
+
+    def where(self, wish: str) -> str:
+        key, line = self.places.get(wish, (wish, 0))
+        return f"{self.file}:{line}: {key}" if line else f"{self.file}: {key}"
+
+
+def read_config(text: str, file: str) -> Config:
+    """Raises Problem."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Problem("config_syntax", f"{file} is not TOML", detail=str(error)) from error
+    except RecursionError as error:
+        raise Problem("config_syntax", f"{file} is nested too deeply") from error
+    return _Reader(file, find_lines(text)).read(table)
+
+
+class _Reader:
+    def __init__(self, file: str, lines: Mapping[tuple[str, ...], int]) -> None:
+        self._file = file
+        self._lines = lines
+        self._wishes: dict[str, Any] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        self._allowlist_only: bool | None = None
+
+    def read(self, table: Mapping[str, Any]) -> Config:
+        known = ("sandbox", "agent", "security", "resources", "daemon", "files")
+        for name, content in table.items():
+            self._check_known((name,), known)
+            if name == "files":
+                self._read_files(content)
+            elif not isinstance(content, dict):
+                self._refuse((name,), "is not a section", f"[{name}]")
+        for name in ("sandbox", "security", "resources"):
+            self._read_section((name,), table.get(name, {}), WISHES[name])
+        self._read_domains(table.get("security", {}).get("domains"))
+        preferred = self._read_agent(table.get("agent", {}))
+        daemon = self._read_daemon(table["daemon"]) if "daemon" in table else None
+        return Config(self._file, Wishes(**self._wishes), preferred, daemon, self._places)
+
+    def _read_section(self, path: tuple[str, ...], content: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+        for name, value in content.items():
+            here = (*path, name)
+            if here == ("security", "domains"):
+                continue
+            self._check_known(here, tuple(kinds))
+            wish, allowed, read = kinds[name]
+            if wish in self._wishes:
+                self._refuse(here, f"says the same as {self._places[wish][0]}", "leave one of them out")
+            self._wish(wish, here, self._read(here, value, allowed, read))
+
+    def _read_agent(self, content: Mapping[str, Any]) -> str:
+        preferred = ""
+        for name, value in content.items():
+            here = ("agent", name)
+            self._check_known(here, ("preferred", "compatibility_mode"))
+            if name == "preferred":
+                preferred = self._read(here, value, _list(AGENTS), one_of(AGENTS))
+            else:
+                self._wish("mode", here, self._read(here, value, _list(MODES), one_of(MODES)))
+        return preferred
+
+    def _read_domains(self, content: Any) -> None:
+        if content is None:
+            return
+        path = ("security", "domains")
+        if not isinstance(content, dict):
+            self._refuse(path, "is not a section", "[security.domains]")
+        hosts: tuple[str, ...] | None = None
+        only = False
+        for name, value in content.items():
+            here = (*path, name)
+            self._check_known(here, ("allow", "allowlist_only"))
+            if name == "allow":
+                hosts = self._read(here, value, "a list of hosts", read_hosts)
+            else:
+                only = self._read(here, value, "true or false", read_flag)
+        if hosts is None and not only:
+            return
+        if "allowed_hosts" in self._wishes:
+            self._refuse(path, "says the same as security.allowed_hosts", "leave one of them out")
+        self._wish("allowed_hosts" if only else "more_hosts", (*path, "allow"), hosts or ())
+
+    def _read_files(self, content: Any) -> None:
+        if not isinstance(content, list):
+            self._refuse(("files",), "is not a list of tables", "[[files]]")
+        files = []
+        for index, entry in enumerate(content):
+            path = ("files", str(index))
+            if not isinstance(entry, dict):
+                self._refuse(path, "is not a table", "[[files]]")
+            for name in entry:
+                self._check_known((*path, name), ("source", "dest", "mode"))
+            for name in ("source", "dest"):
+                if name not in entry:
+                    self._refuse(path, f"has no {name}", "source and dest")
+            source = self._read((*path, "source"), entry["source"], "a path", read_text)
+            dest = self._read((*path, "dest"), entry["dest"], "an absolute path", read_absolute)
+            mode = self._read((*path, "mode"), entry.get("mode", "0644"), 'text such as "0644"', read_mode)
+            files.append(FileWish(source, dest, mode))
+        self._wish("files", ("files",), tuple(files))
+
+    def _read_daemon(self, content: Mapping[str, Any]) -> DaemonWish:
+        numbers: dict[str, int] = {}
+        pools: list[AgentPool] = []
+        for name, value in content.items():
+            here = ("daemon", name)
+            self._check_known(here, ("min_warm", "max_warm", "agents"))
+            if name == "agents":
+                pools = self._read_pools(here, value)
+            else:
+                numbers[name] = self._read(here, value, "0 to 1000", read_count(0, 1000))
+        if numbers.get("min_warm", 0) > numbers.get("max_warm", 1000):
+            self._refuse(("daemon", "min_warm"), "is more than max_warm", "not more than max_warm")
+        self._places["daemon"] = ("[daemon]", self._line(("daemon",)))
+        return DaemonWish(**numbers, agents=tuple(pools))
+
+    def _read_pools(self, path: tuple[str, ...], content: Any) -> list[AgentPool]:
+        if not isinstance(content, dict):
+            self._refuse(path, "is not a section", "[daemon.agents.NAME]")
+        pools = []
+        for agent, entry in content.items():
+            here = (*path, agent)
+            self._check_known(here, tuple(MODES))
+            if not isinstance(entry, dict):
+                self._refuse(here, "is not a section", f"[daemon.agents.{agent}]")
+            for name in entry:
+                self._check_known((*here, name), ("min_warm", "runtime"))
+            number = self._read((*here, "min_warm"), entry.get("min_warm", 1), "0 to 1000", read_count(0, 1000))
+            runtime = entry.get("runtime", "")
+            if runtime != "":
+                self._read((*here, "runtime"), runtime, "a language", read_language)
+            pools.append(AgentPool(agent, number, runtime))
+        return pools
+
+    # Keys
+
+    def _wish(self, wish: str, path: tuple[str, ...], value: Any) -> None:
+        self._wishes[wish] = value
+        self._places[wish] = (".".join(path), self._line(path))
+
+    def _read(self, path: tuple[str, ...], value: Any, allowed: str, read: Callable[[Any], Any]) -> Any:
+        try:
+            return read(value)
+        except Problem as problem:
+            self._refuse(path, f"{problem.error}", problem.hint, value)
+        except ValueError as error:
+            self._refuse(path, str(error), f"allowed: {allowed}", value)
+
+    def _check_known(self, path: tuple[str, ...], known: tuple[str, ...]) -> None:
+        key = ".".join(path)
+        if hint := REFUSED.get(key):
+            raise Problem("config_refused", f"{self._place(path)}: {key} cannot be honoured", hint=hint)
+        if path[-1] not in known:
+            section = ".".join(path[:-1])
+            what = f"there is no key {path[-1]} in [{section}]" if section else f"there is no section [{path[-1]}]"
+            raise Problem("config_unknown", f"{self._place(path)}: {what}", hint=f"one of: {', '.join(known)}")
+
+    def _refuse(self, path: tuple[str, ...], cause: str, hint: str, value: object = None) -> NoReturn:
+        detail = "" if value is None else f"it is {value!r}"[:200]
+        raise Problem("config_invalid", f"{self._place(path)}: {'.'.join(path)} {cause}", detail=detail, hint=hint)
+
+    def _place(self, path: tuple[str, ...]) -> str:
+        line = self._line(path)
+        return f"{self._file}:{line}" if line else self._file
+
+    def _line(self, path: tuple[str, ...]) -> int:
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 0)
+
+
+# Kinds of values: what is wrong is a ValueError
+
+
+def _list(words: Any) -> str:
+    return ", ".join(words)
+
+
+def one_of(words: Any) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError("is none of what is allowed")
+        return value
+
+    return read
+
+
+def read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("is not true or false")
+    return value
+
+
+def read_text(value: Any) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("is not text")
+    return value
+
+
+def read_absolute(value: Any) -> str:
+    text = read_text(value)
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise ValueError("is not an absolute path")
+    return text
+
+
+def read_mode(value: Any) -> int:
+    text = read_text(value)
+    if not 3 <= len(text) <= 4 or not set(text) <= set("01234567") or int(text, 8) > 0o777:
+        raise ValueError("is not the mode of a file")
+    return int(text, 8)
+
+
+def read_count(lowest: int, highest: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError("is not a whole number")
+        if not lowest <= value <= highest:
+            raise ValueError("is out of range")
+        return value
+
+    return read
+
+
+def read_cpus(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("is not a number")
+    if not 0.01 <= value <= 1024:
+        raise ValueError("is out of range")
+    return float(value)
+
+
+def read_size(lowest: int, highest: int) -> Callable[[Any], int]:
+    units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+    def read(value: Any) -> int:
+        size = value
+        if isinstance(value, str):
+            number, unit = value[:-1].rstrip(), value[-1:].lower()
+            if unit.isdecimal():
+                number, unit = value, ""
+            if not number.isascii() or not number.isdecimal() or unit not in units:
+                raise ValueError('is not a size (bytes, or text such as "512m")')
+            size = int(number) * units[unit]
+        return read_count(lowest, highest)(size)
+
+    return read
+
+
+def read_megabytes(value: Any) -> int:
+    return read_count(16, 1 << 24)(value) << 20
+
+
+def read_hosts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError("is not a list of hosts")
+    try:
+        return HostList.parse(value).texts
+    except InvalidEntry as error:
+        raise Problem("invalid_host", f"has an entry {error.text!r}: {error.cause}", hint=error.hint) from error
+
+
+def read_image(value: Any) -> str:
+    text = read_text(value)
+    if text.startswith("-") or not text.isascii() or not text.isprintable() or " " in text or len(text) > 255:
+        raise ValueError("is not the name of an image")
+    return text
+
+
+def read_language(value: Any) -> str:
+    text = read_text(value)
+    find_language(text)
+    return text
+
+
+Kind = tuple[str, str, Callable[[Any], Any]]  # the wish it is, what is allowed, and what reads it
+WISHES: Final[Mapping[str, Mapping[str, Kind]]] = {
+    "sandbox": {
+        "name": ("name", "1 to 63 of A-Z a-z 0-9 _ -", lambda value: check_name(read_text(value))),
+        "runtime": ("language", "a language", read_language),
+        "base_image": ("image", "the name of an image", read_image),
+    },
+    "security": {
+        "profile": ("profile", _list(PROFILES), one_of(PROFILES)),
+        "network": ("network", "true or false", read_flag),
+        "mount_cwd": ("mount_cwd", "true or false", read_flag),
+        "mount_home": ("mount_home", "true or false", read_flag),
+        "pass_env": ("pass_env", "true or false", read_flag),
+        "read_only": ("read_only", "true or false", read_flag),
+        "allowed_hosts": ("allowed_hosts", "a list of hosts", read_hosts),
+    },
+    "resources": {
+        "cpus": ("cpus", "0.01 to 1024", read_cpus),
+        "vcpus": ("cpus", "0.01 to 1024", read_cpus),
+        "memory": ("memory", "a size, 16m to 16t", read_size(16 << 20, 1 << 44)),
+        "memory_mb": ("memory", "16 to 16777216", read_megabytes),
+        "disk": ("disk", "a size, 1m to 1024t", read_size(1 << 20, 1 << 50)),
+        "pids": ("pids", "8 to 4194304", read_count(8, 1 << 22)),
+    },
+}

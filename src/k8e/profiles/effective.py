@@ -1,0 +1,209 @@
+"""Everything combined: one cage, decided before anything is made, shown by --dry-run as it will be. Pure."""
+
+from __future__ import annotations
+
+from k8e.profiles.detection import Detected, detect
+from k8e.profiles.hosts import Hosts
+from k8e.profiles.languages import BY_NAME
+from k8e.profiles.permissions import Permissions, settle
+from k8e.profiles.problem import Problem
+from k8e.profiles.record import Record
+from k8e.profiles.wishes import NOTHING_SAID, FileWish, Wishes, merge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from k8e.profiles.mounts import Mount
+    from k8e.profiles.scene import Scene
+
+HOST_IMAGE = "host"
+HOME = "/home/user"  # where a home is inside
+NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+# Where a home cannot be written, caches go where everything is thrown away.
+CACHES = (("XDG_CACHE_HOME", "/tmp/.cache"), ("npm_config_cache", "/tmp/.cache/npm"))
+FRONT = "agentkernel"  # the label by which our sandboxes are found among all sessions
+
+
+class Cage(Record):
+    image: str
+    image_by: str  # asked, language, command, project or default
+    image_reason: str
+    profile: str
+    mode: str
+    hosts: Hosts
+    mounts: tuple[Mount, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    env_withheld: tuple[str, ...] = ()
+    env_left_out: tuple[str, ...] = ()
+    read_only: bool = False
+    powerless: bool = False
+    limits: tuple[tuple[str, float], ...] = ()
+    files: tuple[FileWish, ...] = ()
+    needs: tuple[str, ...] = ()  # commands that the image must have
+    name: str = ""
+    persistent: bool = False
+
+    @property
+    def detected(self) -> bool:
+        """Nobody asked for this image, so another one may do (fallback.py)."""
+        return self.image_by in ("command", "project", "default")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            "front": FRONT,
+            "kind": "sandbox" if self.persistent else "run",
+            "profile": self.profile,
+            "mode": self.mode,
+            "image_by": self.image_by,
+        }
+
+    def to_request(self) -> dict[str, Any]:
+        """The body of POST /v1/sessions. What is as usual is left out."""
+        body: dict[str, Any] = {"image": self.image, **self.hosts.to_request(), "labels": self.labels}
+        if self.name:
+            body["session_id"] = self.name
+        if self.mounts:
+            body["mounts"] = [mount.to_request() for mount in self.mounts]
+        if self.env:
+            body["env"] = dict(self.env)
+        if self.limits:
+            body["limits"] = dict(self.limits)
+        body.update({flag: True for flag in ("read_only", "powerless", "persistent") if getattr(self, flag)})
+        return body
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: the request without values of variables, and why it is what it is."""
+        shown: dict[str, Any] = {"image": self.image, "image_by": self.image_by, "image_reason": self.image_reason}
+        shown |= {"profile": self.profile, "mode": self.mode, "network": self.hosts.describe()}
+        shown |= self.hosts.to_request()
+        shown |= {"mounts": [mount.to_request() for mount in self.mounts], "env_keys": [name for name, _ in self.env]}
+        shown |= {"env_withheld": list(self.env_withheld), "env_left_out": list(self.env_left_out)}
+        shown |= {"read_only": self.read_only, "powerless": self.powerless, "limits": dict(self.limits)}
+        shown["files"] = [{"source": file.source, "dest": file.dest, "mode": f"{file.mode:04o}"} for file in self.files]
+        return shown | {"persistent": self.persistent, "name": self.name}
+
+    def describe(self) -> str:
+        """For people: a line per thing."""
+        lines = [
+            ("image", f"{self.image}  ({self.image_reason})"),
+            ("profile", self.profile),
+            ("mode", self.mode),
+            ("network", self.hosts.describe()),
+            *(("mount", _describe_mount(mount)) for mount in self.mounts),
+            *(() if self.mounts else (("mount", "nothing"),)),
+            ("environment", ", ".join(name for name, _ in self.env) or "its own"),
+            *((("withheld", ", ".join(self.env_withheld)),) if self.env_withheld else ()),
+            *((("left out", ", ".join(self.env_left_out)),) if self.env_left_out else ()),
+            ("root", "read-only, /tmp can be written" if self.read_only else "can be written"),
+            ("capabilities", "none" if self.powerless else "those of root inside"),
+            ("limits", ", ".join(f"{name} {value:g}" for name, value in self.limits) or "the machine's usual ones"),
+            *(("file", f"{file.source} as {file.dest}") for file in self.files),
+        ]
+        return "".join(f"{name + ':':<14}{value}\n" for name, value in lines)
+
+
+def _describe_mount(mount: Mount) -> str:
+    parts = [f"{mount.source} at {mount.target}, {'writable' if mount.writable else 'read-only'}"]
+    if mount.kept:
+        parts.append(f"but for {', '.join(mount.kept)}")
+    if mount.hidden:
+        parts.append(f"without {', '.join(mount.hidden)}")
+    return " ".join(parts)
+
+
+def build_cage(
+    asked: Wishes,
+    scene: Scene,
+    command: Sequence[str] = (),
+    *,
+    others: Sequence[Wishes] = (),
+    name: str = "",
+    persistent: bool = False,
+) -> Cage:
+    """`others` are files, the most important first, and are trusted: see trust.py for those that are not."""
+    wishes = merge((asked, *others))
+    allowed = settle(wishes)
+    image, found = choose_image(wishes, scene, command)
+    variables: dict[str, str] = {}
+    withheld: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    if allowed.pass_env:
+        from k8e.profiles.environment import pass_environment
+
+        passed = pass_environment(scene.environ)
+        variables, withheld, left_out = dict(passed.given), passed.withheld, passed.left_out
+    if allowed.read_only or allowed.mount_home:
+        variables.update(CACHES)
+    if allowed.mount_home:
+        variables["HOME"] = HOME
+    return Cage(
+        image=image,
+        image_by=found.by,
+        image_reason=describe_choice(wishes, found),
+        profile=allowed.profile,
+        mode=allowed.mode,
+        hosts=allowed.hosts,
+        mounts=choose_mounts(allowed, scene),
+        env=tuple({**variables, **dict(wishes.env or ())}.items()),
+        env_withheld=withheld,
+        env_left_out=left_out,
+        read_only=allowed.read_only,
+        powerless=allowed.powerless,
+        limits=allowed.limits,
+        files=wishes.files or (),
+        needs=found.needs,
+        name=check_name(name) if name else "",
+        persistent=persistent,
+    )
+
+
+def choose_mounts(allowed: Permissions, scene: Scene) -> tuple[Mount, ...]:
+    if not allowed.mount_cwd and not allowed.mount_home:
+        return ()
+    from k8e.profiles.mounts import mount_home, mount_project
+
+    project = (mount_project(scene),) if allowed.mount_cwd else ()
+    return (*project, mount_home(scene)) if allowed.mount_home else project
+
+
+def choose_image(wishes: Wishes, scene: Scene, command: Sequence[str]) -> tuple[str, Detected]:
+    if wishes.image is not None:
+        return wishes.image, Detected(wishes.image, "asked")
+    if wishes.language is not None:
+        language = find_language(wishes.language)
+        return language, Detected(language, "language", wishes.language)
+    found = detect(command, scene.names, scene.read_start)
+    return found.image, found
+
+
+def find_language(name: str) -> str:
+    if name == "base":  # as the original calls it
+        from k8e.profiles.languages import DEFAULT_IMAGE
+
+        return DEFAULT_IMAGE
+    if name not in BY_NAME:
+        raise Problem("unknown_runtime", f"there is no runtime {name!r}", hint=f"one of: base, {', '.join(BY_NAME)}")
+    return BY_NAME[name].image
+
+
+def describe_choice(wishes: Wishes, found: Detected) -> str:
+    if found.by == "asked":
+        return "asked for"
+    return f"for {found.language}" if found.by == "language" else found.reason
+
+
+def check_name(name: str) -> str:
+    """The service refuses others too; here it is said before anything is done."""
+    if not 1 <= len(name) <= 63 or not NAME.issuperset(name) or name.startswith("-"):
+        raise Problem(
+            "invalid_name",
+            f"{name[:80]!r} is no name for a sandbox",
+            hint="1 to 63 of A-Z a-z 0-9 _ -, the first one no -",
+        )
+    return name
+
+
+__all__ = ["FRONT", "HOST_IMAGE", "NOTHING_SAID", "Cage", "build_cage", "check_name", "choose_image", "find_language"]

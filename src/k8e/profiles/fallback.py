@@ -1,0 +1,36 @@
+"""When a detected image cannot be had: the machine's own tools, if they have the command. Said in one line.
+
+An image that somebody asked for is never replaced: what runs must be what was meant. Pure.
+"""
+
+from __future__ import annotations
+
+from k8e.profiles.effective import HOST_IMAGE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8e.profiles.effective import Cage
+
+# The host image shows the machine's /usr and nothing else of it (docs/local-engine.md).
+FOLDERS = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
+
+
+def fall_back(cage: Cage, cause: str, is_program: Callable[[str], bool]) -> tuple[Cage, str] | None:
+    """The cage to use instead and the line to say, or None: then the failure stands. `cause` is why the image cannot be
+    had; `is_program` tells of a path on the machine."""
+    if not cage.detected or cage.image == HOST_IMAGE:
+        return None
+    if not all(has_program(word, is_program) for word in cage.needs):
+        return None
+    line = f"{cage.image} cannot be had ({cause}): using this machine's own tools"
+    return cage.but(image=HOST_IMAGE, image_by="fallback", image_reason=f"instead of {cage.image}"), line
+
+
+def has_program(word: str, is_program: Callable[[str], bool]) -> bool:
+    if word.startswith("/"):
+        return word.startswith(FOLDERS) and is_program(word)
+    if "/" in word:
+        return True  # a script of the project: it is there or not, whatever the image
+    return any(is_program(f"{folder}/{word}") for folder in FOLDERS)

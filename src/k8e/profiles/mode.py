@@ -1,0 +1,34 @@
+"""Compatibility modes: what an agent's commands need, as a table.
+
+The vendor's hosts are in the mode. The package registries are not named here: they are the machine's own, the usual
+list of every session (docs/egress.md), so that a company mirror simply works. Metadata services are closed in all modes
+and to every list, by the engine.
+"""
+
+from __future__ import annotations
+
+from k8e.profiles.hosts import EVERYWHERE, Hosts
+from k8e.profiles.problem import Problem
+from k8e.profiles.profile import MODERATE, STRICT, Profile
+from k8e.profiles.record import Record
+
+
+class Mode(Record):
+    name: str
+    hosts: Hosts
+    mount_cwd: bool
+    isolation: Profile  # the profile where none is asked for
+
+
+NATIVE = Mode("native", EVERYWHERE, False, MODERATE)
+CLAUDE = Mode("claude", Hosts(("api.anthropic.com", "cdn.anthropic.com"), usual=True), True, MODERATE)
+CODEX = Mode("codex", Hosts(("api.openai.com", "cdn.openai.com"), usual=True), True, STRICT)
+GEMINI = Mode("gemini", Hosts(("*.googleapis.com",), usual=True), True, MODERATE)
+
+MODES = {mode.name: mode for mode in (NATIVE, CLAUDE, CODEX, GEMINI)}
+
+
+def find_mode(name: str) -> Mode:
+    if name not in MODES:
+        raise Problem("unknown_mode", f"there is no compatibility mode {name!r}", hint=f"one of: {', '.join(MODES)}")
+    return MODES[name]

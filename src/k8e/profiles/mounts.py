@@ -1,0 +1,69 @@
+"""Which of the machine's folders a cage sees, and what of them stays closed. Pure."""
+
+from __future__ import annotations
+
+from k8e.profiles.credentials import HIDDEN, is_credential_path
+from k8e.profiles.effective import HOME
+from k8e.profiles.problem import Problem
+from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept
+from k8e.profiles.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from k8e.profiles.scene import Scene
+
+PROJECT = "/workspace"
+
+
+class Mount(Record):
+    source: str
+    target: str
+    writable: bool = False
+    kept: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+    def to_request(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "target": self.target,
+            "writable": self.writable,
+            "kept": list(self.kept),
+            "hidden": list(self.hidden),
+        }
+
+
+def mount_project(scene: Scene) -> Mount:
+    check_project(scene)
+    return Mount(scene.cwd, PROJECT, writable=True, kept=choose_kept(scene.names))
+
+
+def mount_home(scene: Scene) -> Mount:
+    if not scene.home.startswith("/") or scene.home == "/":
+        raise Problem("no_home", "there is no home to mount", detail=scene.home, hint="set HOME, or mount_home = false")
+    hidden = tuple(name for name in HIDDEN if scene.exists(f"{scene.home}/{name}"))
+    return Mount(scene.home, HOME, hidden=hidden)
+
+
+def check_project(scene: Scene) -> None:
+    """A folder that is more than a project would give away what has nothing to do with it."""
+    where = scene.cwd
+    if not where.startswith("/"):
+        raise Problem("no_project", "there is no project folder to mount", hint="run it in the project's folder")
+    if where in SYSTEM or any(where.startswith(system + "/") for system in NEVER_BELOW):
+        raise _too_wide(where, "it is a part of the system")
+    home = scene.home.rstrip("/")
+    if home and (where == home or home.startswith(where + "/")):
+        raise _too_wide(where, "it is your home, or has it inside")
+    if home and where.startswith(home + "/") and is_credential_path(where.removeprefix(home + "/")):
+        raise _too_wide(where, "it is where credentials are kept")
+
+
+def _too_wide(where: str, cause: str) -> Problem:
+    return Problem(
+        "project_refused",
+        f"{where} is not mounted as a project",
+        detail=cause,
+        hint="run it in a folder of the project's own, or with --profile moderate and no compatibility mode",
+    )

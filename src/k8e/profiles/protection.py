@@ -1,0 +1,50 @@
+"""What a sandbox may not change in a project that it can otherwise write: what runs on the machine, as its user,
+because somebody merely opens the folder, enters it, or commits in it.
+
+What people run knowingly (`make`, `npm test`, `pytest`) is the project's code and is not protected: it is what the
+sandbox was asked to write. `.git` is kept as a whole: besides `hooks` and `config` a file `commondir`, a worktree or a
+submodule in it leads git to another configuration, and a configuration names programs (`core.fsmonitor`) that `git
+status` starts. Commits are made outside, as the skill says.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KEPT = (
+    ".git",
+    ".husky",  # hooks that git is pointed to
+    ".pre-commit-config.yaml",
+    "lefthook.yml",
+    ".envrc",  # direnv
+    ".vscode",  # tasks that run when the folder is opened
+    ".idea",
+    ".devcontainer",  # initializeCommand runs on the machine
+    ".claude",  # hooks and permissions of agents that run on the machine
+    ".mcp.json",
+    ".codex",
+    ".gemini",
+    ".cursor",
+    ".kiro",
+    "agentkernel.toml",  # ours
+)
+
+# Nobody's project: a mount of these would be a mount of the machine.
+SYSTEM = (
+    *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root"),
+    *("/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/var/lib", "/var/tmp", "/Users"),
+)
+NEVER_BELOW = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/lib", "/var/run")
+
+
+def choose_kept(names: Iterable[str]) -> tuple[str, ...]:
+    """Of the names in the project's folder."""
+    present = frozenset(names)
+    return tuple(name for name in KEPT if name in present)
+
+
+def find_new(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
+    """Protected names that were not there when a sandbox got the folder: nobody could keep them from being made."""
+    return tuple(name for name in KEPT if name in frozenset(after) - frozenset(before))

@@ -1,0 +1,28 @@
+"""The facts about whoever asks: gathered by a front door, so that deciding needs no file and no variable."""
+
+from __future__ import annotations
+
+from k8e.profiles.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def nothing_there(path: str) -> bool:
+    return False
+
+
+def nothing_to_read(path: str) -> bytes:
+    return b""
+
+
+class Scene(Record):
+    """All paths are real ones: absolute, without links. Empty: there is none."""
+
+    cwd: str = ""
+    home: str = ""
+    names: frozenset[str] = frozenset()  # of what lies in the directory
+    environ: Mapping[str, str] = {}
+    exists: Callable[[str], bool] = staticmethod(nothing_there)  # whether anything has this name, a broken link too
+    read_start: Callable[[str], bytes] = staticmethod(nothing_to_read)  # the first bytes of a file in the directory
