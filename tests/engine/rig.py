@@ -55,9 +55,10 @@ class Room:
     paths: SandboxPaths
 
     def spec(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> ExecSpec:
-        """A command of the default user in the workspace, unless told otherwise."""
+        """A command of the default user where commands start, unless told otherwise."""
         words = tuple(map(os.fsencode, argv))
-        usual = ExecSpec(words, self.place.env, self.place.workspace, self.place.user, stdin=False)
+        place = self.place
+        usual = ExecSpec(words, place.env, place.workdir, place.user, stdin=False, keep_capabilities=place.capable)
         return replace(usual, **options)
 
     async def run(self, *argv: str | bytes, **options: Unpack[ExecOptions]) -> Completed:

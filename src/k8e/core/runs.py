@@ -159,4 +159,4 @@ def check_run(spec: RunSpec) -> ExecSpec:
 def place_run(opened: Opened, plan: ExecSpec) -> ExecSpec:
     place = opened.place
     env = merge_env(place.env, opened.live.env, plan.env)
-    return replace(plan, env=env, cwd=plan.cwd or place.workspace, identity=place.user)
+    return replace(plan, env=env, cwd=plan.cwd or place.workdir, identity=place.user, keep_capabilities=place.capable)

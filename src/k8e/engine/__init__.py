@@ -46,7 +46,7 @@ class Mount:
     owner: int  # the user
     writable: bool = False
     kept: tuple[str, ...] = ()  # below it: cannot be changed, moved or replaced from inside
-    hidden: tuple[str, ...] = ()  # below it: not there, also when it comes to be later; only where it is not writable
+    hidden: tuple[str, ...] = ()  # below it: shown empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Shape:
     """How a sandbox is built, beyond its limits: fixed for its life."""
 
     mounts: tuple[Mount, ...] = ()
-    read_only: bool = False  # nothing can be written but /tmp, what is memory, and mounts that say so
+    read_only: bool = False  # nothing can be written but /tmp and what is memory
     powerless: bool = False  # not even its root has capabilities
 
 
@@ -76,7 +76,7 @@ class SandboxSpec:
 class Place:
     """What commands in a sandbox start with."""
 
-    user: Identity  # the default, unprivileged user
+    user: Identity  # the default one: unprivileged, unless an image says otherwise
     home: bytes
     workspace: bytes
     env: tuple[tuple[bytes, bytes], ...]  # PATH, HOME, LANG, ...
@@ -84,6 +84,7 @@ class Place:
     workdir: bytes = b"/workspace"  # where commands start that say nothing
     entrypoint: tuple[bytes, ...] = ()  # what the image puts before a command
     command: tuple[bytes, ...] = ()  # what it runs when there is none
+    capable: bool = False  # its user is root and can do there what package managers need: chown, setuid, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,6 @@ class EngineError(Exception):
         self.cause = cause
         self.hint = hint
         super().__init__(f"{control}: {cause}")
-
-
-class MountRefused(EngineError):
-    """A directory of the machine that was asked for is not shown: its owner may not see it, or nobody should."""
 
 
 class Engine(Protocol):

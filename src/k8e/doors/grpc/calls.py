@@ -46,7 +46,6 @@ class Handler:
     answer: Callable[[Call], Awaitable[None]]
     seconds: float = 60.0  # for a caller who names no deadline, and nobody gets more without a reason
     strangers: bool = False  # may call it
-    single: bool = False  # its one answer leaves together with the status: a turn of gRPC's wheels less
 
 
 class Inbox:
@@ -58,14 +57,10 @@ class Inbox:
 
 
 class Call:
-    def __init__(
-        self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout, *, single: bool
-    ) -> None:
+    def __init__(self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout) -> None:
         self.admission = admitted if isinstance(admitted, Admission) else None
         self.refusal = admitted if isinstance(admitted, Fault) else None
         self.withdrawn = False  # who called was somebody, and is not any more
-        self.answer = b""  # of a handler that gives a single one
-        self._single = single
         self._context = context
         self._inbox = inbox
         self._clock = clock
@@ -118,10 +113,7 @@ class Call:
         return message
 
     async def write(self, message: Message) -> None:
-        if self._single:
-            self.answer = message.SerializeToString()
-        else:
-            await self._context.write(message.SerializeToString())
+        await self._context.write(message.SerializeToString())
 
     async def close(self) -> None:
         await self._held.aclose()
@@ -140,16 +132,15 @@ class Calls:
         for call in list(self._by_identity.get(identity, ())):
             call.withdraw()
 
-    async def serve(self, name: str, handler: Handler, context: Context) -> bytes:
-        """What is left to send."""
+    async def serve(self, name: str, handler: Handler, context: Context) -> None:
         began = time.monotonic()
-        who, problem, answer = "", None, b""
+        who, problem = "", None
         try:
             admitted = self._admit(context)
             who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
             if isinstance(admitted, Fault) and not handler.strangers:
                 raise admitted
-            answer = await self._answer(handler, context, admitted)
+            await self._answer(handler, context, admitted)
         except (Fault, Refusal) as error:
             problem = error
         except grpc.aio.AbortError:
@@ -166,7 +157,6 @@ class Calls:
                 self._service.turn_away(who, name, problem.code)
             status, detail = describe(problem)
             await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
-        return answer
 
     def _admit(self, context: Context) -> Admission | Fault:
         """Who calls, or why they are nobody."""
@@ -176,15 +166,14 @@ class Calls:
         except Fault as fault:
             return fault
 
-    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault) -> bytes:
+    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault) -> None:
         call: Call | None = None
         try:
             async with asyncio.timeout(None) as clock:
-                call = Call(context, admitted, self._inbox, clock, single=handler.single)
+                call = Call(context, admitted, self._inbox, clock)
                 call.allow(handler.seconds)
                 async with self._registered(call):
                     await handler.answer(call)
-                return call.answer
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if call is None or not call.withdrawn or task is None:

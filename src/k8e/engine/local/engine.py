@@ -20,20 +20,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import PLAIN, EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
-from k8e.engine.local import disk, host_image
+from k8e.engine.local import disk
 from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
 from k8e.engine.local.images import LocalImages
+from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.sharing import share_workspace
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
-from k8e.engine.local.registries import CA_BUNDLE, Registries
+from k8e.engine.local.registries import CA_BUNDLE
+from k8e.engine.local.roots import Root, Roots
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
 from k8e.engine.local.template import Templates
@@ -78,6 +80,7 @@ class LocalEngine:
         self._cgroups = Cgroups(self.layout.cgroup)
         self._templates = Templates(self.layout, self._tools)
         self._images = LocalImages(self.layout, trust=self._more_trusted)
+        self._roots = Roots(self._templates, self._tools, self._images.store)
         self._ids = IdRanges(self.layout)
         self._network = Network(
             self.layout.tag,
@@ -89,6 +92,7 @@ class LocalEngine:
         self._presence = Presence(self.layout)
         self._presence.take()
         self._links: dict[str, AgentLink] = {}
+        self._places: dict[str, Place] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[Runtime, asyncio.Task[RuntimeReport]] = {}
@@ -151,12 +155,10 @@ class LocalEngine:
         """Changes with a new daemon at most: what it finds at its start it keeps to."""
         report = await self._require(spec.runtime)
         runtime = self._runtimes[spec.runtime]
-        overlays = await asyncio.to_thread(host_image.host_overlays, self._tools)
-        registries = await self._templates.registries()
         parts = (
             *(importlib.metadata.version("k8e"), agent_binary().sha256, loader_library().sha256),
-            (await self._templates.content()).name,
-            *(runtime.binary, runtime.flags, report.version, overlays, sorted(map(str, registries.hidden))),
+            *(runtime.binary, runtime.flags, report.version),
+            *(spec.image, *await self._roots.of(spec.image).edition()),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -174,13 +176,11 @@ class LocalEngine:
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         self._presence.take()  # if it was given up by `close`
-        if spec.image != "host":
-            raise EngineError(f"image {spec.image}", "only the image `host` exists yet")
-        if spec.shape.mounts:
-            raise EngineError("mounts", "cannot be made yet")
+        if spec.shape != PLAIN:
+            raise EngineError("shape", "only the plain shape exists yet")
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
-        template = await self._templates.disk_for(spec.limits)
+        template = await self._roots.of(spec.image).template(spec.limits)
         if sandbox in self._creating:
             raise EngineError("sandbox", f"{sandbox} exists already")
         work = self._creating[sandbox] = asyncio.create_task(self._make(sandbox, spec, runtime, template))
@@ -219,14 +219,14 @@ class LocalEngine:
         slot = self._ids.take() if runtime.native else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
         record.save(paths.record)
-        registries = await self._templates.registries()
+        root = self._roots.of(spec.image)
         try:
             (wire, namespace), _ = await do_both(
                 self._network.open(sandbox, spec.egress, spec.hostname),
-                finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id),
+                self._make_root(root, template, paths, record),
             )
             binds = await finish_in_thread(self._bind, spec, record, paths)
-            config = self._bundle(sandbox, spec, runtime, record, namespace, registries, binds)
+            config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds)
             await finish_in_thread(lay_out, paths, record, wire, build_config(config))
             await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
         finally:
@@ -236,12 +236,16 @@ class LocalEngine:
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
 
+    async def _make_root(self, root: Root, template: disk.Template, paths: SandboxPaths, record: Record) -> None:
+        await finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id)
+        await root.make(paths, record)
+
     def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths) -> Sequence[Bind]:
         """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
         workspace = paths.workspace
         if spec.shares:
             workspace = share_workspace(self.layout.sandbox(spec.shares), paths, record.first_id)
-        return [Bind(os.fspath(workspace), "/workspace", writable=not spec.shape.read_only)]
+        return [Bind(os.fspath(workspace), "/workspace")]
 
     def _bundle(
         self,
@@ -250,7 +254,8 @@ class LocalEngine:
         runtime: OciRuntime,
         record: Record,
         namespace: str,
-        registries: Registries,
+        root: Root,
+        hidden: Sequence[str],
         binds: Sequence[Bind],
     ) -> BundleSpec:
         paths = self.layout.sandbox(sandbox)
@@ -264,15 +269,13 @@ class LocalEngine:
             hostname=spec.hostname,
             cgroup=self._cgroups.path_of(sandbox),
             limits=spec.limits,
-            overlays=host_image.host_overlays(self._tools),
+            overlays=root.overlays(),
             first_id=record.first_id,
             seccomp=build_profile(platform.machine(), runtime.native),
             hard_files=hard_files,
             network=namespace,
             binds=binds,
-            hidden=registries.hidden,
-            read_only=spec.shape.read_only,
-            powerless=spec.shape.powerless,
+            hidden=hidden,
         )
 
     # Using -----------------------------------------------------------------------------------------------------------
@@ -284,9 +287,16 @@ class LocalEngine:
         try:
             link = await self._open_link(sandbox)
             await self._resume_network(sandbox)
-            return link, host_image.host_place((await self._templates.registries()).env)
+            return link, await self._find_place(sandbox)
         except (LinkError, FileNotFoundError) as error:
             raise EngineError("sandbox", f"{sandbox} does not answer: {error}") from error
+
+    async def _find_place(self, sandbox: str) -> Place:
+        if sandbox not in self._places:
+            paths = self.layout.sandbox(sandbox)
+            record = await asyncio.to_thread(Record.load, paths.record)
+            self._places[sandbox] = await self._roots.of(record.image).place(paths)
+        return self._places[sandbox]
 
     async def _open_link(self, sandbox: str) -> AgentLink:
         async with self._lock(sandbox):
@@ -372,6 +382,7 @@ class LocalEngine:
             await self._destroy(sandbox)
 
     async def _destroy(self, sandbox: str) -> None:
+        self._places.pop(sandbox, None)
         link = self._links.pop(sandbox, None)
         if link is not None:
             await link.close()
@@ -420,12 +431,11 @@ async def cancel_and_wait(work: asyncio.Task[T]) -> None:
 
 def lay_out(paths: SandboxPaths, record: Record, wire: Wire, config: dict[str, Any]) -> None:
     """Puts down what a sandbox starts with, beside what is on every disk. Nothing runs there yet."""
-    names = paths.root / "etc/resolv.conf"
     paths.link.mkdir(mode=0o700)
-    names.write_text(resolv_conf_for_sandbox(wire.host_addresses))
+    with Inside(paths.root, record.first_id) as inside:
+        inside.write("/etc/resolv.conf", resolv_conf_for_sandbox(wire.host_addresses).encode())
     if record.first_id is not None:
-        for path in (paths.link, names):
-            os.chown(path, record.first_id, record.first_id, follow_symlinks=False)
+        os.chown(paths.link, record.first_id, record.first_id, follow_symlinks=False)
         # The runtime enters as root of the sandbox; other users of the machine have no business here.
         paths.disk.chmod(0o700)
     paths.bundle.mkdir(mode=0o700)

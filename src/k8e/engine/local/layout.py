@@ -44,6 +44,26 @@ class SandboxPaths:
         return self.top / "mounts"
 
     @property
+    def upper(self) -> Path:
+        """Of a root that is an image: the layer that is the sandbox's own."""
+        return self.disk / "upper"
+
+    @property
+    def work(self) -> Path:
+        """The kernel's, beside that layer."""
+        return self.disk / "work"
+
+    @property
+    def aside(self) -> Path:
+        """Where the layers below are for a moment, while the root is mounted."""
+        return self.top / "layers"
+
+    @property
+    def place(self) -> Path:
+        """What commands start with where that is the image's to say."""
+        return self.top / "place.json"
+
+    @property
     def bundle(self) -> Path:
         return self.top / "bundle"
 

@@ -14,6 +14,8 @@ from k8e.engine.local.layout import Layout
 from k8e.engine.local.registries import Registries, find_registries
 from k8e.link.binary import agent_binary, loader_library, place
 
+_BLANK = "blank-1"  # another number for another layout
+
 
 class Templates:
     def __init__(self, layout: Layout, tools: Path) -> None:
@@ -21,7 +23,8 @@ class Templates:
         self._tools = tools
         self._registries: asyncio.Task[Registries] | None = None
         self._content: asyncio.Task[Path] | None = None
-        self._disks: dict[tuple[int, int], asyncio.Task[disk.Template]] = {}
+        self._blank: asyncio.Task[Path] | None = None
+        self._disks: dict[tuple[Path, int, int], asyncio.Task[disk.Template]] = {}
 
     async def registries(self) -> Registries:
         if self._registries is None:
@@ -43,10 +46,23 @@ class Templates:
         return await find_registries(memory=self._layout.state / "clients.json", tools=self._tools)
 
     async def disk_for(self, limits: Limits) -> disk.Template:
-        content = await self.content()
-        key = (limits.disk, limits.inodes)
+        return await self._disk_with(await self.content(), limits)
+
+    async def blank_for(self, limits: Limits) -> disk.Template:
+        """For a root that is an image: there is nothing on it yet."""
+        await self.content()  # which clears away what is out of date
+        if self._blank is None:
+            self._blank = asyncio.create_task(asyncio.to_thread(self._prepare_blank))
+        try:
+            return await self._disk_with(await asyncio.shield(self._blank), limits)
+        except OSError as error:
+            self._blank = None
+            raise EngineError("disk", f"cannot be prepared: {error}") from error
+
+    async def _disk_with(self, content: Path, limits: Limits) -> disk.Template:
+        key = (content, limits.disk, limits.inodes)
         if key not in self._disks:
-            self._disks[key] = asyncio.create_task(self._make_disk(content, *key))
+            self._disks[key] = asyncio.create_task(self._make_disk(*key))
         try:
             return await asyncio.shield(self._disks[key])
         except EngineError:
@@ -86,13 +102,27 @@ class Templates:
             if not final.exists():
                 content.rename(final)
         for old in images.iterdir():
-            if old != final and not (old.name.startswith(f"{final.name}-") and old.suffix == ".img"):
+            ours = old.name.startswith((f"{final.name}-", f"{_BLANK}-")) and old.suffix == ".img"
+            if old.name not in (final.name, _BLANK) and not ours:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
+        return final
+
+    def _prepare_blank(self) -> Path:
+        final = self._layout.images / _BLANK
+        if not final.exists():
+            with tempfile.TemporaryDirectory(dir=self._layout.images, prefix=".blank-") as scratch:
+                content = Path(scratch, "content")
+                for name in ("", "root", "upper", "work"):
+                    (content / name).mkdir()
+                    (content / name).chmod(0o755)  # whatever the umask is
+                host_image.build_workspace(content / "workspace")
+                content.rename(final)
         return final
 
     async def close(self) -> None:
         """Ends what is under way. What is made stays known."""
-        tasks = [task for task in (self._registries, self._content, *self._disks.values()) if task is not None]
+        known = (self._registries, self._content, self._blank, *self._disks.values())
+        tasks = [task for task in known if task is not None]
         unfinished = [task for task in tasks if not task.done()]
         for task in unfinished:
             task.cancel()
@@ -101,6 +131,8 @@ class Templates:
             self._registries = None
         if self._content in unfinished:
             self._content = None
+        if self._blank in unfinished:
+            self._blank = None
         self._disks = {key: task for key, task in self._disks.items() if task not in unfinished}
 
 

@@ -1,0 +1,87 @@
+"""Images for tests of what sandboxes are made of: a statically linked busybox, and what a test puts beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from k8e.engine import Limits, SandboxSpec
+from k8e.engine.images import Image, Progress
+from k8e.engine.local import LocalEngine
+from tests.engine.rig import LIMITS, Rig, Room
+from tests.images.builder import build, entry, link, make_tar, write_layout
+
+Entry = tuple[tarfile.TarInfo, bytes]
+APPLETS = (
+    *(
+        "sh",
+        "cat",
+        "chmod",
+        "chown",
+        "cp",
+        "dd",
+        "df",
+        "dpkg",
+        "echo",
+        "env",
+        "false",
+        "find",
+        "head",
+        "hostname",
+        "id",
+    ),
+    *("ln", "ls", "mkdir", "mkfifo", "mknod", "mount", "mv", "od", "ps", "pwd", "readlink", "rm", "rmdir", "seq"),
+    *("sha256sum", "sleep", "stat", "su", "sync", "tar", "test", "touch", "tr", "true", "umount", "wc"),
+)
+PASSWD = b"root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1::/:/bin/false\nworker:x:1234:1235:w:/home/worker:/bin/sh\n"
+GROUP = b"root:x:0:\ndaemon:x:1:\nstaff:x:50:worker\nworker:x:1235:\nextra:x:77:worker,daemon\n"
+
+
+@cache
+def busybox() -> bytes:
+    path = shutil.which("busybox")
+    assert path, "scripts/setup installs busybox-static"
+    kind = subprocess.run([path, "--help"], capture_output=True, text=True, check=True)
+    assert kind.stdout.startswith("BusyBox")
+    return Path(path).read_bytes()
+
+
+@cache
+def busybox_layer() -> bytes:
+    folders = ("bin", "etc", "tmp", "var", "var/tmp", "usr", "root", "home", "home/worker")
+    return make_tar(
+        *(entry(name, mode=0o1777 if name.endswith("tmp") else 0o755) for name in folders[:-1]),
+        entry("home/worker", mode=0o750, uid=1234, gid=1235),
+        entry("bin/busybox", busybox(), mode=0o755),
+        *(link(f"bin/{name}", "busybox") for name in APPLETS),
+        entry("etc/passwd", PASSWD),
+        entry("etc/group", GROUP),
+    )
+
+
+def ignore(_: Progress) -> None:
+    """Nobody waits."""
+
+
+async def add_image(engine: LocalEngine, *layers: bytes, **config: Any) -> Image:
+    """On top of busybox, unless there are layers only."""
+    built = build(busybox_layer(), *layers, how="plain", config=config)
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        return await engine.images.add(write_layout(Path(file.name), built), ignore)
+
+
+@contextlib.asynccontextmanager
+async def enter_image(rig: Rig, image: Image, limits: Limits = LIMITS) -> AsyncIterator[Room]:
+    name = rig.new_name()
+    await rig.engine.create(name, SandboxSpec(rig.runtime, image.digest, limits))
+    try:
+        yield await rig.enter(name)
+    finally:
+        await rig.engine.destroy(name)
