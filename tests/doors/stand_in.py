@@ -129,6 +129,7 @@ class StandIn:
             last_used=2.5,
             ttl=3600.0 if spec.ttl is None else spec.ttl,
             hosts=HostList.parse(["usual.test"] if spec.allowed_hosts is None else spec.allowed_hosts),
+            shape=spec.shape,
         )
         self.sessions_by_id[session.session_id] = session
         return session

@@ -11,6 +11,7 @@ import pytest
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
+    REMOTE,
     Caller,
     Denial,
     Denials,
@@ -24,7 +25,7 @@ from k8e.core.model import (
     Status,
 )
 from k8e.doors.problems import STATUS
-from k8e.engine import Limits, Runtime
+from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.link.model import FileType
 from tests.doors.dialogue import House
 from tests.doors.stand_in import make_entry
@@ -134,6 +135,14 @@ class TestSessions:
             "denied": [],
         }
         assert b"secret" not in shown.body
+
+    async def test_create_with_a_shape(self, house: House) -> None:
+        mount = {"source": "/p", "target": "/workspace", "writable": True, "kept": [".git"], "hidden": []}
+        shape = {"mounts": [mount], "read_only": True, "powerless": True}
+        answer = await house.ask("POST", "/v1/sessions", {**shape, "more_hosts": ["more.test"]})
+        expected = Shape((Mount("/p", "/workspace", REMOTE, writable=True, kept=(".git",)),), True, True)
+        assert house.service.specs == [SessionSpec(shape=expected, more_hosts=["more.test"])]
+        assert {key: answer.json["policy"][key] for key in shape} == shape
 
     async def test_list_those_that_live_or_all(self, house: House) -> None:
         first, second = await house.make_session(), await house.make_session()
@@ -391,6 +400,11 @@ class TestFaults:
             ({"limits": {"memory": True}}, "limits.memory"),
             ({"limits": {"ram": 1}}, "limits.ram"),
             ({"runtime": "docker"}, "runtime"),
+            ({"mounts": ["/p"]}, "mounts[0]"),
+            ({"mounts": [{"source": 1}]}, "mounts[0].source"),
+            ({"mounts": [{"owner": 0}]}, "mounts[0].owner"),
+            ({"mounts": [{"kept": "x"}]}, "mounts[0].kept"),
+            ({"read_only": 1}, "read_only"),
             ({"git_ref": "v1"}, "git_ref"),
             ({"git_repo": "/"}, "git_repo"),
             ({"manifest": "nonsense"}, "manifest"),

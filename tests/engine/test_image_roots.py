@@ -1,4 +1,4 @@
-"""Sandboxes whose root is an image: its layers below, seen by all and written by none, and a layer of their own above."""
+"""Sandboxes whose root is an image: its layers below, seen by all and written by none, a layer of their own above."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from k8e.core.pool import Claimed
 from k8e.core.provisioning import Variables, apply_manifest, keep_env, prepare_state
 from k8e.core.records import SessionRecord
 from k8e.core.sessions import ABANDONED, Sessions
+from k8e.core.shaping import check_shape
 from k8e.core.translation import translated
 from k8e.core.turns import Turns
 from k8e.engine import Limits, Place, Runtime, SandboxSpec
@@ -45,6 +46,7 @@ class Creation:
         checks.check_caller(caller)
         env = checks.check_session(spec)
         check_entries(spec.manifest)
+        spec = replace(spec, shape=check_shape(caller, spec.shape))
         choose_tenant(caller, spec.tenant)
         hosts = await self._choose_hosts(spec)
         runtime = await self._choose_runtime(spec.runtime)
@@ -74,6 +76,8 @@ class Creation:
 
     async def _choose_hosts(self, spec: SessionSpec) -> HostList:
         if spec.allowed_hosts is not None:
+            if spec.more_hosts:
+                checks.refuse("more_hosts", "is given together with allowed_hosts")
             return checks.check_hosts("allowed_hosts", spec.allowed_hosts)
         return (await self._usual_hosts()).plus(checks.check_hosts("more_hosts", spec.more_hosts))
 
@@ -193,6 +197,7 @@ class Creation:
             ttl=record.ttl,
             env_keys=record.env_keys,
             allowed_hosts=record.hosts.texts,
+            shape=asdict(record.shape),
         )
 
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:

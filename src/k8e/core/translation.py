@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.engine import EngineError
+from k8e.engine import EngineError, MountRefused
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkError, NotStarted, Stage
 
 # What the agent answers about files: kind, our code, the hint.
@@ -57,6 +57,10 @@ def translate(error: Exception, subject: str) -> Fault:
     if isinstance(error, LinkError):
         hint = "It may or may not have happened. Look before you do it again."
         return Fault(Kind.LOST, "sandbox_unreachable", f"{subject}: the answer was lost", detail=str(error), hint=hint)
+    if isinstance(error, MountRefused):
+        return Fault(
+            Kind.DENIED, "mount_refused", f"{subject} failed", detail=str(error), hint=error.hint, field="mounts"
+        )
     if isinstance(error, EngineError):
         return Fault(Kind.FAILED, "sandbox_failed", f"{subject} failed", detail=str(error), hint=error.hint)
     raise error

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, RunResult, ServiceStatus, Session
-from k8e.engine import Limits
+from k8e.engine import Limits, Mount
 from k8e.link.model import CommandInfo, Entry, FileType
 
 if TYPE_CHECKING:
@@ -53,7 +53,23 @@ def shape_limits(limits: Limits) -> Json:
 
 
 def shape_policy(session: Session) -> Json:
-    return {"allowed_hosts": list(session.hosts.texts)}
+    """A sandbox's shape is told only where it is not the plain one."""
+    shape = session.shape
+    policy: Json = {"allowed_hosts": list(session.hosts.texts)}
+    if shape.mounts:
+        policy["mounts"] = [shape_mount(mount) for mount in shape.mounts]
+    policy |= {name: True for name in ("read_only", "powerless") if getattr(shape, name)}
+    return policy
+
+
+def shape_mount(mount: Mount) -> Json:
+    return {
+        "source": mount.source,
+        "target": mount.target,
+        "writable": mount.writable,
+        "kept": list(mount.kept),
+        "hidden": list(mount.hidden),
+    }
 
 
 def shape_hosts(session: Session) -> Json:

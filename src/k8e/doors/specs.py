@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
-from k8e.engine import Limits, Runtime
+from k8e.core.model import REMOTE, HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
+from k8e.engine import Limits, Mount, Runtime, Shape
 
 Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -173,10 +173,37 @@ def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
         limits=_read_limits(fields.take_fields("limits"), limits) if "limits" in fields else None,
         ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
         allowed_hosts=fields.take_texts("allowed_hosts"),
+        more_hosts=fields.take_texts("more_hosts") or (),
+        shape=_read_shape(fields),
         manifest=_read_manifest(fields),
     )
     fields.finish()
     return spec
+
+
+def _read_shape(fields: Fields) -> Shape:
+    return Shape(
+        mounts=tuple(_read_mount(index, value) for index, value in enumerate(fields.take_list("mounts"))),
+        read_only=fields.take_flag("read_only"),
+        powerless=fields.take_flag("powerless"),
+    )
+
+
+def _read_mount(index: int, value: object) -> Mount:
+    """Whose it is does not stand in a request: the service knows who asks."""
+    if not isinstance(value, dict):
+        raise invalid(f"mounts[{index}]", f"mounts[{index}] is not an object")
+    fields = Fields(value, f"mounts[{index}].")
+    mount = Mount(
+        source=fields.take_text("source"),
+        target=fields.take_text("target"),
+        owner=REMOTE,
+        writable=fields.take_flag("writable"),
+        kept=tuple(fields.take_texts("kept") or ()),
+        hidden=tuple(fields.take_texts("hidden") or ()),
+    )
+    fields.finish()
+    return mount
 
 
 def _read_limits(fields: Fields, defaults: Limits) -> Limits:

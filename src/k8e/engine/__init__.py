@@ -46,7 +46,7 @@ class Mount:
     owner: int  # the user
     writable: bool = False
     kept: tuple[str, ...] = ()  # below it: cannot be changed, moved or replaced from inside
-    hidden: tuple[str, ...] = ()  # below it: shown empty
+    hidden: tuple[str, ...] = ()  # below it: not there, also when it comes to be later; only where it is not writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Shape:
     """How a sandbox is built, beyond its limits: fixed for its life."""
 
     mounts: tuple[Mount, ...] = ()
-    read_only: bool = False  # nothing can be written but /tmp and what is memory
+    read_only: bool = False  # nothing can be written but /tmp, what is memory, and mounts that say so
     powerless: bool = False  # not even its root has capabilities
 
 
@@ -126,6 +126,10 @@ class EngineError(Exception):
         self.cause = cause
         self.hint = hint
         super().__init__(f"{control}: {cause}")
+
+
+class MountRefused(EngineError):
+    """A directory of the machine that was asked for is not shown: its owner may not see it, or nobody should."""
 
 
 class Engine(Protocol):

@@ -46,6 +46,7 @@ class Handler:
     answer: Callable[[Call], Awaitable[None]]
     seconds: float = 60.0  # for a caller who names no deadline, and nobody gets more without a reason
     strangers: bool = False  # may call it
+    single: bool = False  # its one answer leaves together with the status: a turn of gRPC's wheels less
 
 
 class Inbox:
@@ -57,10 +58,14 @@ class Inbox:
 
 
 class Call:
-    def __init__(self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout) -> None:
+    def __init__(
+        self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout, *, single: bool
+    ) -> None:
         self.admission = admitted if isinstance(admitted, Admission) else None
         self.refusal = admitted if isinstance(admitted, Fault) else None
         self.withdrawn = False  # who called was somebody, and is not any more
+        self.answer = b""  # of a handler that gives a single one
+        self._single = single
         self._context = context
         self._inbox = inbox
         self._clock = clock
@@ -113,7 +118,10 @@ class Call:
         return message
 
     async def write(self, message: Message) -> None:
-        await self._context.write(message.SerializeToString())
+        if self._single:
+            self.answer = message.SerializeToString()
+        else:
+            await self._context.write(message.SerializeToString())
 
     async def close(self) -> None:
         await self._held.aclose()
@@ -132,15 +140,16 @@ class Calls:
         for call in list(self._by_identity.get(identity, ())):
             call.withdraw()
 
-    async def serve(self, name: str, handler: Handler, context: Context) -> None:
+    async def serve(self, name: str, handler: Handler, context: Context) -> bytes:
+        """What is left to send."""
         began = time.monotonic()
-        who, problem = "", None
+        who, problem, answer = "", None, b""
         try:
             admitted = self._admit(context)
             who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
             if isinstance(admitted, Fault) and not handler.strangers:
                 raise admitted
-            await self._answer(handler, context, admitted)
+            answer = await self._answer(handler, context, admitted)
         except (Fault, Refusal) as error:
             problem = error
         except grpc.aio.AbortError:
@@ -157,6 +166,7 @@ class Calls:
                 self._service.turn_away(who, name, problem.code)
             status, detail = describe(problem)
             await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
+        return answer
 
     def _admit(self, context: Context) -> Admission | Fault:
         """Who calls, or why they are nobody."""
@@ -166,14 +176,15 @@ class Calls:
         except Fault as fault:
             return fault
 
-    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault) -> None:
+    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault) -> bytes:
         call: Call | None = None
         try:
             async with asyncio.timeout(None) as clock:
-                call = Call(context, admitted, self._inbox, clock)
+                call = Call(context, admitted, self._inbox, clock, single=handler.single)
                 call.allow(handler.seconds)
                 async with self._registered(call):
                     await handler.answer(call)
+                return call.answer
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if call is None or not call.withdrawn or task is None:

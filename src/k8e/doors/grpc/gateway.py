@@ -94,6 +94,11 @@ class Router(grpc.GenericRpcHandler):
         async def serve(_: object, context: Context) -> None:
             await calls.serve(name, handler, context)
 
+        async def serve_single(_: object, context: Context) -> bytes:
+            return await calls.serve(name, handler, context)
+
+        if handler.single:
+            return grpc.stream_unary_rpc_method_handler(serve_single)
         return grpc.stream_stream_rpc_method_handler(serve)
 
 

@@ -39,7 +39,7 @@ class Handlers:
             "ListSessions": Handler(self._list_sessions),
             "DestroySession": Handler(self._destroy, 120.0),
             "UpdateAllowedHosts": Handler(self._update_hosts),
-            "Exec": Handler(self._exec),
+            "Exec": Handler(self._exec, single=True),
             "ExecStream": Handler(self._exec_stream),
             "ExecInteractive": Handler(self._exec_interactive),
             "PollRun": Handler(self._poll),

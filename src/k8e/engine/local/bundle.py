@@ -31,6 +31,8 @@ _CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
 )
+# With which it still starts commands as anybody and ends them; files it handles as the user whom it is asked for.
+_FEWEST_CAPABILITIES = ("CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID")
 _MASKED = (
     "/proc/acpi",
     "/proc/asound",
@@ -75,6 +77,8 @@ class BundleSpec:
     network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
     binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
     hidden: Sequence[str] = ()  # files below the overlays that must not be seen
+    read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
+    powerless: bool = False
 
 
 def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
@@ -156,10 +160,11 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
     files = min(spec.limits.open_files, spec.hard_files)
     processes = spec.limits.pids + PARKED_TASKS
+    capabilities = _FEWEST_CAPABILITIES if spec.powerless else _CAPABILITIES
     return {
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
-        "root": {"path": spec.root, "readonly": False},
+        "root": {"path": spec.root, "readonly": spec.read_only},
         "mounts": _mounts(spec),
         "linux": linux | {"namespaces": namespaces},
         "process": {
@@ -170,7 +175,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
             "args": [AGENT_PATH, "--listen", f"{LINK_PATH}/agent.sock", "--instance", spec.instance.hex()],
             "noNewPrivileges": True,
             "oomScoreAdj": 0,
-            "capabilities": {name: list(_CAPABILITIES) for name in ("bounding", "effective", "permitted")},
+            "capabilities": {name: list(capabilities) for name in ("bounding", "effective", "permitted")},
             "rlimits": [
                 {"type": "RLIMIT_NOFILE", "soft": files, "hard": files},
                 {"type": "RLIMIT_NPROC", "soft": processes, "hard": processes},

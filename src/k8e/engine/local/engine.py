@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from k8e.engine import PLAIN, EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local import disk
 from k8e.engine.local.bundle import Bind, BundleSpec, build_config
@@ -176,8 +176,8 @@ class LocalEngine:
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         self._presence.take()  # if it was given up by `close`
-        if spec.shape != PLAIN:
-            raise EngineError("shape", "only the plain shape exists yet")
+        if spec.shape.mounts:
+            raise EngineError("mounts", "cannot be made yet")
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._roots.of(spec.image).template(spec.limits)
@@ -245,7 +245,7 @@ class LocalEngine:
         workspace = paths.workspace
         if spec.shares:
             workspace = share_workspace(self.layout.sandbox(spec.shares), paths, record.first_id)
-        return [Bind(os.fspath(workspace), "/workspace")]
+        return [Bind(os.fspath(workspace), "/workspace", writable=not spec.shape.read_only)]
 
     def _bundle(
         self,
@@ -276,6 +276,8 @@ class LocalEngine:
             network=namespace,
             binds=binds,
             hidden=hidden,
+            read_only=spec.shape.read_only,
+            powerless=spec.shape.powerless,
         )
 
     # Using -----------------------------------------------------------------------------------------------------------

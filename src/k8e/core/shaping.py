@@ -1,0 +1,88 @@
+"""What a sandbox may be shaped like: the part of the choke point (checks.py) that looks at mounts. Pure.
+
+Whether a directory exists and whose it is, is for the engine to find out, with the rights of the user who asks. Here it
+is decided who may ask at all, and for what in a sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from k8e.core.checks import MAX_PATH, encode, refuse
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import REMOTE, Caller
+from k8e.engine import Mount, Shape
+
+MAX_MOUNTS: Final = 8
+MAX_PARTS: Final = 256  # of a mount that are kept, or hidden
+MAX_PART: Final = 1024  # bytes of the name of one
+_WORKSPACE: Final = "/workspace"
+_HOME: Final = "/home/user"
+
+
+def check_shape(caller: Caller, shape: Shape) -> Shape:
+    """As it may be made: what is shown of the machine is what the caller may see there, whatever the request says."""
+    if not shape.mounts:
+        return shape
+    if caller.uid == REMOTE:
+        raise Fault(
+            Kind.DENIED,
+            "mounts_denied",
+            "directories of the machine are shown to its own users only",
+            field="mounts",
+            hint="Copy what is needed into the session's workspace, or have a manifest fetch it.",
+        )
+    if len(shape.mounts) > MAX_MOUNTS:
+        refuse("mounts", f"has {len(shape.mounts)} entries, the limit is {MAX_MOUNTS}")
+    mounts = tuple(_check_mount(f"mounts[{index}]", mount, caller) for index, mount in enumerate(shape.mounts))
+    _check_apart([mount.target for mount in mounts])
+    return replace(shape, mounts=mounts)
+
+
+def _check_mount(field: str, mount: Mount, caller: Caller) -> Mount:
+    _check_absolute(f"{field}.source", mount.source)
+    _check_absolute(f"{field}.target", mount.target)
+    if mount.target not in (_WORKSPACE, _HOME) and not mount.target.startswith(f"{_HOME}/"):
+        refuse(f"{field}.target", f"must be {_WORKSPACE}, {_HOME} or below {_HOME}")
+    _check_parts(f"{field}.kept", mount.kept)
+    _check_parts(f"{field}.hidden", mount.hidden)
+    if mount.hidden and mount.writable:
+        hint = "Show it read-only, or show only those directories in it that may be seen."
+        refuse(f"{field}.hidden", "what can be written to has nothing that is hidden", hint)
+    return replace(mount, owner=caller.uid)
+
+
+def _check_absolute(field: str, value: object) -> None:
+    path = encode(field, value)
+    if not path.startswith(b"/"):
+        refuse(field, "must be an absolute path")
+    if len(path) > MAX_PATH:
+        refuse(field, f"is longer than {MAX_PATH} bytes")
+    if path != b"/" and not _is_plain(path[1:]):
+        refuse(field, "must be a path without . and .. and without empty parts")
+
+
+def _check_parts(field: str, parts: Sequence[object]) -> None:
+    if len(parts) > MAX_PARTS:
+        refuse(field, f"has {len(parts)} entries, the limit is {MAX_PARTS}")
+    for index, part in enumerate(parts):
+        path = encode(f"{field}[{index}]", part)
+        if len(path) > MAX_PART:
+            refuse(f"{field}[{index}]", f"is longer than {MAX_PART} bytes")
+        if not _is_plain(path):
+            refuse(f"{field}[{index}]", "must be a relative path without . and .. and without empty parts")
+
+
+def _is_plain(path: bytes) -> bool:
+    return not {b"", b".", b".."} & set(path.split(b"/"))
+
+
+def _check_apart(targets: Iterable[str]) -> None:
+    seen: list[str] = []
+    for index, target in enumerate(targets):
+        for other in seen:
+            if f"{target}/".startswith(f"{other}/") or f"{other}/".startswith(f"{target}/"):
+                refuse(f"mounts[{index}].target", f"{target} and {other} lie in one another")
+        seen.append(target)

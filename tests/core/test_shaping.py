@@ -1,0 +1,79 @@
+"""Who may have which directories of the machine in a sandbox, and where: decided before anything is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import REMOTE, Caller
+from k8e.core.shaping import MAX_MOUNTS, MAX_PART, MAX_PARTS, check_shape
+from k8e.engine import PLAIN, Mount, Shape
+
+USER = Caller(1234)
+PROJECT = Mount("/home/ann/project", "/workspace", owner=1234, writable=True, kept=(".git", ".git/config"))
+HOME = Mount("/home/ann", "/home/user", owner=1234, hidden=(".ssh", ".config/gh"))
+
+
+def test_what_may_be_shown_is_shown_as_the_callers() -> None:
+    shape = Shape(mounts=(PROJECT, HOME), read_only=True, powerless=True)
+    assert check_shape(USER, shape) == shape
+    lying = Shape(mounts=(replace(PROJECT, owner=0),))
+    assert check_shape(USER, lying).mounts[0].owner == 1234, "whatever the request says"
+
+
+@pytest.mark.parametrize("shape", [PLAIN, Shape(read_only=True), Shape(powerless=True)])
+def test_what_shows_nothing_is_everybodys(shape: Shape) -> None:
+    for caller in (USER, Caller(REMOTE, tenant="t", name="key")):
+        assert check_shape(caller, shape) is shape
+
+
+def test_whoever_is_no_user_of_the_machine_sees_nothing_of_it() -> None:
+    with pytest.raises(Fault) as raised:
+        check_shape(Caller(REMOTE, tenant="t", name="key"), Shape(mounts=(PROJECT,)))
+    assert (raised.value.kind, raised.value.code, raised.value.field) == (Kind.DENIED, "mounts_denied", "mounts")
+    assert raised.value.hint
+
+
+PATHS = ["", ".", "..", "relative", "/x/../y", "/x/./y", "//x", "/x//y", "/x/", "/x\0y", "/" + "x" * 5000, "\ud800"]
+PARTS = ["", ".", "..", "/etc", "../x", "x/../../y", "x/..", "./x", "x//y", "x/", "x\0", "x" * (MAX_PART + 1)]
+TARGETS = ["/", "/etc", "/usr", "/proc", "/workspace/x", "/home", "/home/users", "/home/other", "/tmp", "/run", "/dev"]
+
+
+@pytest.mark.parametrize(
+    ("field", "mount"),
+    [
+        *(("source", replace(PROJECT, source=path)) for path in PATHS),
+        *(("target", replace(PROJECT, target=path)) for path in (*PATHS, *TARGETS)),
+        *(("kept[1]", replace(PROJECT, kept=("fine", part))) for part in PARTS),
+        *(("hidden[1]", replace(HOME, hidden=("fine", part))) for part in PARTS),
+        ("kept", replace(PROJECT, kept=("x",) * (MAX_PARTS + 1))),
+        ("hidden", replace(HOME, hidden=("x",) * (MAX_PARTS + 1))),
+        ("hidden", replace(HOME, writable=True)),
+    ],
+    ids=lambda value: None if isinstance(value, Mount) else value,
+)
+def test_what_leads_elsewhere_is_refused_by_its_name(field: str, mount: Mount) -> None:
+    first = Mount("/srv", "/home/user/srv", owner=1)
+    with pytest.raises(Fault) as raised:
+        check_shape(USER, Shape(mounts=(first, mount)))
+    assert (raised.value.kind, raised.value.code) == (Kind.INVALID, "invalid_argument")
+    assert raised.value.field == f"mounts[1].{field}"
+
+
+@pytest.mark.parametrize(
+    "targets", [("/workspace", "/workspace"), ("/home/user", "/home/user/x"), ("/home/user/x/y", "/home/user/x")]
+)
+def test_mounts_lie_apart(targets: tuple[str, str]) -> None:
+    with pytest.raises(Fault) as raised:
+        check_shape(USER, Shape(mounts=tuple(Mount("/srv", target, owner=1) for target in targets)))
+    assert raised.value.field == "mounts[1].target"
+
+
+def test_there_are_not_too_many() -> None:
+    mounts = tuple(Mount("/srv", f"/home/user/{index}", owner=1) for index in range(MAX_MOUNTS + 1))
+    assert len(check_shape(USER, Shape(mounts=mounts[:-1])).mounts) == MAX_MOUNTS
+    with pytest.raises(Fault) as raised:
+        check_shape(USER, Shape(mounts=mounts))
+    assert raised.value.field == "mounts"
