@@ -7,6 +7,8 @@ that many seconds. Where the steps are is not written down anywhere: a child tha
     {"do": "create", "name": "x"}                             -> {"ended": "finished", "steps": [...], "seconds": 0.3}
     {"do": "create", "name": "x", "step": "engine._build"}    -> {"ended": "killed"}
     {"do": "destroy", "name": "x", "after": 0.05}             -> {"ended": "killed"} or finished
+
+"stop" and "start" are told in the same way.
 """
 
 from __future__ import annotations
@@ -55,10 +57,11 @@ class Steps:
 
 
 async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> None:
-    if order["do"] == "create":
-        await engine.create(order["name"], SandboxSpec(runtime, limits=LIMITS, egress=EGRESS))
+    spec = SandboxSpec(runtime, limits=LIMITS, egress=EGRESS)
+    if order["do"] in ("create", "start"):
+        await getattr(engine, order["do"])(order["name"], spec)
     else:
-        await engine.destroy(order["name"])
+        await getattr(engine, order["do"])(order["name"])
     await engine.close()
 
 

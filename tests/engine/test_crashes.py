@@ -1,5 +1,5 @@
-"""kill -9 of whoever runs the engine, at every step of creating and destroying and at any moment between: the next
-engine finds what is left, and its destroy leaves nothing."""
+"""kill -9 of whoever runs the engine, at every step of creating, stopping, starting and destroying and at any moment
+between: the next engine finds what is left, its start brings the files back, and its destroy leaves nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local import LocalEngine
+from k8e.engine.local.record import Record
 from k8e.engine.local.tool import run_tool
 from tests.engine.doomed_driver import EGRESS
 from tests.engine.rig import Rig, eventually
 from tests.engine.traces import find_traces, wait_for_no_traces
 
 RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "12"))
+EVERY = 1 if os.environ.get("K8E_SOAK") else 6  # so many steps further each time; another one first for each runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,39 @@ async def test_killed_at_every_step_of_destroy(driver: Driver) -> None:
         ends[step] = answer["ended"]
         await reclaim(driver.rig)
     # The kernel may have removed a dead sandbox's wire before anybody asks it to.
+    assert {end for step, end in ends.items() if not step.startswith("network/route.")} == {"killed"}, ends
+
+
+@pytest.mark.parametrize("action", ["stop", "start"])
+async def test_killed_at_every_step_of_stop_and_start(driver: Driver, action: str) -> None:
+    """Whatever was begun, the next start finds the files, and a stop after that leaves nothing but them."""
+    rig = driver.rig
+    name = rig.new_name()
+    await rig.engine.create(name, rig.spec())
+    await (await rig.enter(name)).output("/bin/sh", "-c", "echo kept > file")
+    steps: list[str] = []
+    ends = {}
+    number = -1
+    while number < len(steps):
+        if action == "start":
+            await rig.engine.stop(name)
+        await rig.engine.close()  # it is another one's now
+        answer = await driver.ask(do=action, name=name, step=steps[number] if steps else None)
+        if not steps:
+            assert answer["ended"] == "finished", answer
+            steps = answer["steps"]
+            assert len(steps) > 10, steps
+            number = rig.native
+        else:
+            ends[steps[number]] = answer["ended"]
+            number += EVERY
+        whole = Record.load(rig.engine.layout.sandbox(name).record).ready and (await rig.engine.health(name)).alive
+        if whole or number % 2:
+            await rig.engine.stop(name)
+        await rig.engine.start(name, rig.spec())
+        assert await (await rig.enter(name)).output("cat", "file") == "kept\n"
+    await rig.engine.destroy(name)
+    await reclaim(rig)
     assert {end for step, end in ends.items() if not step.startswith("network/route.")} == {"killed"}, ends
 
 

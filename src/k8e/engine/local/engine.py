@@ -2,12 +2,14 @@
 
 Making one leaves traces in a fixed order: directory, network, disk, mount, bundle, container (with its cgroups).
 Everything is named after the sandbox, and `destroy` looks for each kind of trace instead of remembering what was made,
-so that it is right after any crash.
+so that it is right after any crash. `stop` does the same and keeps the directory with the record and the disk, and
+`start` begins with it: whatever a crash left in between is out of its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -15,14 +17,15 @@ import os
 import platform
 import resource
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
-from k8e.engine.local import disk
+from k8e.engine.local import disk, kept_disk
 from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
@@ -35,6 +38,7 @@ from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
 from k8e.engine.local.registries import CA_BUNDLE
+from k8e.engine.local.renewal import empty_folder
 from k8e.engine.local.roots import Root, Roots
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
 from k8e.engine.local.seccomp import build_profile
@@ -183,12 +187,16 @@ class LocalEngine:
         template = await self._roots.of(spec.image).template(spec.limits)
         if sandbox in self._creating:
             raise EngineError("sandbox", f"{sandbox} exists already")
-        work = self._creating[sandbox] = asyncio.create_task(self._make(sandbox, spec, runtime, template))
+        await self._take_on(sandbox, self._make(sandbox, spec, runtime, template))
+
+    async def _take_on(self, sandbox: str, making: Coroutine[Any, Any, None]) -> None:
+        """Whoever stops or destroys it meanwhile ends this first."""
+        work = self._creating[sandbox] = asyncio.create_task(making)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             if work.cancelled():
-                raise EngineError("sandbox", f"{sandbox} was destroyed while it was being created") from None
+                raise EngineError("sandbox", f"{sandbox} was stopped or destroyed while it was being made") from None
             await cancel_and_wait(work)
             raise
         finally:
@@ -219,15 +227,30 @@ class LocalEngine:
         slot = self._ids.take() if runtime.native else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
         record.save(paths.record)
-        root = self._roots.of(spec.image)
+        mounting = self._make_root(template, paths, record)
+        await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out)
+
+    async def _make_root(self, template: disk.Template, paths: SandboxPaths, record: Record) -> None:
+        await finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id)
+        await self._roots.of(record.image).make(paths, record)
+
+    async def _bring_up(
+        self,
+        sandbox: str,
+        spec: SandboxSpec,
+        runtime: OciRuntime,
+        record: Record,
+        mounting: Coroutine[Any, Any, None],
+        furnish: Callable[[SandboxPaths, Record, Wire], None],
+    ) -> None:
+        """From a directory with a record to an agent that answers, on a disk that is new or not."""
+        paths, root = self.layout.sandbox(sandbox), self._roots.of(record.image)
         try:
-            (wire, namespace), _ = await do_both(
-                self._network.open(sandbox, spec.egress, spec.hostname),
-                self._make_root(root, template, paths, record),
-            )
+            (wire, namespace), _ = await do_both(self._network.open(sandbox, spec.egress, spec.hostname), mounting)
             binds = await finish_in_thread(self._bind, spec, record, paths)
             config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds)
-            await finish_in_thread(lay_out, paths, record, wire, build_config(config))
+            await finish_in_thread(furnish, paths, record, wire)
+            await finish_in_thread(write_bundle, paths, build_config(config))
             await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
         finally:
             self._network.let_go(sandbox)
@@ -235,10 +258,6 @@ class LocalEngine:
             await self._open_link(sandbox)
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
-
-    async def _make_root(self, root: Root, template: disk.Template, paths: SandboxPaths, record: Record) -> None:
-        await finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id)
-        await root.make(paths, record)
 
     def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths) -> Sequence[Bind]:
         """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
@@ -356,14 +375,6 @@ class LocalEngine:
         """For something that is no sandbox, until `destroy`: its addresses are nobody else's."""
         return await self._network.reserve(name)
 
-    # Ending ----------------------------------------------------------------------------------------------------------
-
-    async def stop(self, sandbox: str) -> None:
-        raise EngineError("sandbox", "cannot be stopped yet")
-
-    async def start(self, sandbox: str, spec: SandboxSpec) -> None:
-        raise EngineError("sandbox", "cannot be started yet")
-
     @property
     def images(self) -> Images:
         return self._images
@@ -372,6 +383,63 @@ class LocalEngine:
         """Whom this machine's package clients trust, its image registries may be signed by too."""
         files = dict((await self._templates.registries()).files)
         return files.get(CA_BUNDLE, b"").decode()
+
+    # Stopping and starting -------------------------------------------------------------------------------------------
+
+    async def stop(self, sandbox: str) -> None:
+        work = self._creating.get(sandbox)
+        if work is not None:
+            await cancel_and_wait(work)
+        await self._rest(sandbox)
+
+    async def _rest(self, sandbox: str) -> None:
+        """What stays is the directory with the record, which keeps the range of ids, and the disk's image."""
+        paths = self.layout.sandbox(sandbox)
+        async with self._lock(sandbox):
+            await self._halt(sandbox)
+            try:
+                await finish_in_thread(put_down, paths)
+            except FileNotFoundError:
+                raise EngineError("sandbox", f"{sandbox} does not exist") from None
+            except OSError as error:
+                raise EngineError("disk", str(error)) from error
+
+    async def start(self, sandbox: str, spec: SandboxSpec) -> None:
+        await self._require(spec.runtime)
+        await self._templates.content()  # with which the agent is where bundles say that it is
+        self._presence.take()
+        if sandbox in self._creating:
+            raise EngineError("sandbox", f"{sandbox} is being started already")
+        await self._take_on(sandbox, self._wake(sandbox, spec, self._runtimes[spec.runtime]))
+
+    async def _wake(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
+        paths = self.layout.sandbox(sandbox)
+        try:
+            former = Record.load(paths.record)
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            raise EngineError("sandbox", f"{sandbox} cannot be started: {error}") from error
+        if former.runtime != spec.runtime.value:
+            raise EngineError("sandbox", f"{sandbox} was made with {former.runtime}, not {spec.runtime.value}")
+        if former.ready and (await self.health(sandbox)).alive:
+            raise EngineError("sandbox", f"{sandbox} is running already")
+        await self._rest(sandbox)
+        record = replace(former, instance=secrets.token_bytes(16).hex(), ready=False)
+        try:
+            record.save(paths.record)
+            mounting = self._present_root(paths, record)
+            await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out_again)
+            replace(record, ready=True).save(paths.record)
+        except BaseException as error:
+            await asyncio.shield(self._rest(sandbox))
+            if isinstance(error, OSError):
+                raise EngineError("disk", str(error)) from error
+            raise
+
+    async def _present_root(self, paths: SandboxPaths, record: Record) -> None:
+        await kept_disk.mount_kept(paths.disk_image, paths.disk)
+        await self._roots.of(record.image).present(paths, record)
+
+    # Ending ----------------------------------------------------------------------------------------------------------
 
     async def destroy(self, sandbox: str) -> None:
         work = self._creating.get(sandbox)
@@ -384,19 +452,23 @@ class LocalEngine:
             await self._destroy(sandbox)
 
     async def _destroy(self, sandbox: str) -> None:
+        paths = self.layout.sandbox(sandbox)
+        slot = find_slot(paths)
+        await self._halt(sandbox)
+        await asyncio.to_thread(disk.remove_tree, paths.top)
+        self._ids.release(slot)
+
+    async def _halt(self, sandbox: str) -> None:
+        """Everything but its directory goes, in whatever state it is."""
         self._places.pop(sandbox, None)
         link = self._links.pop(sandbox, None)
         if link is not None:
             await link.close()
-        paths = self.layout.sandbox(sandbox)
-        slot = find_slot(paths)
         await asyncio.to_thread(self._cgroups.kill, sandbox)
         await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
         await self._network.remove(sandbox)
-        await disk.unmount_below(paths.top)
+        await disk.unmount_below(self.layout.sandbox(sandbox).top)
         await asyncio.to_thread(self._cgroups.remove, sandbox)
-        await asyncio.to_thread(disk.remove_tree, paths.top)
-        self._ids.release(slot)
 
     async def list(self) -> Sequence[str]:
         return sorted(await asyncio.to_thread(self._traces))
@@ -431,7 +503,7 @@ async def cancel_and_wait(work: asyncio.Task[T]) -> None:
         work.exception()
 
 
-def lay_out(paths: SandboxPaths, record: Record, wire: Wire, config: dict[str, Any]) -> None:
+def lay_out(paths: SandboxPaths, record: Record, wire: Wire) -> None:
     """Puts down what a sandbox starts with, beside what is on every disk. Nothing runs there yet."""
     paths.link.mkdir(mode=0o700)
     with Inside(paths.root, record.first_id) as inside:
@@ -440,5 +512,27 @@ def lay_out(paths: SandboxPaths, record: Record, wire: Wire, config: dict[str, A
         os.chown(paths.link, record.first_id, record.first_id, follow_symlinks=False)
         # The runtime enters as root of the sandbox; other users of the machine have no business here.
         paths.disk.chmod(0o700)
+
+
+def lay_out_again(paths: SandboxPaths, record: Record, wire: Wire) -> None:
+    """The same on a disk that was the sandbox's before. Where the names' file cannot be one any more it is missed by
+    nobody: questions are answered whomever they are sent to."""
+    empty_folder(paths.link, record.first_id or 0)
+    with Inside(paths.root, record.first_id) as inside, contextlib.suppress(OSError):
+        inside.write("/etc/resolv.conf", resolv_conf_for_sandbox(wire.host_addresses).encode())
+
+
+def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
     paths.bundle.mkdir(mode=0o700)
     (paths.bundle / "config.json").write_text(json.dumps(config))
+
+
+def put_down(paths: SandboxPaths) -> None:
+    """What was made for one start only. Nothing of it was ever in the sandbox's hands, but the disk, which is none."""
+    kept_disk.sync_kept(paths.disk_image, paths.record)
+    for path in (paths.bundle, paths.mounts):
+        disk.remove_tree(path)  # which looks once more whether anything is mounted there
+    for path in (paths.runtime_log, paths.egress):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        paths.disk.rmdir()

@@ -25,6 +25,7 @@ class Record:
     instance: str
     slot: int | None
     hostname: str
+    ready: bool = True  # False while it is started again: what runs then is nothing that anybody could use
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".new")
