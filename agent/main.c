@@ -96,6 +96,11 @@ static void read_signal(struct source *source, uint32_t events)
 
 static void block_signals(void)
 {
+    /* Who started us may ignore some (a shell does, for INT and QUIT of what it puts in the background), and what is
+     * ignored stays so through every execve: no command could be interrupted. */
+    const uint64_t standard[4] = {0}; /* the kernel's struct sigaction, SIG_DFL */
+    for (long number = 1; number <= 64; number++)
+        syscall(SYS_rt_sigaction, number, standard, NULL, sizeof(uint64_t));
     /* Not sigfillset: musl leaves the signals out that it keeps for threads, and their default action is to kill us. */
     const uint64_t all = UINT64_MAX;
     sigset_t wanted;

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from k8e.core.errors import Fault, Kind
@@ -33,11 +33,19 @@ from k8e.policy import HostList
 class Process:
     """Implements `LiveRun`."""
 
-    def __init__(self, run_id: str, session_id: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        session_id: str,
+        process: asyncio.subprocess.Process,
+        ending: Callable[[], None] | None = None,
+    ) -> None:
         self.run_id = run_id
         self.process = process
         self.killed = asyncio.Event()
-        self._session_id = session_id
+        self.session_id = session_id
+        self.sizes: list[tuple[int, int]] = []
+        self._end = ending or (lambda: None)
         self.counts = {1: 0, 2: 0}
 
     async def output(self) -> AsyncIterator[Chunk]:
@@ -70,11 +78,18 @@ class Process:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
+    async def signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        self.sizes.append((rows, columns))
+
     async def result(self) -> RunResult:
         code = await self.process.wait()
+        self._end()
         return RunResult(
             run_id=self.run_id,
-            session_id=self._session_id,
+            session_id=self.session_id,
             status=Status.COMPLETED if code >= 0 else Status.KILLED,
             exit_code=code if code >= 0 else 128 - code,
             stdout=b"",
@@ -89,6 +104,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
+        self._end()
         self.killed.set()
 
 
@@ -190,7 +206,35 @@ class StandIn:
     async def start(self, caller: Caller, spec: RunSpec) -> LiveRun:
         return await self._start(caller, spec)
 
-    async def _start(self, caller: Caller, spec: RunSpec) -> Process:
+    async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
+        made = await self.create(caller, session)
+
+        def end() -> None:
+            self.sessions_by_id[made.session_id] = replace(made, phase=Phase.DESTROYED)
+
+        return await self._start(caller, replace(run, session_id=made.session_id), None if keep else end)
+
+    async def run_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> RunResult:
+        made = await self.create(caller, session)
+        result = await self.run(caller, replace(run, session_id=made.session_id))
+        if not keep:
+            await self.destroy(caller, made.session_id)
+        return result
+
+    async def signal(self, caller: Caller, run_id: str, number: int) -> None:
+        await self._find(caller, run_id).signal(number)
+
+    async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None:
+        await self._find(caller, run_id).resize(rows, columns)
+
+    def _find(self, caller: Caller, run_id: str) -> Process:
+        self._meet(caller)
+        for process in self.processes:
+            if process.run_id == run_id:
+                return process
+        raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}")
+
+    async def _start(self, caller: Caller, spec: RunSpec, ending: Callable[[], None] | None = None) -> Process:
         await self.get(caller, spec.session_id)
         self.specs.append(spec)
         argv = spec.argv or (b"bash", b"-c", spec.code.encode("utf-8", "surrogateescape"))
@@ -202,7 +246,7 @@ class StandIn:
             start_new_session=True,
             env={**os.environ, **spec.env},
         )
-        live = Process(f"run-{len(self.processes) + 1}", spec.session_id, process)
+        live = Process(f"run-{len(self.processes) + 1}", spec.session_id, process, ending)
         self.processes.append(live)
         self.started.set()
         return live

@@ -18,7 +18,7 @@ from k8e.core import checks
 from k8e.core.access import may_see
 from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
-from k8e.core.foreground import GRACE
+from k8e.core.foreground import GRACE, Foreground
 from k8e.core.journal import warn
 from k8e.core.live import Live
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, Phase, RunResult, RunSpec, Status
@@ -57,6 +57,7 @@ class Background:
         if len(opened.live.background) >= MAX_BACKGROUND:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
+        plan = place_run(opened, plan, spec)
         give_back = self._runs.take(opened.live)
         about = self._runs.describe(caller, spec)
         launching = self._sessions.tasks.spawn(self._launch(opened, plan, about, give_back), watched=True)
@@ -72,7 +73,7 @@ class Background:
         live = opened.live
         with live.in_use():
             record, mark = await self._runs.record(live, about, background=True)
-            spec = replace(place_run(opened, plan), stdin=False, detached=True, window=OUTPUT_LIMIT)
+            spec = replace(plan, stdin=False, detached=True, window=OUTPUT_LIMIT)
             live.background.add(record.run_id)
             give_back()  # the session counts it from here on
             live.marks[record.run_id] = mark
@@ -110,6 +111,13 @@ class Background:
         if record and session and gone and may_see(caller, session.owner, session.tenant):
             return record, None, session.session_id
         raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="Runs end with their session.")
+
+    async def find_foreground(self, caller: Caller, run_id: str) -> Foreground | None:
+        """None: it has ended."""
+        record, _, _ = await self.find(caller, run_id)
+        if record.background:
+            raise Fault(Kind.CONFLICT, "run_in_background", "nobody waits for this run", hint="It can be killed.")
+        return self._runs.running.get(run_id)
 
     async def poll(self, caller: Caller, run_id: str) -> RunResult:
         record, live, session_id = await self.find(caller, run_id)

@@ -20,6 +20,7 @@ from k8e.core.model import (
     Language,
     RunSpec,
     SessionSpec,
+    Terminal,
 )
 from k8e.engine import Limits
 from k8e.policy import HostList, InvalidEntry
@@ -30,11 +31,14 @@ MAX_PATH: Final = 4095  # PATH_MAX without the NUL
 MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
 MAX_ARGV: Final = 1 << 20
 MAX_PACKAGES: Final = 256
+MAX_SIGNAL: Final = 64
+MAX_SIDE: Final = 0xFFFF  # of a terminal
 MAX_WORDS: Final = 2000  # characters of what people are asked, and of what they say
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 # Below these nothing starts; above them somebody mistook the unit.
@@ -210,6 +214,10 @@ def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
     """The exact argv of a run: the one given, or the language's."""
     if spec.argv and spec.code:
         refuse("argv", "is given together with code")
+    if spec.entrypoint and spec.code:
+        refuse("entrypoint", "is for argv, and code is given")
+    if not spec.argv and spec.entrypoint:
+        return ()  # the image's own
     if not spec.argv:
         code = encode("code", spec.code)
         if len(code) > MAX_WORD:
@@ -226,6 +234,25 @@ def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
     if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
         refuse("argv", f"takes more than {MAX_ARGV} bytes")
     return spec.argv
+
+
+def check_signal(number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_SIGNAL:
+        refuse("signal", f"must be the number of a signal, 1 to {MAX_SIGNAL}")
+    return number
+
+
+def check_size(rows: object, columns: object) -> None:
+    for field, value in (("terminal.rows", rows), ("terminal.columns", columns)):
+        if not isinstance(value, int):
+            refuse(field, "must be a whole number")
+        check_number(field, value, 0, MAX_SIDE)  # 0 is what a terminal says that does not know
+
+
+def check_terminal(terminal: Terminal) -> None:
+    check_size(terminal.rows, terminal.columns)
+    if terminal.term and not _TERM.fullmatch(terminal.term):
+        refuse("terminal.term", "is not the name of a kind of terminal")
 
 
 def check_packages(packages: Sequence[str]) -> tuple[bytes, ...]:

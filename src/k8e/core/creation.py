@@ -42,6 +42,9 @@ class Creation:
         return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
 
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        return (await self.make(caller, spec)).show()
+
+    async def make(self, caller: Caller, spec: SessionSpec, *, fleeting: bool = False) -> Live:
         began = self._sessions.clock.monotonic()
         checks.check_caller(caller)
         env = checks.check_session(spec)
@@ -50,7 +53,7 @@ class Creation:
         choose_tenant(caller, spec.tenant)
         hosts = await self._choose_hosts(spec)
         runtime = await self._choose_runtime(spec.runtime)
-        record = self._make_record(caller, spec, runtime, hosts)
+        record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting)
         with self._sessions.pool.foreground():
             claimed = await self._claim(spec, record)
             live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
@@ -66,7 +69,7 @@ class Creation:
         self._sessions.metrics.create_seconds.observe(self._sessions.clock.monotonic() - began)
         facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
         note("session_created", **facts, runtime=runtime.value)
-        return live.show()
+        return live
 
     async def _usual_hosts(self) -> HostList:
         if self._sessions.settings.egress.allowed_hosts is not None:

@@ -107,6 +107,7 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         "ALTER TABLE sessions ADD COLUMN labels TEXT NOT NULL DEFAULT '{}'",
         "ALTER TABLE warm ADD COLUMN shape TEXT NOT NULL DEFAULT ''",
     ),
+    ("ALTER TABLE sessions ADD COLUMN fleeting INTEGER NOT NULL DEFAULT 0",),
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Final
 
+from k8e.core import checks
 from k8e.core.denials import Mark
 from k8e.core.endings import Endings
 from k8e.core.live import Gone, Live
@@ -17,7 +18,7 @@ from k8e.core.provisioning import read_into
 from k8e.core.records import RunRecord
 from k8e.core.tasks import Tasks
 from k8e.link.errors import LinkError
-from k8e.link.model import ByteReader, Outcome, Process
+from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 
 GRACE: Final = 2.0  # between TERM and KILL
 _AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks for each costs half the speed
@@ -43,6 +44,10 @@ class Foreground:
     @property
     def run_id(self) -> str:
         return self.record.run_id
+
+    @property
+    def session_id(self) -> str:
+        return self.live.session_id
 
     @property
     def command(self) -> int:
@@ -124,6 +129,18 @@ class Foreground:
 
     async def close_stdin(self) -> None:
         await self._process.close_stdin()
+
+    # Orders. One that does not reach the command any more is no error: how it ended is what the result says.
+
+    async def signal(self, number: int) -> None:
+        checks.check_signal(number)
+        with contextlib.suppress(LinkError):
+            await self._process.signal(number, Scope.GROUP)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        checks.check_size(rows, columns)
+        with contextlib.suppress(LinkError):
+            await self._process.resize(TerminalSize(rows, columns))
 
     # The end
 

@@ -171,6 +171,15 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminal:
+    """What somebody sits at."""
+
+    rows: int = 24
+    columns: int = 80
+    term: str = ""  # its kind, as TERM has it; empty: not known
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
     session_id: str
     code: str = ""  # with language; or argv
@@ -181,6 +190,8 @@ class RunSpec:
     workdir: str = ""  # empty: /workspace
     stdin: bytes = b""
     background: bool = False
+    terminal: Terminal | None = None  # then there is one stream, stdout
+    entrypoint: bool = False  # argv comes after what the image puts before commands; without argv: the image's command
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +225,17 @@ class LiveRun(Protocol):
 
     @property
     def run_id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
     def output(self) -> AsyncIterator[Chunk]: ...
     async def write_stdin(self, data: bytes) -> None: ...
     async def close_stdin(self) -> None: ...
+    async def signal(self, number: int) -> None:
+        """To the command and whatever is in its process group, as a terminal would send it."""
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Of its terminal."""
+
     async def result(self) -> RunResult:
         """After the output ended; stdout and stderr are empty here, the counts are exact."""
 
@@ -291,6 +310,17 @@ class SandboxService(Protocol):
 
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult: ...
     async def start(self, caller: Caller, spec: RunSpec) -> LiveRun: ...
+    async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
+        """In a session of its own that ends with it, whatever becomes of the caller or of us. `keep`: it stays once the
+        command has started. The run's own session_id is not looked at."""
+
+    async def run_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> RunResult:
+        """The same, to its end."""
+
+    async def signal(self, caller: Caller, run_id: str, number: int) -> None:
+        """To a run that somebody waits for. Fine for one that has ended already, like the next."""
+
+    async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None: ...
     async def poll(self, caller: Caller, run_id: str) -> RunResult:
         """How a run stands. While it runs there are exact counts and no output; a background run that has ended has its
         output, as long as its session lives and keeps it."""

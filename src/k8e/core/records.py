@@ -46,6 +46,7 @@ class SessionRecord:
     persistent: bool = False
     shape: Shape = PLAIN
     labels: Mapping[str, str] = field(default_factory=dict)
+    fleeting: bool = False  # there for one command, and gone with it (once.py)
 
     def show(self) -> Session:
         return Session(
@@ -90,6 +91,7 @@ def write_session(record: SessionRecord) -> tuple[object, ...]:
         record.persistent,
         write_shape(record.shape),
         json.dumps(dict(record.labels)),
+        record.fleeting,
     )
 
 
@@ -120,7 +122,7 @@ def read_hosts(text: str) -> HostList:
 
 def read_session(row: tuple[Any, ...]) -> SessionRecord:
     sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *rest = row
-    created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels = rest
+    created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels, fleeting = rest
     return SessionRecord(
         sandbox=sandbox,
         session_id=session_id,
@@ -142,6 +144,7 @@ def read_session(row: tuple[Any, ...]) -> SessionRecord:
         persistent=bool(persistent),
         shape=read_shape(shape),
         labels=json.loads(labels),
+        fleeting=bool(fleeting),
     )
 
 

@@ -17,7 +17,7 @@ from k8e.core.model import Phase, Status
 from k8e.core.provisioning import recall_env
 from k8e.core.records import RunRecord, SessionRecord
 from k8e.core.runs import Runs
-from k8e.core.sessions import ABANDONED, DESTROYED, LOST, Opened, describe_end
+from k8e.core.sessions import ABANDONED, DESTROYED, FINISHED, LOST, Opened, describe_end
 from k8e.core.translation import translated
 from k8e.core.verdict import judge
 from k8e.engine import EngineError
@@ -81,6 +81,8 @@ class Recovery:
             await self._end(live, ABANDONED)
         elif live.phase is Phase.DESTROYING:
             await self._end(live, live.record.reason or DESTROYED)
+        elif live.record.fleeting:
+            await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
         elif not exists:
             await self._end(live, LOST)
         else:

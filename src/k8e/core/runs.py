@@ -24,8 +24,9 @@ from k8e.core.records import RunRecord
 from k8e.core.sessions import Opened, Sessions
 from k8e.core.translation import translate
 from k8e.core.turns import Turns
+from k8e.engine import Place
 from k8e.link.errors import LinkError, NotStarted
-from k8e.link.model import ExecSpec, Process
+from k8e.link.model import ExecSpec, Process, TerminalSize
 
 Facts = dict[str, object]
 
@@ -44,19 +45,21 @@ class Runs:
         self.running: dict[str, Foreground] = {}
         self.starts = Turns(_STARTS)
 
-    async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
-        return await (await self._start(caller, spec, stdin=bool(spec.stdin))).collect(spec.stdin)
+    async def run(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> RunResult:
+        """In the session that the spec names, or in that one."""
+        return await (await self._start(caller, spec, live, stdin=bool(spec.stdin))).collect(spec.stdin)
 
-    async def start(self, caller: Caller, spec: RunSpec) -> Foreground:
-        run = await self._start(caller, spec, stdin=True)
+    async def start(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> Foreground:
+        run = await self._start(caller, spec, live, stdin=True)
         if spec.stdin:
             self.sessions.tasks.spawn(run.feed(spec.stdin))
         return run
 
-    async def _start(self, caller: Caller, spec: RunSpec, *, stdin: bool) -> Foreground:
+    async def _start(self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool) -> Foreground:
         began = self.sessions.clock.monotonic()
         plan = replace(check_run(spec), stdin=stdin)
-        opened = await self.sessions.open(caller, spec.session_id)
+        opened = await (self.sessions.enter(live) if live else self.sessions.open(caller, spec.session_id))
+        plan = place_run(opened, plan, spec)
         give_back = self.take(opened.live)
         launching = self.sessions.tasks.spawn(self._launch(opened, plan, self.describe(caller, spec)), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
@@ -76,7 +79,7 @@ class Runs:
         with opened.live.in_use():
             async with self.starts.take(opened.live.payer):
                 record, mark = await self.record(opened.live, about, background=False)
-                spec = self.parking.choose(place_run(opened, plan))
+                spec = self.parking.choose(plan)
                 process = await self.launch(opened, record, spec)
             self.parking.started(spec, process)
             run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process)
@@ -147,16 +150,41 @@ def check_run(spec: RunSpec) -> ExecSpec:
     """The command as far as it is known without its sandbox."""
     env = checks.check_env("env", spec.env)
     checks.check_content("stdin", spec.stdin)
+    if spec.terminal is not None:
+        checks.check_terminal(spec.terminal)
+        if spec.background:
+            checks.refuse("terminal", "is for commands that somebody waits for", "Leave out background.")
     return ExecSpec(
         checks.check_argv(spec),
         env,
         checks.check_path("workdir", spec.workdir) if spec.workdir else b"",
         timeout=checks.check_timeout(spec.timeout),
         grace=GRACE,
+        terminal=TerminalSize(spec.terminal.rows, spec.terminal.columns) if spec.terminal else None,
     )
 
 
-def place_run(opened: Opened, plan: ExecSpec) -> ExecSpec:
+def place_run(opened: Opened, plan: ExecSpec, spec: RunSpec) -> ExecSpec:
     place = opened.place
-    env = merge_env(place.env, opened.live.env, plan.env)
-    return replace(plan, env=env, cwd=plan.cwd or place.workdir, identity=place.user, keep_capabilities=place.capable)
+    kind = ((b"TERM", spec.terminal.term.encode()),) if spec.terminal and spec.terminal.term else ()
+    env = merge_env(place.env, opened.live.env, kind, plan.env)
+    argv = complete_argv(place, plan.argv) if spec.entrypoint else plan.argv
+    return replace(
+        plan,
+        argv=argv,
+        env=env,
+        cwd=plan.cwd or place.workdir,
+        identity=place.user,
+        keep_capabilities=place.capable,
+    )
+
+
+def complete_argv(place: Place, argv: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """What the image puts before a command, unless somebody has typed it already, or its own command."""
+    first = place.entrypoint[0] if place.entrypoint else b""
+    if argv and argv[0] in (first, first.rpartition(b"/")[2]):
+        return argv
+    complete = (*place.entrypoint, *(argv or place.command))
+    if not complete:
+        checks.refuse("argv", "is empty, and the image has no command of its own")
+    return complete

@@ -36,6 +36,7 @@ from k8e.core.model import (
     Session,
     SessionSpec,
 )
+from k8e.core.once import Once
 from k8e.core.pool import Pool
 from k8e.core.recovery import Recovery
 from k8e.core.runs import Runs
@@ -102,6 +103,7 @@ class Service:
         self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
+        self._once = Once(self._creation, self._runs)
         self._files = Files(self._sessions)
         self._approvals = Approvals(self._sessions)
         self._upkeep: asyncio.Task[None] | None = None
@@ -127,6 +129,7 @@ class Service:
         self._approvals.close()
         for run in list(self._runs.running.values()):
             run.leave()
+        self._once.close()
         await self._tasks.close(_PATIENCE)
         try:
             await self._sessions.save_uses()
@@ -211,6 +214,24 @@ class Service:
     @counted
     async def start(self, caller: Caller, spec: RunSpec) -> LiveRun:
         return await self._runs.start(caller, spec)
+
+    @counted
+    async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
+        return await self._once.start(caller, session, run, keep=keep)
+
+    @counted
+    async def run_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> RunResult:
+        return await self._once.run(caller, session, run, keep=keep)
+
+    @counted
+    async def signal(self, caller: Caller, run_id: str, number: int) -> None:
+        if run := await self._background.find_foreground(caller, run_id):
+            await run.signal(number)
+
+    @counted
+    async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None:
+        if run := await self._background.find_foreground(caller, run_id):
+            await run.resize(rows, columns)
 
     @counted
     async def poll(self, caller: Caller, run_id: str) -> RunResult:

@@ -35,12 +35,14 @@ DESTROYED: Final = "destroyed"
 EXPIRED: Final = "expired"
 LOST: Final = "lost"
 ABANDONED: Final = "abandoned"  # before it was ready; such a session leaves no record
+FINISHED: Final = "finished"  # its one command has ended; nor does such a session
 
 # What somebody hears who comes too late.
 _ENDS: Final = {
     DESTROYED: "it was destroyed",
     EXPIRED: "it expired: nobody used it for longer than its ttl",
     LOST: "its sandbox ended by itself",
+    FINISHED: "it was there for one command, which has ended",
 }
 
 
@@ -184,12 +186,12 @@ class Sessions:
             # Goes on: a full disk must not keep anybody from destroying. An active session whose sandbox is
             # gone is what the next daemon would find, and knows to clear up.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
-        if live.record.reason != ABANDONED:
+        if live.record.reason not in (ABANDONED, FINISHED):
             await self.witness.hear(live)  # for the last time
         with translated("destroying the sandbox"):
             await self.engine.destroy(live.sandbox)
         reason = live.record.reason
-        if reason == ABANDONED:
+        if reason in (ABANDONED, FINISHED):
             await self.store.forget_session(live.sandbox)
         else:
             await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason == LOST)

@@ -41,7 +41,7 @@ class FrameReader:
     """Cuts a byte stream into frames. `limit` bounds one frame, and so what is kept here."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._buffer = bytearray()
 
     @property
@@ -52,8 +52,8 @@ class FrameReader:
         self._buffer += data
         while len(self._buffer) >= HEADER:
             length = int.from_bytes(self._buffer[1:HEADER], "big")
-            if length > self._limit:
-                raise BadFrame(f"a frame of {length} bytes; {self._limit} is the most")
+            if length > self.limit:
+                raise BadFrame(f"a frame of {length} bytes; {self.limit} is the most")
             if len(self._buffer) < HEADER + length:
                 return
             kind, content = self._buffer[0], bytes(self._buffer[HEADER : HEADER + length])

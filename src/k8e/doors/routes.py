@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from k8e.core.model import MAX_MESSAGE, Caller, LiveRun, RunResult, RunSpec, SandboxService
+from k8e.core.model import MAX_MESSAGE, Caller, LiveRun, RunResult, SandboxService
 from k8e.doors import frames, shapes, specs
 from k8e.doors.approvals import Approvals
 from k8e.doors.exchange import Exchange, Request
@@ -75,8 +75,11 @@ class Routes:
             Route("GET", (*sessions, "*", "files"), self._read_file),
             Route("PUT", (*sessions, "*", "files"), self._write_file, (BYTES,)),
             Route("GET", (*sessions, "*", "entries"), self._list_files),
+            Route("POST", runs, self._run_once, (JSON, frames.CONTENT_TYPE)),
             Route("GET", (*runs, "*"), self._poll),
             Route("POST", (*runs, "*", "kill"), self._kill, (JSON,)),
+            Route("POST", (*runs, "*", "signal"), self._signal, (JSON,)),
+            Route("POST", (*runs, "*", "resize"), self._resize, (JSON,)),
         )
         if identities is not None:
             self._table += (
@@ -171,34 +174,44 @@ class Routes:
     # --- runs --------------------------------------------------------------------------------------------------------
 
     async def _run(self, exchange: Exchange, request: Request) -> None:
-        if request.content_type == frames.CONTENT_TYPE:
-            return await self._run_fed(exchange, request)
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
-        live = fields.take_flag("stream")
+        fields, incoming = await self._read_run(exchange, request)
+        stream = fields.take_flag("stream") or incoming is not None
         spec = specs.read_run_spec(request.path[2], fields)
-        if live:
-            return await self._run_live(exchange, spec, None)
-        result = await self._service.run(exchange.caller, spec)
+        if stream:
+            live = await self._service.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
+            return await self._follow(exchange, live, spec.stdin, incoming)
+        return await self._tell_run(exchange, await self._service.run(exchange.caller, spec))
+
+    async def _run_once(self, exchange: Exchange, request: Request) -> None:
+        """In a session of its own."""
+        fields, incoming = await self._read_run(exchange, request)
+        stream = fields.take_flag("stream") or incoming is not None
+        limits = self._service.default_limits
+        session, spec, keep = await asyncio.to_thread(specs.read_once_spec, fields, limits)
+        if stream:
+            unfed = dataclasses.replace(spec, stdin=b"")
+            live = await self._service.start_once(exchange.caller, session, unfed, keep=keep)
+            return await self._follow(exchange, live, spec.stdin, incoming)
+        return await self._tell_run(exchange, await self._service.run_once(exchange.caller, session, spec, keep=keep))
+
+    async def _tell_run(self, exchange: Exchange, result: RunResult) -> None:
         await exchange.send_json(200, shapes.shape_run(result), shapes.exit_header(result.exit_code))
-        return None
 
-    async def _run_fed(self, exchange: Exchange, request: Request) -> None:
-        """The request is the spec in a first frame, and then the command's stdin as it comes."""
+    async def _read_run(self, exchange: Exchange, request: Request) -> tuple[specs.Fields, Incoming | None]:
+        """As JSON; or the same in a first frame, and then the command's stdin as it comes."""
+        if request.content_type != frames.CONTENT_TYPE:
+            return specs.Fields(specs.decode_object(await exchange.read_body(request))), None
         incoming = Incoming(exchange)
-        first = await incoming.read()
-        if first is None or first.kind is not FrameKind.REQUEST:
-            raise BadFrame("the first frame is not the request")
-        spec = specs.read_run_spec(request.path[2], specs.Fields(specs.decode_object(first.data)))
-        await self._run_live(exchange, spec, incoming)
+        first = await incoming.read_first()
+        return specs.Fields(specs.decode_object(first.data)), incoming
 
-    async def _run_live(self, exchange: Exchange, spec: RunSpec, incoming: Incoming | None) -> None:
-        live = await self._service.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
-        feeder = Feeder(live, spec.stdin, incoming)
+    async def _follow(self, exchange: Exchange, live: LiveRun, stdin: bytes, incoming: Incoming | None) -> None:
+        feeder = Feeder(live, stdin, incoming)
         feeding = asyncio.create_task(feeder.feed())
         result: RunResult | None = None
         try:
             await exchange.start_frames()
-            started = {"run_id": live.run_id, "session_id": spec.session_id}
+            started = {"run_id": live.run_id, "session_id": live.session_id}
             await exchange.send_frame(FrameKind.STARTED, shapes.encode(started))
             async for chunk in live.output():
                 await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
@@ -228,6 +241,17 @@ class Routes:
     async def _kill(self, exchange: Exchange, request: Request) -> None:
         specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
         await self._service.kill(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"ok": True})
+
+    async def _signal(self, exchange: Exchange, request: Request) -> None:
+        """A request of its own: within the run's it would wait behind input that the command does not take."""
+        number = specs.read_signal(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        await self._service.signal(exchange.caller, request.path[2], number)
+        await exchange.send_json(200, {"ok": True})
+
+    async def _resize(self, exchange: Exchange, request: Request) -> None:
+        size = specs.read_size(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        await self._service.resize(exchange.caller, request.path[2], *size)
         await exchange.send_json(200, {"ok": True})
 
     # --- files -------------------------------------------------------------------------------------------------------
@@ -269,8 +293,15 @@ class Incoming:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._reader = FrameReader(STDIN_FRAME)
+        self._reader = FrameReader(MAX_MESSAGE)  # the first is the request, and that may have as much as any other
         self._ready: collections.deque[Frame] = collections.deque()
+
+    async def read_first(self) -> Frame:
+        first = await self.read()
+        if first is None or first.kind is not FrameKind.REQUEST:
+            raise BadFrame("the first frame is not the request")
+        self._reader.limit = STDIN_FRAME
+        return first
 
     async def read(self) -> Frame | None:
         while not self._ready:

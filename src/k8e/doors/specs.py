@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import REMOTE, HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec
+from k8e.core.model import REMOTE, HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec, Terminal
 from k8e.engine import Limits, Mount, Runtime, Shape
 
 Value = TypeVar("Value")
@@ -129,6 +129,13 @@ class Fields:
         return value
 
 
+def read_once_spec(fields: Fields, limits: Limits) -> tuple[SessionSpec, RunSpec, bool]:
+    """A session, the one command in it, and whether the session stays."""
+    session = fields.take_fields("session")
+    keep = fields.take_flag("keep")
+    return read_session_spec(session, limits), read_run_spec("", fields), keep
+
+
 def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
     argv = fields.take_texts("argv") or []
     defaults = RunSpec(session_id)
@@ -142,9 +149,34 @@ def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
         workdir=fields.take_text("workdir"),
         stdin=fields.take_bytes("stdin"),
         background=fields.take_flag("background"),
+        terminal=_read_terminal(fields.take_fields("terminal")) if "terminal" in fields else None,
+        entrypoint=fields.take_flag("entrypoint"),
     )
     fields.finish()
     return spec
+
+
+def _read_terminal(fields: Fields) -> Terminal:
+    defaults = Terminal()
+    terminal = Terminal(
+        rows=fields.take_count("rows", defaults.rows),
+        columns=fields.take_count("columns", defaults.columns),
+        term=fields.take_text("term", defaults.term),
+    )
+    fields.finish()
+    return terminal
+
+
+def read_signal(fields: Fields) -> int:
+    number = fields.take_count("signal", 0)
+    fields.finish()
+    return number
+
+
+def read_size(fields: Fields) -> tuple[int, int]:
+    size = fields.take_count("rows", 0), fields.take_count("columns", 0)
+    fields.finish()
+    return size
 
 
 def read_hosts_change(fields: Fields) -> HostsChange:

@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "e18ceda7bf20ac0df0e68896699dc4dc7fd68bdd54d08c990b86b1b25504610b",
-        "aarch64": "cd69c0ee3ae2551b5a9f277f803cfd69ef7690c0a3e093d1cad4badcda53a52f",
+        "x86_64": "267c4cf5c0f079cc040bbedace90894081fa7f7d8be328585ef132c344e0ed4f",
+        "aarch64": "b84125344fb56999cd39ed79ae9d15b2b710a90ed73549cdb974ea0082953a2d",
     }
 )
 
