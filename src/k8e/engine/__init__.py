@@ -119,12 +119,14 @@ class RuntimeReport:
 
 
 class EngineError(Exception):
-    """A sandbox could not be made or reached. `control` names what could not be applied."""
+    """A sandbox could not be made or reached. `control` names what could not be applied; `reason` is a stable word
+    where there are several (images: see docs/images.md)."""
 
-    def __init__(self, control: str, cause: str, hint: str = "") -> None:
+    def __init__(self, control: str, cause: str, hint: str = "", reason: str = "") -> None:
         self.control = control
         self.cause = cause
         self.hint = hint
+        self.reason = reason
         super().__init__(f"{control}: {cause}")
 
 

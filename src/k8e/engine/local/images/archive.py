@@ -52,7 +52,7 @@ class Slice:
 
 
 def no_image(cause: str) -> EngineError:
-    return EngineError("image", cause, _HINT)
+    return EngineError("image", cause, _HINT, "refused")
 
 
 class Archive:

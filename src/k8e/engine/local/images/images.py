@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 import threading
@@ -14,10 +15,14 @@ from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Progress, Report
 from k8e.engine.local.images.layers import Cancelled
 from k8e.engine.local.images.limits import USUAL, ImageLimits
+from k8e.engine.local.images.pull import Puller
 from k8e.engine.local.images.store import Store
 from k8e.engine.local.layout import Layout
+from k8e.engine.reference import InvalidReference, parse_reference
 
 T = TypeVar("T")
+
+_DEADLINE = 7200.0  # for one pull, however slowly it comes
 
 
 async def trust_system() -> str:
@@ -42,10 +47,25 @@ class LocalImages:
         self._trust = trust
         self._limits = limits
         self._machine = platform.machine()
+        self._puller = Puller(self.store, limits)
         self._cleaned: asyncio.Task[None] | None = None
 
     async def pull(self, reference: str, credentials: Credentials | None, report: Report) -> Image:
-        raise EngineError("image", "cannot be pulled yet", "`k8e image import` takes what `docker save` writes.")
+        from k8e.engine.local.images.registry import Registry, make_context
+
+        try:
+            wanted = parse_reference(reference)
+        except InvalidReference as error:
+            raise EngineError("image", str(error), reason="invalid") from error
+        await self._clean()
+        context = await asyncio.to_thread(make_context, await self._trust())
+        try:
+            async with asyncio.timeout(_DEADLINE), Registry(wanted, credentials, context, self._limits) as registry:
+                return await self._puller.pull(registry, wanted, report)
+        except TimeoutError as error:
+            raise EngineError("image", f"it took more than {_DEADLINE:g} s", reason="unreachable") from error
+        except OSError as error:
+            raise unusable(error) from error
 
     async def build_base(self, report: Report) -> Image:
         raise EngineError("image", "cannot be built yet")
@@ -97,8 +117,7 @@ class LocalImages:
         except Cancelled as error:
             raise EngineError("image", "it was cancelled") from error
         except OSError as error:
-            cause = os.strerror(error.errno) if error.errno else str(error)
-            raise EngineError("image", f"the store cannot be written: {cause}") from error
+            raise unusable(error) from error
 
     def _teller(self, step: str, report: Report) -> Callable[[int, int], None]:
         """From a thread."""
@@ -108,3 +127,10 @@ class LocalImages:
             loop.call_soon_threadsafe(report, Progress(step, done, total))
 
         return tell
+
+
+def unusable(error: OSError) -> EngineError:
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "Make room: `k8e image prune` removes what nobody needs." if full else ""
+    return EngineError("image", f"the store cannot be written: {cause}", hint, "disk_full" if full else "")

@@ -52,7 +52,7 @@ class Cancelled(Exception):
 
 
 def refused(cause: str) -> EngineError:
-    return EngineError("image", cause, "The image was not made by a tool that means well, or it is damaged.")
+    return EngineError("image", cause, "The image was not made by a tool that means well, or it is damaged.", "refused")
 
 
 def decompressor(head: bytes) -> list[str] | None:
@@ -208,8 +208,9 @@ def _read_report(text: bytes, status: int, complaint: str) -> tuple[int, int, li
     if "refused" in last:
         raise refused(f"a layer is refused: {last['refused']}")
     if "failed" in last:
-        hint = "Make room: `k8e image prune`." if last.get("errno") in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise EngineError("image", f"a layer cannot be written: {last['failed']}", hint)
+        full = last.get("errno") in (errno.ENOSPC, errno.EDQUOT)
+        hint = "Make room: `k8e image prune` removes what nobody needs." if full else ""
+        raise EngineError("image", f"a layer cannot be written: {last['failed']}", hint, "disk_full" if full else "")
     if status != 0 or "entries" not in last:
         raise EngineError("image", f"the unpacker ended with {status}: {complaint}")
     opaque = [base64.b64decode(line["opaque"]) for line in lines[:-1]]

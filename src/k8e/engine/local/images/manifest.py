@@ -66,7 +66,7 @@ class Configuration:
 
 
 def wrong(cause: str) -> EngineError:
-    return EngineError("image", cause, "Whoever serves it has to put it right.")
+    return EngineError("image", cause, "Whoever serves it has to put it right.", "refused")
 
 
 def check_digest(value: object) -> str:
@@ -126,6 +126,7 @@ def choose_platform(index: Mapping[str, Any], machine: str) -> Descriptor:
         "image",
         f"there is no image for linux/{wanted}" + (f", only for {', '.join(offered)[:300]}" if offered else ""),
         "Use another tag or image that is built for this machine.",
+        "no_platform",
     )
 
 
@@ -159,7 +160,7 @@ def read_configuration(content: bytes, machine: str, limits: ImageLimits = USUAL
     system, architecture = value.get("os"), value.get("architecture")
     if system != "linux" or architecture != wanted:
         cause = f"it is an image for {str(system)[:32]}/{str(architecture)[:32]}, and this machine is linux/{wanted}"
-        raise EngineError("image", cause, "Use another tag or image that is built for this machine.")
+        raise EngineError("image", cause, "Use another tag or image that is built for this machine.", "no_platform")
     rootfs = value.get("rootfs")
     if not isinstance(rootfs, dict) or rootfs.get("type") != "layers":
         raise wrong("the configuration does not say which layers there are")

@@ -1,0 +1,380 @@
+"""A registry over HTTP: asks, shows who it is when it has to, and follows it to where the bytes are.
+
+HTTPS always, but for registries on this machine itself. Credentials go to the registry that they are for, and to the
+place it names for tokens; never with a redirect. Everything that is parsed has a limit, every wait an end. The client
+library is imported when the first image is pulled: it takes longer to load than a daemon to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import json
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlencode, urljoin, urlsplit
+
+from k8e.engine import EngineError
+from k8e.engine.images import Credentials
+from k8e.engine.local.images import manifest as manifests
+from k8e.engine.local.images.challenge import Challenge, parse_challenge
+from k8e.engine.local.images.limits import USUAL, ImageLimits
+from k8e.engine.reference import Reference, is_loopback, split_host
+from k8e.policy.addresses import may_list
+
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+
+_HUB: Final = ("docker.io", "registry-1.docker.io")
+_ACCEPT: Final = ", ".join((*manifests.INDEX_TYPES, *manifests.MANIFEST_TYPES))
+_ATTEMPTS: Final = 5
+_PAUSE: Final = 0.5  # seconds before the second attempt; doubled for each that follows
+_LONGEST_PAUSE: Final = 30.0
+_REDIRECTS: Final = 5
+_TOKEN: Final = 1 << 20  # bytes of an answer with a token
+_PORTION: Final = 256 << 10
+_CONNECT, _SILENCE = 15.0, 60.0
+
+
+class Transient(Exception):
+    """It may work the next time. `after` are seconds, where the registry said so."""
+
+    def __init__(self, error: EngineError, after: float = 0.0) -> None:
+        self.error = error
+        self.after = after
+        super().__init__(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a request whose body is still to come."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: Callable[[], AsyncIterator[bytes]]
+
+
+def make_context(more: str) -> ssl.SSLContext:
+    """Whom the machine trusts: what OpenSSL finds (SSL_CERT_FILE counts), and `more` certificates in PEM."""
+    context = ssl.create_default_context()
+    if more:
+        context.load_verify_locations(cadata=more)
+    return context
+
+
+async def retry(work: Callable[[], Awaitable[T]], pause: float = _PAUSE) -> T:
+    """Until it works, or has failed often enough."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return await work()
+        except Transient as error:
+            wait = max(error.after, pause * 2**attempt * random.uniform(1, 1.5))
+            if attempt == _ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
+                raise error.error from error
+            await asyncio.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+class Registry:
+    """One repository, for one pull. `async with` it."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        credentials: Credentials | None,
+        context: ssl.SSLContext,
+        limits: ImageLimits = USUAL,
+        pause: float = _PAUSE,
+    ) -> None:
+        self._reference = reference
+        self._credentials = credentials
+        self._context = context
+        self._limits = limits
+        self.pause = pause
+        self._host = _HUB[1] if reference.host == _HUB[0] else reference.host
+        self._origin = f"https://{self._host}"
+        self._authorization = ""
+        self._authorizing = asyncio.Lock()
+        self._checked: set[str] = set()
+        self._client: httpx2.AsyncClient
+
+    async def __aenter__(self) -> Registry:
+        httpx2 = await asyncio.to_thread(_load_client)
+        self._client = httpx2.AsyncClient(
+            verify=self._context,
+            follow_redirects=False,
+            trust_env=not self._reference.loopback,  # proxies of the environment; they know nothing of our loopback
+            timeout=httpx2.Timeout(_SILENCE, connect=_CONNECT),
+            headers={"User-Agent": "k8e", "Accept-Encoding": "identity"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    # What there is to ask for
+
+    async def manifest(self, what: str) -> tuple[str, str, bytes]:
+        """By tag or digest: its digest, media type as announced, and content."""
+
+        async def ask() -> tuple[str, str, bytes]:
+            async with self._get(f"manifests/{what}", {"Accept": _ACCEPT}) as answer:
+                if answer.status != 200:
+                    raise self._explain(answer.status)
+                content = await read_capped(answer, self._limits.manifest, "manifest")
+                digest = manifests.digest_of(content)
+                if what.startswith("sha256:") and digest != what:
+                    raise EngineError("image", f"the registry's {what} is something else", reason="refused")
+                media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
+                return digest, media_type, content
+
+        return await retry(ask, self.pause)
+
+    async def small_blob(self, descriptor: manifests.Descriptor) -> bytes:
+        """Something that is parsed."""
+
+        async def ask() -> bytes:
+            async with self._get(f"blobs/{descriptor.digest}", {}) as answer:
+                if answer.status != 200:
+                    raise self._explain(answer.status)
+                content = await read_capped(answer, min(descriptor.size, self._limits.manifest), "configuration")
+            if manifests.digest_of(content) != descriptor.digest:
+                raise EngineError("image", f"the registry's {descriptor.digest} is something else", reason="refused")
+            return content
+
+        return await retry(ask, self.pause)
+
+    @contextlib.asynccontextmanager
+    async def blob(self, digest: str, offset: int) -> AsyncIterator[Answer]:
+        """From there to its end. 206: so it is; 200: from its beginning after all; 416: there is no such place."""
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        async with self._get(f"blobs/{digest}", headers) as answer:
+            if answer.status not in (200, 206, 416):
+                raise self._explain(answer.status)
+            yield answer
+
+    # How it is asked
+
+    @contextlib.asynccontextmanager
+    async def _get(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+        """Raises Transient for whatever may pass."""
+        async with contextlib.AsyncExitStack() as stack:
+            used = self._authorization
+            answer = await self._send(stack, path, headers)
+            if answer.status == 401:
+                await self._authorize(answer.headers.get("www-authenticate", ""), used)
+                answer = await self._send(stack, path, headers)
+            if answer.status == 429:
+                raise Transient(self._explain(429), read_pause(answer.headers.get("retry-after", "")))
+            if answer.status >= 500:
+                raise Transient(self._explain(answer.status))
+            yield answer
+
+    async def _send(self, stack: contextlib.AsyncExitStack, path: str, headers: Mapping[str, str]) -> Answer:
+        url = f"{self._origin}/v2/{self._reference.path}/{path}"
+        try:
+            return await self._follow(stack, url, headers)
+        except _NotTls:
+            self._origin = f"http://{self._host}"
+            return await self._follow(stack, f"{self._origin}/v2/{self._reference.path}/{path}", headers)
+
+    async def _follow(self, stack: contextlib.AsyncExitStack, url: str, headers: Mapping[str, str]) -> Answer:
+        for _ in range(_REDIRECTS):
+            own = url.startswith(f"{self._origin}/")
+            sent = {**headers, **({"Authorization": self._authorization} if own and self._authorization else {})}
+            answer = await stack.enter_async_context(self._request("GET", url, sent))
+            if answer.status not in (301, 302, 303, 307, 308):
+                return answer
+            url = urljoin(url, answer.headers.get("location", ""))
+            await self._check_address(url)
+        raise EngineError("image", "the registry sends from one place to another", reason="unreachable")
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Answer]:
+        httpx2 = _load_client()
+        await self._check_address(url)
+        try:
+            content = urlencode(form).encode() if form is not None else None
+            more = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
+            request = self._client.build_request(method, url, headers={**headers, **more}, content=content)
+            response = await self._client.send(request, stream=True)
+        except httpx2.ConnectError as error:
+            raise self._explain_connection(error, url) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, ssl.SSLError, OSError) as error:
+            raise Transient(unreachable(host_of(url), error)) from error
+        try:
+            yield Answer(response.status_code, response.headers, lambda: _pieces(httpx2, response, url))
+        finally:
+            await response.aclose()
+
+    async def _check_address(self, url: str) -> None:
+        """Where a registry may send us: over TLS, and not to what only this machine can reach."""
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname or "", parts.port or 443
+        except ValueError:
+            host, port = "", 0
+        local = is_loopback(host)
+        if not host or parts.username or parts.scheme not in ("https", "http"):
+            raise EngineError("image", "the registry sends to something that is no address", reason="refused")
+        if (parts.scheme == "http" or local) and not (local and self._reference.loopback):
+            what = "without TLS" if parts.scheme == "http" else "to this machine itself"
+            raise EngineError("image", f"the registry sends {what}: {host}", reason="refused")
+        if local or host in self._checked:
+            return
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port)
+        except OSError:
+            found = []  # a proxy may know it
+        for *_, address in found:
+            if not may_list(ipaddress.ip_address(str(address[0]).partition("%")[0])):
+                cause = f"{host} is an address that images do not come from: {address[0]}"
+                raise EngineError("image", cause, reason="refused")
+        self._checked.add(host)
+
+    # Who we are
+
+    async def _authorize(self, header: str, used: str) -> None:
+        async with self._authorizing:
+            if self._authorization != used:
+                return  # somebody else was refused at the same moment, and has got a new one
+            challenge = parse_challenge(header)
+            if challenge is None:
+                raise self._explain(401)
+            if challenge.scheme == "basic":
+                known = self._basic()
+                if not known or known == used:
+                    raise self._explain(401)
+                self._authorization = known
+            else:
+                self._authorization = f"Bearer {await retry(lambda: self._get_token(challenge), self.pause)}"
+
+    def _basic(self) -> str:
+        known = self._credentials
+        if known is None or not known.username:
+            return ""
+        return "Basic " + base64.b64encode(f"{known.username}:{known.password}".encode()).decode()
+
+    async def _get_token(self, challenge: Challenge) -> str:
+        values = challenge.values
+        wanted = {"service": values.get("service", "")}
+        wanted["scope"] = values.get("scope") or f"repository:{self._reference.path}:pull"
+        known = self._credentials
+        async with contextlib.AsyncExitStack() as stack:
+            if known is not None and known.identity_token:
+                form = {**wanted, "grant_type": "refresh_token", "refresh_token": known.identity_token}
+                request = self._request("POST", values["realm"], {}, {**form, "client_id": "k8e"})
+            else:
+                target = values["realm"] + ("&" if "?" in values["realm"] else "?") + urlencode(wanted)
+                basic = self._basic()
+                request = self._request("GET", target, {"Authorization": basic} if basic else {})
+            answer = await stack.enter_async_context(request)
+            if answer.status == 429 or answer.status >= 500:
+                raise Transient(self._explain(answer.status), read_pause(answer.headers.get("retry-after", "")))
+            if answer.status != 200:
+                raise self._explain(401)
+            content = await read_capped(answer, _TOKEN, "token")
+        return read_token(content)
+
+    # What is wrong
+
+    def _explain(self, status: int) -> EngineError:
+        name, host = self._reference.short, self._reference.host
+        known = self._credentials is not None
+        if status in (401, 403):
+            cause = f"{host} does not give {name} to " + ("these credentials" if known else "somebody it does not know")
+            hint = "Is the name right? If the image is private: `docker login` (or `podman login`), and again."
+            return EngineError("image", cause, hint, reason="unauthorized")
+        if status == 404:
+            hint = "Check the name and the tag."
+            return EngineError("image", f"there is no {name} at {host}", hint, reason="not_found")
+        if status == 429:
+            hint = "Wait a while, or log in: registries give more to those they know."
+            return EngineError("image", f"{host} gives nothing more for now (too many requests)", hint, "rate_limited")
+        return EngineError("image", f"{host} answers with HTTP status {status}", reason="unreachable")
+
+    def _explain_connection(self, error: Exception, url: str) -> Exception:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                text = f"the certificate of {host_of(url)} is not trusted: {cause.verify_message}"
+                hint = "If it is your own registry: add its CA to the machine (update-ca-certificates, SSL_CERT_FILE)."
+                return EngineError("image", text, hint, reason="untrusted")
+            if isinstance(cause, ssl.SSLError):
+                if self._reference.loopback and url.startswith("https:"):
+                    return _NotTls()
+                text = f"{host_of(url)} does not speak TLS as it should: {cause.reason or cause}"
+                return EngineError("image", text, reason="unreachable")
+            cause = cause.__cause__ or cause.__context__
+        return Transient(unreachable(host_of(url), error))
+
+
+class _NotTls(Exception):
+    """A registry on this machine that speaks plain HTTP."""
+
+
+def _load_client() -> Any:
+    import httpx2
+
+    return httpx2
+
+
+async def _pieces(httpx2: Any, response: httpx2.Response, url: str) -> AsyncIterator[bytes]:
+    """In portions that are worth a thread's while; what came before a cut is given too."""
+    portion = bytearray()
+    failure: Exception | None = None
+    try:
+        async for piece in response.aiter_raw():
+            portion += piece
+            if len(portion) >= _PORTION:
+                yield bytes(portion)
+                portion.clear()
+    except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
+        failure = error
+    if portion:
+        yield bytes(portion)
+    if failure is not None:
+        raise Transient(unreachable(host_of(url), failure)) from failure
+
+
+async def read_capped(answer: Answer, limit: int, what: str) -> bytes:
+    content = bytearray()
+    async for piece in answer.pieces():
+        content += piece
+        if len(content) > limit:
+            raise EngineError("image", f"the registry's {what} has more than {limit} bytes", reason="refused")
+    return bytes(content)
+
+
+def read_token(content: bytes) -> str:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    token = (value.get("token") or value.get("access_token")) if isinstance(value, dict) else None
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:
+        raise EngineError("image", "the registry's token is none", reason="unreachable")
+    return token
+
+
+def read_pause(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+
+
+def host_of(url: str) -> str:
+    return split_host(urlsplit(url).netloc.rpartition("@")[2])[0]
+
+
+def unreachable(host: str, error: Exception) -> EngineError:
+    words = str(error) or type(error).__name__
+    hint = "Is the network up, and the registry's name right? What was downloaded is kept: try again."
+    return EngineError("image", f"{host} cannot be reached: {words[:300]}", hint, reason="unreachable")
