@@ -228,8 +228,8 @@ async def serve(
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
-    gateway = Opening(service, keys, settings.gateway)
-    agents = Agents(service)
+    agents = Agents(service, keys, settings.gateway.names)
+    gateway = Opening(service, keys, settings.gateway, agents)
     routes = Routes(service, service.metrics.render, Identities(keys, gateway), agents, Approvals(service))
     door = HttpDoor(routes)
     await door.open(bind_socket(paths.socket))

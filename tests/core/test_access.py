@@ -15,6 +15,7 @@ ADMIN = Caller(REMOTE, "red", scope=Scope.ADMIN, name="c")
 
 MINE, OTHERS = (1000, "red"), (1001, "red")
 RED, BLUE, GREEN = (REMOTE, "red"), (REMOTE, "blue"), (REMOTE, "green")
+PARTS = ONE, TWO = (REMOTE, "red/one"), (REMOTE, "red/two")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,27 @@ RED, BLUE, GREEN = (REMOTE, "red"), (REMOTE, "blue"), (REMOTE, "green")
 def test_what_somebody_sees(caller: Caller, seen: set[tuple[int, str]]) -> None:
     everything = {MINE, (1000, "web"), OTHERS, RED, BLUE, GREEN}
     assert {one for one in everything if may_see(caller, *one)} == seen
+
+
+@pytest.mark.parametrize(
+    ("caller", "seen"),
+    [
+        (RUN, {ONE, TWO}),
+        (ADMIN, {ONE, TWO}),
+        (Caller(REMOTE, "re"), set()),
+        (Caller(REMOTE, "blue"), set()),
+        (Caller(REMOTE, "blue", ("red",), Scope.OPERATOR), {ONE, TWO}),
+        (Caller(1000, "red"), set()),
+        (Caller(REMOTE, "red/one", confined=True), {ONE}),
+        (Caller(REMOTE, "red", confined=True), set()),
+    ],
+)
+def test_a_tenant_sees_its_parts_and_a_part_nothing_but_itself(caller: Caller, seen: set[tuple[int, str]]) -> None:
+    assert {one for one in PARTS if may_see(caller, *one)} == seen
+
+
+def test_a_tenant_pays_for_its_parts() -> None:
+    assert find_payer(*ONE) == find_payer(*TWO) == find_payer(*RED) == Payer(REMOTE, "red")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ OF_RUNS = ["PollRun", "KillRun"]
 OF_ADMINS = ["CreateApiKey", "ListApiKeys", "DeleteApiKey"]
 OF_OPERATORS = ["ApproveAction"]
 OF_SESSIONS += ["ConfirmAction"]
-OF_ALL = ["CreateSession", "ListSessions", "ListApprovals", "Status", "RunSubAgent"]
+OF_ALL = ["CreateSession", "ListSessions", "ListApprovals", "Status", "RunSubAgent", "ConnectAgent"]
 
 
 def test_no_method_is_forgotten() -> None:
@@ -48,6 +48,7 @@ def ask(method: str, name: str = "sess-1") -> Sequence[Message]:
         "UpdateAllowedHosts": [pb.UpdateAllowedHostsRequest(session_id=name, clear=True)],
         "CreateApiKey": [pb.CreateApiKeyRequest(name="mine", scope="admin")],
         "DeleteApiKey": [pb.DeleteApiKeyRequest(name="acme")],
+        "ConnectAgent": [pb.ConnectAgentRequest(options=pb.AgentOptions())],
         "Login": [pb.LoginRequest(csr=make_request()[1])],
         "ListFiles": [pb.ListFilesRequest(session_id=name)],
         "WriteFile": [pb.WriteFileRequest(session_id=name, path="x", content=b"x")],

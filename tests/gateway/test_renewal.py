@@ -17,9 +17,11 @@ from cryptography import x509
 from k8e.cli.remote import contact
 from k8e.core.keys import Keys
 from k8e.core.model import Caller, RunSpec
+from k8e.doors.addresses import list_names
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.gateway import Credentials, Gateway, list_names
+from k8e.doors.grpc.gateway import Credentials, Gateway
 from k8e.doors.grpc.methods import METHODS
+from k8e.doors.mcp.opening import Opening as Agents
 from k8e.identity.authority import SERVER_LIFE, Authority, make_request
 from tests.core.rig import Rig, open_rig, remove_sandboxes
 from tests.gateway.house import ALONE
@@ -41,7 +43,7 @@ async def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 async def gateway(rig: Rig, keys: Keys) -> AsyncIterator[Gateway]:
-    gateway = Gateway(rig.service, keys)
+    gateway = Gateway(rig.service, keys, Agents(rig.service, keys))
     await gateway.open("127.0.0.1:0", [])
     yield gateway
     await gateway.close(5)
@@ -118,7 +120,8 @@ async def test_a_port_that_is_taken_is_no_reason_to_die(rig: Rig, keys: Keys, ga
     from k8e.doors.grpc.opening import Opening
     from k8e.settings import GatewaySettings
 
-    opening = Opening(rig.service, keys, GatewaySettings(listen=gateway.endpoint))
+    settings = GatewaySettings(listen=gateway.endpoint)
+    opening = Opening(rig.service, keys, settings, Agents(rig.service, keys))
     await opening.attempt()
     assert "cannot listen" in opening.problem
     with pytest.raises(Fault) as refused:

@@ -7,10 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.machine import Machine
+from tests.gateway.house import House, open_house
 from tests.sdk.conftest import serving
 
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     with serving() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    """The same without isolation, and a gateway: for who may come in, and as whom."""
+    with open_house() as made:
         yield made

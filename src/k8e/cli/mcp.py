@@ -1,11 +1,11 @@
-"""`k8e sandbox-mcp`: a bridge from an agent's pipes to the daemon, which speaks the protocol. It understands nothing of
-what it carries, and imports next to nothing: an agent waits for it."""
+"""`k8e sandbox-mcp`: a bridge from an agent's pipes to the daemon, or a gateway, which speaks the protocol. It
+understands nothing of what it carries, and imports next to nothing: an agent waits for it."""
 
 from __future__ import annotations
 
 import os
 
-from k8e.cli.client import ELSEWHERE, JSON, Client, Response, connect, quote, quote_json
+from k8e.cli.client import ELSEWHERE, JSON, Client, Response, connect, quote, quote_json, run_dir
 from k8e.cli.ending import FAILED, Failure, read_some, write_all
 
 TYPE_CHECKING = False
@@ -18,7 +18,13 @@ SHUT_RDWR = 2
 def bridge(tenant: str) -> int:
     """Standard output is the protocol's: what has to be said to people goes to stderr."""
     try:
-        refuse_elsewhere()
+        if (place := find_elsewhere()) is not None:
+            from k8e.cli.client import quieten_grpc
+
+            quieten_grpc()
+            from k8e.cli.remote.agents import bridge_far
+
+            return bridge_far(place, tenant)
         target = "/v1/mcp" + (f"?tenant_id={quote(tenant)}" if tenant else "")
         head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         connection = connect()
@@ -41,9 +47,19 @@ def bridge(tenant: str) -> int:
 
 
 def listen(address: str, tenant: str) -> int:
-    """The daemon listens, for as long as we are here; what it says is printed as it comes."""
-    refuse_elsewhere()
-    fields = f'{{"http_addr": {quote_json(address)}, "tenant_id": {quote_json(tenant)}}}'
+    """The daemon listens, for as long as we are here; what it says is printed as it comes. Certificates are read by us:
+    the daemon may read more than we may."""
+    certificate, key = (read_pem(os.environ.pop(f"K8E_SANDBOX_{name}", "")) for name in ("CERT", "KEY"))
+    for name in ELSEWHERE:
+        if os.environ.get(name):
+            raise Failure(
+                "mcp_not_remote",
+                "--http serves the daemon of this machine only",
+                detail=f"{name} names a gateway",
+                hint="run it on the gateway's machine with an address of its own, or leave out --http",
+            )
+    names = {"http_addr": address, "tenant_id": tenant, "certificate": certificate, "key": key}
+    fields = "{" + ", ".join(f'"{name}": {quote_json(value)}' for name, value in names.items()) + "}"
     response = Client().request("POST", "/v1/mcp/listen", fields.encode("ascii"), JSON)
     if response.status != 200:
         write_all(1, response.read())
@@ -53,15 +69,29 @@ def listen(address: str, tenant: str) -> int:
     return 0
 
 
-def refuse_elsewhere() -> None:
+def find_elsewhere() -> str | None:
+    """The profile of a gateway, empty for the one that variables name; None is the daemon of this machine. As for every
+    other command."""
     for name in ELSEWHERE:
         if os.environ.get(name):
-            raise Failure(
-                "mcp_not_remote",
-                "sandbox-mcp speaks to the daemon of this machine only",
-                detail=f"{name} names a gateway",
-                hint="run it where the daemon is, for example: ssh HOST k8e sandbox-mcp",
-            )
+            return ""
+    if not os.path.exists(run_dir() + "/k8e.sock") and os.path.exists(
+        os.path.expanduser("~/.k8e/sandbox/profiles.yaml")
+    ):
+        from k8e.cli.remote.files import Profiles
+
+        return Profiles().current or None
+    return None
+
+
+def read_pem(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(64 << 10)
+    except OSError as error:
+        raise Failure("certificate_unreadable", f"{path} cannot be read", detail=str(error)) from error
 
 
 def carry(connection: socket) -> None:

@@ -132,6 +132,8 @@ output, or over HTTP to many. Each connection has a session of its own, which en
 
   claude mcp add k8e-sandbox -- k8e sandbox-mcp
   k8e sandbox-mcp --http --http-addr :8811
+  k8e sandbox-mcp --http --http-addr 0.0.0.0:8811       other machines too: TLS, and an API key of each agent
+  k8e sandbox-mcp --endpoint sandbox.example.com:50051  the sandboxes of a gateway
 """
 
 CONNECT = """\
@@ -244,7 +246,12 @@ def add_mcp(parent: Any) -> None:
     )
     # SUPPRESS: what stands before the subcommand is not overwritten by what does not stand behind it.
     mcp.add_argument("--endpoint", default=argparse.SUPPRESS, metavar="HOST:PORT", help="a gateway")
-    mcp.add_argument("--tls-cert", default="", metavar="FILE", help="the gateway's certificate")
+    mcp.add_argument(
+        "--tls-cert",
+        default="",
+        metavar="FILE",
+        help="who we are to the gateway, or whom to trust; with --http: what clients are shown",
+    )
     mcp.add_argument("--tls-key", default="", metavar="FILE", help="its key")
     mcp.add_argument("--tenant-id", default="", metavar="NAME", help="keep sessions for this tenant, and use its own")
     mcp.set_defaults(handler=run_mcp)

@@ -3,6 +3,9 @@
 Sessions belong to an owner, a user of this machine or REMOTE, and to a tenant. Users of this machine know their own by
 their uid and give tenants whatever names they like; whoever comes with an API key knows their tenant's. The two never
 meet: a tenant of the gateway and a local user's tenant of the same name are different things.
+
+A tenant has parts, `tenant/part`: what is one agent's, of several that come with the same key. No user can write such a
+name. Whoever has the tenant sees its parts and pays for them; who is confined to a part sees nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Final, NamedTuple
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, Scope
 
+PART: Final = "/"
 _RANKS: Final[Mapping[Scope, int]] = {Scope.RUN: 0, Scope.OPERATOR: 1, Scope.ADMIN: 2}
 
 
@@ -30,7 +34,10 @@ def sees_all(caller: Caller) -> bool:
 def may_see(caller: Caller, owner: int, tenant: str) -> bool:
     if sees_all(caller):
         return True
-    return caller.uid == owner and (not caller.tenant or tenant == caller.tenant or tenant in caller.tenants)
+    if caller.uid != owner:
+        return False
+    own = (caller.tenant, *caller.tenants)
+    return not caller.tenant or tenant in own or (not caller.confined and tenant.partition(PART)[0] in own)
 
 
 def find_scope(caller: Caller) -> Scope:
@@ -59,4 +66,4 @@ def choose_tenant(caller: Caller, wanted: str) -> str:
 
 def find_payer(owner: int, tenant: str) -> Payer:
     """A local user pays for all of their tenants together; they could name as many as they like."""
-    return Payer(owner, tenant if owner == REMOTE else "")
+    return Payer(owner, tenant.partition(PART)[0] if owner == REMOTE else "")

@@ -7,6 +7,7 @@ is told at once (`watch`). Loading the cryptography takes a while, so nothing is
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_TTL: Final = 30 * 86_400.0
 MAX_TTL: Final = 10 * 365 * 86_400.0
 _MAX_TENANTS: Final = 64
+_MINUTE: Final = 60.0
 _HINT: Final = "Log in again with a key that is good: k8e connect."
 
 
@@ -67,6 +69,11 @@ class Keys:
     def watch(self, callback: Callable[[str], None]) -> None:
         """Called with an identity when it is worth nothing any more."""
         self._watchers.append(callback)
+
+    @property
+    def authority_file(self) -> Path:
+        """The CA's certificate, for everybody."""
+        return self._directory / "ca.crt"
 
     @property
     def in_use(self) -> bool:
@@ -193,6 +200,28 @@ class Keys:
             raise Fault(Kind.STRANGER, "certificate_expired", "the certificate has expired", hint=_HINT)
         caller, end = self._resolve(peer.identity)
         return Admission(caller, peer.identity, min(peer.expires, end))
+
+    async def admit_bearer(self, text: str) -> Admission:
+        """Whom an API key stands for that was sent as it is, over a connection that nobody else can read."""
+        from k8e.identity.authority import KEY_SCHEME
+        from k8e.identity.keytext import ApiKey, BadKey
+
+        authority, register = await self.open()
+        try:
+            key = ApiKey.parse(text)
+        except BadKey as bad:
+            raise Fault(Kind.STRANGER, "bad_apikey", f"this {bad}", hint="It begins with k8e_.") from None
+        record = register.find(key.key_id.hex())
+        known = bytes.fromhex(record.public) if record else bytes(32)
+        if not hmac.compare_digest(key.public, known) or key.fingerprint != authority.fingerprint or record is None:
+            error = "the key is not known here"
+            raise Fault(Kind.STRANGER, "key_refused", error, hint="Is it the whole key, and this gateway's?")
+        identity = KEY_SCHEME + record.key_id
+        caller, expires = self._resolve(identity)
+        now = self._clock.wall()
+        if now - record.last_used > _MINUTE:  # it comes with every request
+            await self._write(register.touch, record.key_id, now)
+        return Admission(caller, identity, expires)
 
     def _resolve(self, identity: str) -> tuple[Caller, float]:
         """Who it is, and until when."""

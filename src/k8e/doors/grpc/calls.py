@@ -30,6 +30,7 @@ from k8e.doors.grpc.methods import ERROR_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
 
 LARGE: Final = 1 << 20
+KINDLY: Final = 64  # what a message needs around its content
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
 _NOBODY: Final = Payer(-2, "")
@@ -106,6 +107,20 @@ class Call:
             assert isinstance(content, bytes)
             if len(content) > LARGE:
                 await self._held.enter_async_context(self._inbox.large.take(self.payer))
+        try:
+            return kind.FromString(content)
+        except (DecodeError, ValueError, RecursionError) as error:
+            raise malformed(f"this is no {kind.__name__}") from error
+
+    async def read_idly(self, kind: type[M]) -> M | None:
+        """The same for a caller who may say nothing for hours: nobody else waits for them. So their messages are small,
+        and whoever reads so counts how many read so."""
+        content = await self._context.read()
+        if content is grpc.aio.EOF:
+            return None
+        assert isinstance(content, bytes)
+        if len(content) > LARGE + KINDLY:
+            raise malformed(f"a message has more than {LARGE} bytes")
         try:
             return kind.FromString(content)
         except (DecodeError, ValueError, RecursionError) as error:

@@ -8,7 +8,6 @@ force at every handshake, so nothing is restarted.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,8 @@ import grpc.aio
 from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
 from k8e.core.model import WholeService
+from k8e.doors.addresses import bracket, list_names, split_address
+from k8e.doors.grpc.agents import Attendance
 from k8e.doors.grpc.calls import Calls, Context, Handler
 from k8e.doors.grpc.handlers import Handlers
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
@@ -105,9 +106,10 @@ class Router(grpc.GenericRpcHandler):
 class Gateway:
     """Serves one port until closed."""
 
-    def __init__(self, service: WholeService, keys: Keys) -> None:
+    def __init__(self, service: WholeService, keys: Keys, agents: Attendance) -> None:
         self._service = service
         self._keys = keys
+        self._agents = agents
         self._server: grpc.aio.Server | None = None
         self._standards = Standards()
         self.credentials: Credentials | None = None
@@ -118,7 +120,7 @@ class Gateway:
         host, port = split_address(listen)
         authority, _ = await self._keys.open()
         self.credentials = Credentials(authority, list_names(host, names))
-        handlers = Handlers(self._service, self._keys).table()
+        handlers = Handlers(self._service, self._keys, self._agents).table()
         by_path = {METHODS[name].path: handler for name, handler in handlers.items()} | dict(self._standards.table())
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
         server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys), by_path),))
@@ -138,19 +140,3 @@ class Gateway:
         self._standards.close()
         if self._server is not None:
             await self._server.stop(grace)
-
-
-def split_address(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def list_names(host: str, names: Sequence[str]) -> list[str]:
-    """What clients may call us: what was configured, this machine's name, and the ways in from here."""
-    wildcard = host in ("0.0.0.0", "::")
-    usual = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *([] if wildcard else [host])]
-    return list(dict.fromkeys([*names, *usual]))

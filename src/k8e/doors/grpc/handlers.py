@@ -16,6 +16,7 @@ from k8e.core.model import LiveRun, RunResult, Scope, WholeService
 from k8e.core.turns import Turns
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.agents import Agents, Attendance
 from k8e.doors.grpc.approvals import Approvals
 from k8e.doors.grpc.calls import MARGIN, Call, Handler
 from k8e.doors.grpc.problems import malformed
@@ -27,7 +28,8 @@ _THREADED: Final = 1000  # entries of an answer that is better made beside the l
 
 
 class Handlers:
-    def __init__(self, service: WholeService, keys: Keys) -> None:
+    def __init__(self, service: WholeService, keys: Keys, agents: Attendance) -> None:
+        self._agents = Agents(agents)
         self._service = service
         self._keys = keys
         self._large_answers = Turns(16, each=4)
@@ -54,6 +56,7 @@ class Handlers:
             "ListFiles": Handler(self._list_files, 120.0),
             "RunSubAgent": Handler(self._not_yet(pb.RunSubAgentRequest, Scope.RUN)),
             **Approvals(self._service).table(),
+            **self._agents.table(),
             "Login": Handler(self._login, strangers=True),
             "Status": Handler(self._status, 120.0),
             "CreateApiKey": Handler(self._create_key),

@@ -18,6 +18,7 @@ from k8e.doors.shapes import Json
 from k8e.settings import GatewaySettings
 
 if TYPE_CHECKING:
+    from k8e.doors.grpc.agents import Attendance
     from k8e.doors.grpc.gateway import Gateway
 
 _ENVIRONMENT: Final = {
@@ -36,8 +37,9 @@ def prepare_environment() -> None:
 
 
 class Opening:
-    def __init__(self, service: WholeService, keys: Keys, settings: GatewaySettings) -> None:
+    def __init__(self, service: WholeService, keys: Keys, settings: GatewaySettings, agents: Attendance) -> None:
         self._service = service
+        self._agents = agents
         self._keys = keys
         self._settings = settings
         self._lock = asyncio.Lock()
@@ -71,7 +73,7 @@ class Opening:
         prepare_environment()
         from k8e.doors.grpc.gateway import Gateway
 
-        return Gateway(self._service, self._keys)
+        return Gateway(self._service, self._keys, self._agents)
 
     async def attempt(self) -> None:
         """A gateway that cannot be opened is no reason to stop: the log says why, and status does."""

@@ -283,7 +283,12 @@ async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     if bool(action) == bool(approval_id):
         raise invalid("action", "give action to ask, or approval_id to hear the answer, and not both")
     if approval_id:
-        return _show_approval(await guest.service.await_answer(guest.caller, approval_id, min(seconds, MAX_WAIT)))
+
+        async def hear(session_id: str) -> Approval:
+            return await guest.service.await_answer(guest.caller, approval_id, min(seconds, MAX_WAIT))
+
+        # Without connections, the session is what leads to its questions.
+        return _show_approval(await (guest.use(named, hear) if named else hear("")))
 
     async def ask(session_id: str) -> Approval:
         return await guest.service.ask(guest.caller, session_id, action)
@@ -303,7 +308,7 @@ def _show_approval(approval: Approval) -> Answer:
     if approval.status is ApprovalStatus.PENDING:
         body["hint"] = (
             f"A person answers with: k8e sandbox approve {approval.approval_id} (or --reject). "
-            "Call again with this approval_id; go on only when approved is true."
+            "Call again with this approval_id and session_id; go on only when approved is true."
         )
     return Answer(body)
 

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
+from k8e.core.access import PART
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import ApprovalService, Caller, SandboxService, Session, SessionSpec
 from k8e.doors.mcp.outputs import Outputs
 
-PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections; nobody guesses one
+PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections, and parts of a key's; nobody guesses one
 HANDLE_TTL: Final = 900.0  # a session that only its own name leads to
 _GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
 
@@ -35,9 +36,12 @@ def invent_name() -> str:
 class Guest:
     def __init__(self, service: Service, caller: Caller, tenant: str = "", *, known: bool) -> None:
         """`known`: the kernel says who it is. Then it may use the same user's other tenants by naming them, and bring
-        what that user answered in its dialogue."""
+        what that user answered in its dialogue. Who comes with a key is a part of its tenant, and may name its tenants.
+        """
         self.service = service
-        self.caller = replace(caller, tenant=tenant or invent_name(), tenants=(), confined=True)
+        self._within = f"{caller.tenant}{PART}" if caller.tenant else ""
+        self._reach: tuple[str, ...] = (caller.tenant, *caller.tenants) if caller.tenant else ()
+        self.caller = replace(caller, tenant=tenant or self._within + invent_name(), tenants=(), confined=True)
         self.outputs: Outputs | None = Outputs()
         self._kept = bool(tenant)
         self.known = known
@@ -85,7 +89,8 @@ class Guest:
         return await self.service.create(self.caller, SessionSpec())
 
     async def create(self, spec: SessionSpec) -> Session:
-        if self.known and spec.tenant not in ("", self._own, *self.caller.tenants):
+        foreign = spec.tenant not in ("", self._own, *self.caller.tenants)
+        if foreign and (self.known or spec.tenant in self._reach):
             caller = replace(self.caller, tenants=(*self.caller.tenants, spec.tenant))
             session = await self.service.create(caller, spec)
             self.caller = caller
@@ -122,11 +127,11 @@ class PassingGuest(Guest):
     def __init__(self, service: Service, caller: Caller, remember: Callable[[str], None]) -> None:
         super().__init__(service, caller, known=False)
         self.outputs = None
+        self._reach = ()
         self._remember = remember
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
-        if PASSING.fullmatch(named):
-            self.caller = replace(self.caller, tenant=named)
+        self._enter(named)
         return await super().use(named, work)
 
     async def create(self, spec: SessionSpec) -> Session:
@@ -138,16 +143,20 @@ class PassingGuest(Guest):
                 hint="Leave session_id out, and use the one in the answer.",
                 field="session_id",
             )
-        self.caller = replace(self.caller, tenant=invent_name())
+        name = invent_name()
+        self._enter(name)
         self._remember(self.caller.tenant)
-        return await super().create(replace(spec, session_id=self.caller.tenant, ttl=HANDLE_TTL))
+        return await super().create(replace(spec, session_id=name, ttl=HANDLE_TTL))
+
+    def _enter(self, name: str) -> None:
+        if PASSING.fullmatch(name):
+            self.caller = replace(self.caller, tenant=self._within + name)
 
     async def _make_default(self) -> Session:
         return await self.create(SessionSpec())
 
     async def destroy(self, session_id: str) -> None:
-        if PASSING.fullmatch(session_id):
-            self.caller = replace(self.caller, tenant=session_id)
+        self._enter(session_id)
         await super().destroy(session_id)
 
     async def leave(self) -> None:
@@ -171,7 +180,7 @@ async def _destroy(service: Service, caller: Caller, session_id: str) -> None:
 async def reclaim(service: Service) -> None:
     """What connections to an earlier daemon have left: nobody can come back to it."""
     root = Caller(0)
-    left = [each for each in await service.sessions(root) if PASSING.fullmatch(each.tenant)]
+    left = [each for each in await service.sessions(root) if PASSING.fullmatch(each.tenant.rpartition(PART)[2])]
     for each in left:
         caller = Caller(each.owner, each.tenant, confined=True)
         await _destroy(service, caller, each.session_id)

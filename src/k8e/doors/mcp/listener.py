@@ -6,42 +6,48 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import time
 from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
 
+from k8e.core.access import require_scope
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller
-from k8e.doors.mcp.reception import PATH, Reception
+from k8e.core.model import Caller, Scope
+from k8e.doors.addresses import bracket
+from k8e.doors.mcp.certificates import Certificates
+from k8e.doors.mcp.entrance import PATH
+from k8e.doors.mcp.reception import Reception
 from k8e.doors.specs import invalid
 
 BACKLOG: Final = 128
 _PRIVILEGED: Final = 1024
 
 
-def bind(address: str, caller: Caller) -> socket.socket:
-    """`:8811` is 127.0.0.1. Only this machine is listened to, and only what the caller could listen on themselves."""
+IP = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def read_address(address: str) -> tuple[IP, int]:
+    """`:8811` is 127.0.0.1."""
     host, colon, port = address.rpartition(":")
     name = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     name = "127.0.0.1" if name == "localhost" else name
-    hint = "such as :8811 or 127.0.0.1:8811"
+    hint = "such as :8811, 127.0.0.1:8811 or 0.0.0.0:8811"
     try:
         ip = ipaddress.ip_address(name)
     except ValueError:
         raise invalid("http_addr", f"{address!r} is no address and port", hint=hint) from None
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
         raise invalid("http_addr", f"{address!r} has no port", hint=hint)
+    return ip, int(port)
+
+
+def bind(ip: IP, port: int, caller: Caller) -> socket.socket:
+    """Only what the caller could listen on themselves; and who lets other machines in has to be root."""
     if not ip.is_loopback:
-        raise Fault(
-            Kind.DENIED,
-            "mcp_loopback_only",
-            "agents are received from this machine only",
-            detail=f"{ip} can be reached from elsewhere, and what is said over HTTP can be read on the way",
-            hint="Listen on 127.0.0.1, and let others come through ssh -L, or a proxy that knows them.",
-            field="http_addr",
-        )
-    if 0 < int(port) < _PRIVILEGED and caller.uid != 0:
+        require_scope(caller, Scope.ADMIN)
+    if 0 < port < _PRIVILEGED and caller.uid != 0:
         raise Fault(
             Kind.DENIED,
             "port_privileged",
@@ -52,20 +58,20 @@ def bind(address: str, caller: Caller) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((str(ip), int(port)))
+        listener.bind((str(ip), port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         hint = "Another program listens there, perhaps another k8e sandbox-mcp: choose another port."
         raise Fault(
-            Kind.UNAVAILABLE, "address_unusable", f"{address} cannot be used", detail=str(error), hint=hint
+            Kind.UNAVAILABLE, "address_unusable", f"{ip}:{port} cannot be used", detail=str(error), hint=hint
         ) from error
     return listener
 
 
-def name_url(listener: socket.socket) -> str:
+def name_url(listener: socket.socket, scheme: str) -> str:
     host, port, *_ = listener.getsockname()
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+    return f"{scheme}://{bracket(host)}:{port}{PATH}"
 
 
 class QuietServer(uvicorn.Server):
@@ -76,16 +82,22 @@ class QuietServer(uvicorn.Server):
 
 
 class Listener:
-    def __init__(self, reception: Reception, listener: socket.socket) -> None:
+    def __init__(self, reception: Reception, listener: socket.socket, certificates: Certificates | None) -> None:
+        """Without certificates there is no TLS."""
         self._reception = reception
         self._listener = listener
+        self._certificates = certificates
         self._over = asyncio.Event()
 
     def close(self) -> None:
         self._over.set()
 
+    def withdraw(self, identity: str) -> None:
+        self._reception.withdraw(identity)
+
     async def serve(self) -> None:
         """Until closed or cancelled; nobody is served any more when it returns."""
+        context = self._certificates.make_context() if self._certificates else None
         server = QuietServer(
             uvicorn.Config(
                 self._reception,
@@ -95,16 +107,27 @@ class Listener:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # who is at the other end is what the kernel says
                 timeout_graceful_shutdown=1,
+                ssl_context_factory=(lambda config, usual: context) if context else None,
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         over = asyncio.create_task(self._over.wait())
         try:
-            await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
+            while not serving.done() and not over.done():
+                await asyncio.wait({serving, over}, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+                if self._certificates and context and self._patience() == 0:
+                    self._certificates.renew(context)
         finally:
             over.cancel()
             await asyncio.shield(asyncio.create_task(self._end(server, serving)))
+
+    def _patience(self) -> float | None:
+        """Until the certificate has to be renewed."""
+        if self._certificates is None or self._certificates.worn_at == float("inf"):
+            return None
+        return max(0.0, self._certificates.worn_at - time.time())
 
     async def _end(self, server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
         server.should_exit = True

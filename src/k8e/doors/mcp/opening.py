@@ -7,23 +7,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from k8e.core.errors import Fault
+from k8e.core.access import may_see
+from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
+from k8e.core.keys import Keys
+from k8e.core.model import REMOTE, Caller
 from k8e.doors import specs
+from k8e.doors.addresses import list_names
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.shapes import encode
 
 if TYPE_CHECKING:
-    from k8e.doors.mcp.guest import Service
+    from k8e.doors.mcp.certificates import Certificates
+    from k8e.doors.mcp.guest import Guest, Service
     from k8e.doors.mcp.listener import Listener
-    from k8e.doors.mcp.stream import Stream
+    from k8e.doors.mcp.stream import Pieces, Stream
 
 PATIENCE: Final = 5.0  # before it is loaded though nobody has come
 JSON_LINES: Final = "application/x-ndjson"
 LITTLE: Final = 64 << 10
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 log = logging.getLogger("k8e.doors.mcp")
 
@@ -31,11 +37,16 @@ log = logging.getLogger("k8e.doors.mcp")
 class Opening:
     """Implements `routes.Agents`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, keys: Keys, names: Sequence[str] = ()) -> None:
+        """`names`: what other machines call this one, besides what it calls itself."""
         self._service = service
+        self._keys = keys
+        self._names = names
+        keys.watch(self._withdraw)
         self._loading = asyncio.Lock()
         self._loaded = False
         self._open: set[Stream | Listener] = set()
+        self._listeners: set[Listener] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fewer = asyncio.Event()
 
@@ -60,19 +71,31 @@ class Opening:
         query = specs.Fields(request.query)
         tenant = query.take_text("tenant_id")
         query.finish()
-        await self._load()
-        from k8e.doors.mcp.desk import Desk
-        from k8e.doors.mcp.guest import Guest
-        from k8e.doors.mcp.stream import CONTENT_TYPE, Stream
+        guest = await self.greet(exchange.caller, tenant)
+        await exchange.start_pieces(JSON_LINES)
+        await self.attend(guest, exchange)
+        await exchange.end_frames()
 
-        guest = Guest(self._service, exchange.caller, tenant, known=True)
-        stream = Stream(exchange, Desk(guest))
-        await self._service.sessions(guest.caller)  # a tenant that cannot be is refused here
-        await exchange.start_pieces(CONTENT_TYPE)
+    async def greet(self, caller: Caller, tenant: str) -> Guest:
+        """Refuses a tenant that cannot be, or is not the caller's."""
+        await self._load()
+        from k8e.doors.mcp.guest import Guest
+
+        if tenant and not may_see(caller, caller.uid, tenant):
+            raise Fault(Kind.DENIED, "wrong_tenant", "this is another tenant's", field="tenant_id")
+        guest = Guest(self._service, caller, tenant, known=caller.uid != REMOTE)
+        await self._service.sessions(guest.caller)
+        return guest
+
+    async def attend(self, guest: Guest, pieces: Pieces) -> None:
+        """Until it has no more to say, or is cancelled. Then everything of it ends."""
+        from k8e.doors.mcp.desk import Desk
+        from k8e.doors.mcp.stream import Stream
+
+        stream = Stream(pieces, Desk(guest))
         self._open.add(stream)
         try:
             await stream.serve()
-            await exchange.end_frames()
         finally:
             self._open.discard(stream)
             self._fewer.set()
@@ -82,26 +105,55 @@ class Opening:
         """Many agents, on an address, for as long as the request is held open."""
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request, LITTLE)))
         address, tenant = fields.take_text("http_addr"), fields.take_text("tenant_id")
+        brought = (fields.take_text("certificate"), fields.take_text("key"))
         fields.finish()
         await self._load()
-        from k8e.doors.mcp.guest import Guest
-        from k8e.doors.mcp.listener import Listener, bind, name_url
+        from k8e.doors.mcp.entrance import Entrance, House
+        from k8e.doors.mcp.listener import Listener, bind, name_url, read_address
         from k8e.doors.mcp.reception import Reception
 
-        guest = Guest(self._service, exchange.caller, tenant, known=False)
-        await self._service.sessions(guest.caller)
-        bound = bind(address, exchange.caller)
-        port = bound.getsockname()[1]
-        listener = Listener(Reception(self._service, exchange.caller, tenant, port, self._spawn), bound)
+        await self.greet(exchange.caller, tenant)
+        ip, port = read_address(address)
+        certificates = await self._find_certificates(str(ip), brought, needed=not ip.is_loopback)
+        bound = bind(ip, port, exchange.caller)
+        house = House(
+            port=bound.getsockname()[1],
+            names=(*(certificates.names if certificates else ()), *(LOOPBACK if ip.is_loopback else ())),
+            secure=certificates is not None,
+            host=exchange.caller if ip.is_loopback else None,
+            tenant=tenant,
+        )
+        reception = Reception(self._service, Entrance(house, self._keys), tenant, self._spawn)
+        listener = Listener(reception, bound, certificates)
         self._open.add(listener)
+        self._listeners.add(listener)
+        told = {"listening": name_url(bound, house.scheme), "key_needed": house.host is None}
+        if certificates is not None and not brought[0]:
+            told["ca_certificate"] = str(self._keys.authority_file)
         try:
             await exchange.start_pieces(JSON_LINES)
-            await exchange.send_piece(encode({"listening": name_url(bound)}))
+            await exchange.send_piece(encode(told))
             await listener.serve()
             await exchange.end_frames()
         finally:
             self._open.discard(listener)
+            self._listeners.discard(listener)
             self._fewer.set()
+
+    async def _find_certificates(self, host: str, brought: tuple[str, str], *, needed: bool) -> Certificates | None:
+        """What was brought along, else our own where a key is sent over a network; never nothing there."""
+        from k8e.doors.mcp.certificates import BroughtCertificates, OwnCertificates
+
+        if any(brought):
+            return BroughtCertificates(*brought)
+        if not needed:
+            return None
+        authority, _ = await self._keys.open()
+        return OwnCertificates(authority, list_names(host, self._names))
+
+    def _withdraw(self, identity: str) -> None:
+        for listener in list(self._listeners):
+            listener.withdraw(identity)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Beside a connection that has ended, or is being cancelled."""

@@ -26,8 +26,9 @@ _HEADERS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b
 
 
 class EventStream:
-    def __init__(self, token: str, desk: Desk, path: str) -> None:
+    def __init__(self, token: str, desk: Desk, path: str, ping: float = PING) -> None:
         self._token = token
+        self._ping = ping
         self._desk = desk
         self._path = path
         self._incoming, self._read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -49,6 +50,8 @@ class EventStream:
             await asyncio.gather(*tasks, return_exceptions=True)
             for future in self._waiting.values():
                 future.cancel()
+            for end in (self._incoming, self._read, write, outgoing):
+                end.close()
 
     async def _send(self, outgoing: MemoryObjectReceiveStream[SessionMessage], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -57,7 +60,7 @@ class EventStream:
         async with outgoing:
             while True:
                 try:
-                    with anyio.fail_after(PING):
+                    with anyio.fail_after(self._ping):
                         message = (await outgoing.receive()).message
                 except TimeoutError:
                     await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})

@@ -1,12 +1,12 @@
-"""A connection whose messages are lines of JSON, both ways, in one request and its answer: what `k8e sandbox-mcp`
-brings from its standard input and takes to its standard output."""
+"""A connection whose messages are lines of JSON, both ways: what `k8e sandbox-mcp` brings from its standard input and
+takes to its standard output, in one request and its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import json
-from typing import Final
+from typing import Protocol
 
 import anyio
 import mcp_types as types
@@ -14,10 +14,16 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from k8e.core.model import MAX_MESSAGE
-from k8e.doors.exchange import Exchange
 from k8e.doors.mcp.desk import Desk
 
-CONTENT_TYPE: Final = "application/x-ndjson"
+
+class Pieces(Protocol):
+    """Bytes both ways, cut anywhere."""
+
+    async def read_piece(self) -> bytes | None:
+        """None after the last."""
+
+    async def send_piece(self, data: bytes) -> None: ...
 
 
 class Lines:
@@ -58,8 +64,8 @@ class Stream:
     """After the end of its input a connection stays until all that was asked is answered: scripts write everything
     and wait. A client that is gone is noticed by the door, which cancels this."""
 
-    def __init__(self, exchange: Exchange, desk: Desk) -> None:
-        self._exchange = exchange
+    def __init__(self, pieces: Pieces, desk: Desk) -> None:
+        self._pieces = pieces
         self._desk = desk
         self._unanswered: collections.Counter[types.RequestId] = collections.Counter()
         self._settled = asyncio.Event()
@@ -87,7 +93,7 @@ class Stream:
     async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         lines = Lines()
         async with incoming:
-            while (piece := await self._exchange.read_piece()) is not None:
+            while (piece := await self._pieces.read_piece()) is not None:
                 for line in lines.feed(piece):
                     await self._take(line, incoming)
             for line in lines.finish():
@@ -126,7 +132,7 @@ class Stream:
 
     async def _write(self, message: types.JSONRPCMessage) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
-        await self._exchange.send_piece(line.encode() + b"\n")
+        await self._pieces.send_piece(line.encode() + b"\n")
 
 
 def refuse_line(line: bytes | None, error: ValueError) -> types.JSONRPCError:
