@@ -110,7 +110,7 @@ def _describe_mount(mount: Mount) -> str:
     if mount.kept:
         parts.append(f"but for {', '.join(mount.kept)}")
     if mount.hidden:
-        parts.append(f"without {', '.join(mount.hidden)}")
+        parts.append(f"without credentials ({len(mount.hidden)} names, --json lists them)")
     return " ".join(parts)
 
 

@@ -6,6 +6,8 @@ are found with those that `tomllib` finds.
 
 from __future__ import annotations
 
+import tomllib
+
 Path = tuple[str, ...]
 _BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
@@ -44,7 +46,8 @@ class _Scanner:
         if many:
             self._counts[path] = self._counts.get(path, -1) + 1
             path = (*path, str(self._counts[path]))
-        self._note(path, line)
+        for depth in range(1, len(path) + 1):
+            self._note(path[:depth], line)
         return path
 
     def _resolve(self, path: Path) -> Path:
@@ -76,7 +79,7 @@ class _Scanner:
         while True:
             self._skip_blank()
             if self._peek() in "\"'":
-                parts.append(self._read_string())
+                parts.append(self._read_quoted_key())
             else:
                 start = self._at
                 while self._peek() in _BARE:
@@ -90,7 +93,7 @@ class _Scanner:
     def _read_value(self, path: Path) -> None:
         first = self._peek()
         if first in "\"'":
-            self._read_string()
+            self._skip_string()
         elif first == "[":
             self._read_list(path)
         elif first == "{":
@@ -120,24 +123,25 @@ class _Scanner:
                 self._at += 1
         self._at += 1
 
-    def _read_string(self) -> str:
-        quote = self._peek()
-        long = self._text.startswith(quote * 3, self._at)
-        self._at += 3 if long else 1
+    def _read_quoted_key(self) -> str:
         start = self._at
-        end = quote * 3 if long else quote
+        self._skip_string()
+        (key,) = tomllib.loads(f"{self._text[start : self._at]} = 1")  # the parser knows all the escapes
+        return key
+
+    def _skip_string(self) -> None:
+        quote = self._peek()
+        end = quote * 3 if self._text.startswith(quote * 3, self._at) else quote
+        self._at += len(end)
         while not self._text.startswith(end, self._at):
             if self._peek() == "\\" and quote == '"':
                 self._at += 1
             if self._peek() == "\n":
                 self._line += 1
             self._at += 1
-        if long:  # up to two quotes may stand before the end
-            while self._text.startswith(quote, self._at + 3):
-                self._at += 1
-        content = self._text[start : self._at]
+        while len(end) == 3 and self._text.startswith(quote, self._at + 3):
+            self._at += 1  # up to two quotes may stand before the end
         self._at += len(end)
-        return _unescape(content) if quote == '"' and "\\" in content else content
 
     # Characters
 
@@ -159,11 +163,3 @@ class _Scanner:
             else:
                 break
         return self._at < len(self._text)
-
-
-def _unescape(content: str) -> str:
-    """Of a key, by the parser itself."""
-    import tomllib
-
-    (key,) = tomllib.loads(f'"{content}" = 1')
-    return key

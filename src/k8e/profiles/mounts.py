@@ -42,8 +42,7 @@ def mount_project(scene: Scene) -> Mount:
 def mount_home(scene: Scene) -> Mount:
     if not scene.home.startswith("/") or scene.home == "/":
         raise Problem("no_home", "there is no home to mount", detail=scene.home, hint="set HOME, or mount_home = false")
-    hidden = tuple(name for name in HIDDEN if scene.exists(f"{scene.home}/{name}"))
-    return Mount(scene.home, HOME, hidden=hidden)
+    return Mount(scene.home, HOME, hidden=HIDDEN)  # by name: what is not there yet is hidden when it comes
 
 
 def check_project(scene: Scene) -> None:

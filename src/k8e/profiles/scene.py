@@ -9,10 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def nothing_there(path: str) -> bool:
-    return False
-
-
 def nothing_to_read(path: str) -> bytes:
     return b""
 
@@ -24,5 +20,4 @@ class Scene(Record):
     home: str = ""
     names: frozenset[str] = frozenset()  # of what lies in the directory
     environ: Mapping[str, str] = {}
-    exists: Callable[[str], bool] = staticmethod(nothing_there)  # whether anything has this name, a broken link too
     read_start: Callable[[str], bytes] = staticmethod(nothing_to_read)  # the first bytes of a file in the directory

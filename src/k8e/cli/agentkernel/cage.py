@@ -17,18 +17,29 @@ if TYPE_CHECKING:
     from k8e.cli.agentkernel.options import CageOptions
     from k8e.profiles.config import Config
     from k8e.profiles.effective import Cage
+    from k8e.profiles.wishes import FileWish
 
 FILE_NAME = "agentkernel.toml"
 START = 256  # bytes of a script that are looked at
 
 
-def prepare(
-    options: CageOptions, command: Sequence[str] = (), *, name: str = "", persistent: bool = False
-) -> tuple[Cage, Config | None]:
-    """The cage, and the file that had a say in it. Raises Failure."""
+class Plan:
+    """What is to be made: the cage, what goes into it, and where it came from."""
+
+    def __init__(self, cage: Cage, files: list[tuple[FileWish, bytes]], scene: Scene, config: Config | None) -> None:
+        self.cage = cage
+        self.files = files
+        self.scene = scene
+        self.config = config
+
+
+def prepare(options: CageOptions, command: Sequence[str] = (), *, name: str = "", persistent: bool = False) -> Plan:
+    """Raises Failure. Nothing has been made when it returns."""
     try:
         scene = look_around()
         file, trusted = find_file(options.config)
+        if persistent and not name and file is not None:
+            name = file.wishes.name or ""
         user = read_user_config()
         wishes = user.wishes if user else NOTHING_SAID
         cage = decide(
@@ -36,7 +47,11 @@ def prepare(
         )
     except Problem as problem:
         raise Failure.of(problem.body) from problem
-    return cage, file
+    if not cage.files:
+        return Plan(cage, [], scene, file)
+    from k8e.cli.agentkernel.furnishing import read_files
+
+    return Plan(cage, read_files(cage, file, trusted=trusted), scene, file)
 
 
 def look_around() -> Scene:
@@ -45,7 +60,7 @@ def look_around() -> Scene:
         names = frozenset(os.listdir(cwd))
     except OSError:  # gone, or not ours to look into: then it is no project
         cwd, names = "", frozenset()
-    return Scene(cwd, find_home(), names, os.environ, os.path.lexists, read_start)
+    return Scene(cwd, find_home(), names, os.environ, read_start)
 
 
 def find_home() -> str:

@@ -29,7 +29,10 @@ class Command:
 
 COMMANDS = {
     "mcp": Command("mcp", "serve sandboxes to an agent"),
+    "init": Command("init", "write an agentkernel.toml for the project in this folder"),
     "trust": Command("trust", "let an agentkernel.toml ask for more than you do"),
+    "plugin": Command("plugin", "tell an agent about us"),
+    "audit": Command("audit", "show who did what"),
     "doctor": Command("doctor", "say what works on this machine"),
 }
 

@@ -59,38 +59,38 @@ def describe_server(agent: Agent, address: str) -> Entry:
     return {"type": "http", "url": url} if agent.typed else {"url": url}
 
 
-def put_entry(agent: Agent, text: str, entry: Entry) -> str:
+def put_entry(agent: Agent, text: str, entry: Entry, server: str = SERVER) -> str:
     others = tuple(key for key in KEYS if key not in entry)
     if agent.is_toml:
-        return tomltext.set_table(text, ("mcp_servers", SERVER), entry, others)
+        return tomltext.set_table(text, ("mcp_servers", server), entry, others)
     mark, body = _split_mark(text)
     before = jsontext.parse(body).content if body.strip() else {}
-    path = ("mcpServers", SERVER)
+    path = ("mcpServers", server)
     servers = before.get("mcpServers", {}) if isinstance(before, dict) else None
-    if not isinstance(servers, dict) or not isinstance(servers.get(SERVER, {}), dict):
+    if not isinstance(servers, dict) or not isinstance(servers.get(server, {}), dict):
         raise NotJson("mcpServers, or our entry in it, is no object")
     changed = body
-    if SERVER not in servers:
+    if server not in servers:
         changed = jsontext.set_member(changed, path, entry)
     else:
         for key in others:
             changed = jsontext.remove_member(changed, (*path, key))
         for key, value in entry.items():
             changed = jsontext.set_member(changed, (*path, key), value)
-    kept = {key: value for key, value in servers.get(SERVER, {}).items() if key not in others}
-    return mark + _checked(changed, {**before, "mcpServers": {**servers, SERVER: {**kept, **entry}}})
+    kept = {key: value for key, value in servers.get(server, {}).items() if key not in others}
+    return mark + _checked(changed, {**before, "mcpServers": {**servers, server: {**kept, **entry}}})
 
 
-def drop_entry(agent: Agent, text: str) -> str:
+def drop_entry(agent: Agent, text: str, server: str = SERVER) -> str:
     if agent.is_toml:
-        return tomltext.remove_table(text, ("mcp_servers", SERVER))
+        return tomltext.remove_table(text, ("mcp_servers", server))
     mark, body = _split_mark(text)
     before = jsontext.parse(body).content if body.strip() else {}
     servers = before.get("mcpServers") if isinstance(before, dict) else None
-    if not isinstance(servers, dict) or SERVER not in servers:
+    if not isinstance(servers, dict) or server not in servers:
         return text
-    rest = {name: server for name, server in servers.items() if name != SERVER}
-    changed = jsontext.remove_member(body, ("mcpServers", SERVER))
+    rest = {name: each for name, each in servers.items() if name != server}
+    changed = jsontext.remove_member(body, ("mcpServers", server))
     return mark + _checked(changed, {**before, "mcpServers": rest})
 
 

@@ -41,6 +41,7 @@ class Thing:
     content: Any
     members: tuple[Member, ...] | None = None  # of an object
     parts: dict[str, Thing] | None = None
+    items: tuple[Member, ...] | None = None  # of a list; their keys are their numbers
 
 
 def parse(text: str) -> Thing:
@@ -103,18 +104,20 @@ def _read_object(text: str, start: int) -> Thing:
 
 
 def _read_list(text: str, start: int) -> Thing:
-    items: list[Any] = []
+    content: list[Any] = []
+    items: list[Member] = []
     at = _skip(text, start + 1)
     while text[at : at + 1] != "]" or items:
         item = _read(text, at)
-        items.append(item.content)
+        items.append(Member(str(len(items)), item.start, item.start, item.end))
+        content.append(item.content)
         at = _skip(text, item.end)
         if text[at : at + 1] == "]":
             break
         if text[at : at + 1] != ",":
             raise NotJson(f"a comma or bracket is missing, {_where(text, at)}")
         at = _skip(text, at + 1)
-    return Thing(start, at + 1, items)
+    return Thing(start, at + 1, content, items=tuple(items))
 
 
 def set_member(text: str, path: Path, value: Any) -> str:
@@ -149,6 +152,37 @@ def remove_member(text: str, path: Path) -> str:
     return text
 
 
+def add_item(text: str, path: Path, value: Any) -> str:
+    """The text in which that list has the value; the list is made where it is missing."""
+    thing = _find(text, path)
+    if thing is None:
+        return set_member(text, path, [value])
+    if thing.items is None:
+        raise NotJson(f"{'.'.join(path)} is no list")
+    return text if value in thing.content else _insert(text, thing, "", value)
+
+
+def remove_item(text: str, path: Path, value: Any) -> str:
+    """The text in which that list does not have the value."""
+    thing = _find(text, path)
+    if thing is None or thing.items is None or value not in thing.content:
+        return text
+    return _cut(text, thing, thing.content.index(value))
+
+
+def _find(text: str, path: Path) -> Thing | None:
+    if not text.strip():
+        return None
+    thing = parse(text)
+    for index, key in enumerate(path):
+        if thing.parts is None:
+            raise NotJson(f"{'.'.join(path[:index]) or 'the whole'} is no object")
+        if key not in thing.parts:
+            return None
+        thing = thing.parts[key]
+    return thing
+
+
 def _nest(path: Path, value: Any) -> Any:
     for key in reversed(path):
         value = {key: value}
@@ -156,33 +190,40 @@ def _nest(path: Path, value: Any) -> Any:
 
 
 def _insert(text: str, thing: Thing, key: str, value: Any) -> str:
-    """As the last member."""
-    assert thing.members is not None
+    """As the last member of an object, or item of a list."""
+    members = _members(thing)
+    name = "" if thing.items is not None else f"{json.dumps(key)}: "
     closing = thing.end - 1
     newline = _newline(text)
-    last = thing.members[-1].end if thing.members else thing.start + 1
-    comma = "," if thing.members else ""
+    last = members[-1].end if members else thing.start + 1
+    comma = "," if members else ""
     on_one_line = "\n" not in text[thing.start : thing.end]
-    if on_one_line and thing.members:
-        return f"{text[:last]}, {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}{text[last:]}"
+    if on_one_line and members:
+        return f"{text[:last]}, {name}{json.dumps(value, ensure_ascii=False)}{text[last:]}"
     outer = _indent_at(text, thing.start)
-    inner = _indent_at(text, thing.members[0].start) if thing.members else outer + _unit(text)
-    member = f"{newline}{inner}{json.dumps(key)}: {_render(text, value, inner)}"
+    inner = _indent_at(text, members[0].start) if members else outer + _unit(text)
+    member = f"{newline}{inner}{name}{_render(text, value, inner)}"
     # A comment behind the last member stays there, and the space before the brace stays before the brace.
     at = len(text[last:closing].rstrip(" \t\r\n")) + last
-    end = newline + outer if not thing.members and "\n" not in text[at:closing] else ""
+    end = newline + outer if not members and "\n" not in text[at:closing] else ""
     return text[:last] + comma + text[last:at] + member + end + text[at:]
+
+
+def _members(thing: Thing) -> tuple[Member, ...]:
+    members = thing.items if thing.items is not None else thing.members
+    assert members is not None
+    return members
 
 
 def _cut(text: str, thing: Thing, index: int) -> str:
     """With the space before it. Comments stay."""
-    assert thing.members is not None
-    member = thing.members[index]
-    comma = _skip(text, thing.members[index - 1].end) if index else thing.start
+    members = _members(thing)
+    member = members[index]
+    comma = _skip(text, members[index - 1].end) if index else thing.start
     start = _end_of_comments(text, comma + 1, member.start, text[member.end :])
     if index:
         return text[:comma] + text[comma + 1 : start] + text[member.end :]
-    if len(thing.members) > 1:
+    if len(members) > 1:
         comma = _skip(text, member.end)
         return text[:start] + text[member.end : comma] + text[comma + 1 :]
     rest = text[member.end : thing.end - 1]

@@ -1,0 +1,111 @@
+"""`agentkernel audit`: the daemon's log of who did what (docs/security.md), for whoever may read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from k8e.cli.agentkernel.parsing import make_parser
+from k8e.cli.agentkernel.telling import show_table
+from k8e.cli.commands import read_span
+from k8e.cli.ending import Failure, write_all
+from k8e.cli.parser import read_with
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from typing import Any
+
+ABOUT = """\
+Shows who did what to which sandbox, and what sandboxes were refused: the last 100 events, oldest first. The log is
+root's (audit.log in the state directory).
+
+  sudo agentkernel audit
+  sudo agentkernel audit --sandbox my-sandbox --event refused
+  sudo agentkernel audit --since 1h --json
+"""
+
+AT, EVENT, SUBJECT = "at", "event", "session"
+
+
+def main(arguments: list[str]) -> int:
+    parser = make_parser("audit", ABOUT)
+    parser.add_argument("--sandbox", default="", metavar="NAME", help="only what concerns this one")
+    parser.add_argument("--event", action="append", default=[], metavar="NAME", help="only these, such as run_started")
+    span = read_with(read_span, "span of time")
+    parser.add_argument("--since", type=span, default=None, metavar="TIME", help="only the last 90s, 15m, 1h, 2d")
+    parser.add_argument("-n", "--last", type=int, default=100, metavar="N", help="so many; 0: all; default: 100")
+    parser.add_argument("--json", action="store_true", help="print the lines as they are in the log")
+    parsed = parser.parse_args(arguments)
+    found = [event for event in read_events() if fits(event, parsed)]
+    if parsed.last > 0:
+        found = found[-parsed.last :]
+    if parsed.json:
+        write_all(1, "".join(json.dumps(event) + "\n" for event in found).encode())
+    else:
+        show_table(("TIME", "EVENT", "SANDBOX", "BY", "MORE"), [describe(event) for event in found])
+    return 0
+
+
+def fits(event: dict[str, Any], wanted: argparse.Namespace) -> bool:
+    if wanted.sandbox and wanted.sandbox not in (event.get(SUBJECT), event.get("subject")):
+        return False
+    if wanted.event and event.get(EVENT) not in wanted.event:
+        return False
+    return wanted.since is None or event.get(AT, 0) >= time.time() - wanted.since
+
+
+def read_events() -> Iterator[dict[str, Any]]:
+    """Oldest first, over all files of the log. A line that the power took is left out."""
+    folder = os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e"
+    try:
+        names = [name for name in os.listdir(folder) if name == "audit.log" or is_older(name)]
+    except FileNotFoundError:
+        names = []
+    except PermissionError as error:
+        raise forbidden(folder) from error
+    for name in sorted(names, key=age, reverse=True):
+        try:
+            with open(os.path.join(folder, name), encoding="ascii", errors="replace") as file:
+                for line in file:
+                    event = read_line(line)
+                    if event is not None:
+                        yield event
+        except PermissionError as error:
+            raise forbidden(folder) from error
+        except FileNotFoundError:
+            continue  # rotated away meanwhile
+
+
+def is_older(name: str) -> bool:
+    number = name.removeprefix("audit.log.")
+    return number != name and number.isdecimal()
+
+
+def age(name: str) -> int:
+    return int(name.removeprefix("audit.log").removeprefix(".") or 0)
+
+
+def read_line(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def forbidden(folder: str) -> Failure:
+    return Failure("needs_root", "the audit log is root's", detail=folder, hint="sudo agentkernel audit")
+
+
+def describe(event: dict[str, Any]) -> tuple[str, ...]:
+    shown = (AT, EVENT, SUBJECT, "caller", "sandbox", "owner", "tenant")
+    more = " ".join(f"{name}={write(value)}" for name, value in event.items() if name not in shown)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(event.get(AT, 0))))
+    return moment, str(event.get(EVENT, "")), str(event.get(SUBJECT, "")), str(event.get("caller", "")), more[:200]
+
+
+def write(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,185 @@
+"""`agentkernel plugin install claude|codex|gemini`: tells an agent to start our MCP server, and which of its tools need no
+question. The files are other people's: docs/skills.md says how they are treated."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from k8e.cli.agentkernel.cage import find_file, read_user_config
+from k8e.cli.agentkernel.parsing import make_parser
+from k8e.cli.agentkernel.telling import say, show_json
+from k8e.cli.ending import Failure
+from k8e.cli.skill import jsontext
+from k8e.cli.skill.install import Agent, drop_entry, put_entry
+from k8e.cli.skill.jsontext import NotJson
+from k8e.cli.skill.place import Place
+from k8e.cli.skill.tomltext import NotToml
+from k8e.profiles.config import AGENTS
+from k8e.profiles.problem import Problem
+
+ABOUT = """\
+Tells an agent about our sandboxes: an entry in its list of MCP servers, and for claude which tools may be used without a
+question. Nothing else in its files is changed, and what was there before is kept beside them.
+
+  agentkernel plugin install claude
+  agentkernel plugin install claude --global
+  agentkernel plugin install codex --dry-run
+  agentkernel plugin install gemini --uninstall
+"""
+
+SERVER: Final = "agentkernel"
+COMMAND: Final[dict[str, Any]] = {"command": "agentkernel", "args": ["mcp", "server"]}
+PREFIX: Final = "mcp__agentkernel__"
+PERMISSIONS: Final = {
+    "allow": ("sandbox_run", "sandbox_exec", "sandbox_list", "sandbox_file_read"),
+    "ask": ("sandbox_file_write", "sandbox_create"),
+    "deny": (),
+}
+
+Edit = Callable[[str], str]
+
+
+def main(arguments: list[str]) -> int:
+    parser = make_parser("plugin", ABOUT)
+    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
+    install = subcommands.add_parser("install", help="write it, or take it out again")
+    install.add_argument("agent", nargs="?", choices=AGENTS, help="default: `preferred` of agentkernel.toml")
+    install.add_argument("--global", dest="everywhere", action="store_true", help="for all projects, not for this one")
+    install.add_argument("--dry-run", action="store_true", help="only say what would be written")
+    install.add_argument("--uninstall", action="store_true", help="take it out again")
+    install.add_argument("--json", action="store_true", help="print JSON")
+    parsed = parser.parse_args(arguments)
+    name = parsed.agent or find_preferred()
+    told = []
+    places = [(Place(path, within), put, drop) for path, within, put, drop in list_changes(name, parsed.everywhere)]
+    texts = [edit(place, drop if parsed.uninstall else put) for place, put, drop in places]
+    for place, _, _ in places:
+        place.check_writable()  # before anything is changed
+    for (place, put, _), text in zip(places, texts, strict=True):
+        told.append(write(place, text, put, uninstall=parsed.uninstall, dry_run=parsed.dry_run))
+    if parsed.json:
+        show_json({"ok": True, "agent": name, "dry_run": parsed.dry_run, "files": told})
+    else:
+        for each in told:
+            say(f"{each['path']}: {each['action']}" + (" (dry run)" if parsed.dry_run else ""))
+    return 0
+
+
+def find_preferred() -> str:
+    try:
+        configs = (find_file(None)[0], read_user_config())
+    except Problem as problem:
+        raise Failure.of(problem.body) from problem
+    for config in configs:
+        if config is not None and config.preferred:
+            return config.preferred
+    raise Failure("usage", "which agent?", hint=f"agentkernel plugin install {'|'.join(AGENTS)}")
+
+
+def list_changes(agent: str, everywhere: bool) -> list[tuple[Path, Path | None, Edit, Edit]]:
+    """The files of an agent, where they must lie, and what goes in and comes out."""
+    home, here = Path.home(), Path.cwd()
+    root, within = (home, None) if everywhere else (here, here)
+    if agent == "claude":
+        servers = home / ".claude" / "mcp.json" if everywhere else here / ".mcp.json"
+        entry = {**COMMAND, "env": {}} if not everywhere else COMMAND
+        permissions = root / ".claude" / "settings.json"
+        return [with_server(agent, servers, within, entry), (permissions, within, grant, withdraw)]
+    if agent == "gemini":
+        return [with_server(agent, root / ".gemini" / "settings.json", within, COMMAND)]
+    # Codex reads its own folder only, so it is for all projects whatever was asked.
+    folder = Path(os.environ.get("CODEX_HOME") or home / ".codex")
+    return [with_server(agent, folder / "config.toml", None, COMMAND)]
+
+
+def with_server(
+    agent: str, path: Path, within: Path | None, entry: dict[str, Any]
+) -> tuple[Path, Path | None, Edit, Edit]:
+    described = Agent(agent, path, path.parent)
+    return (
+        path,
+        within,
+        lambda text: put_entry(described, text, entry, SERVER),
+        lambda text: drop_entry(described, text, SERVER),
+    )
+
+
+def grant(text: str) -> str:
+    """The tools that are on no list yet: what somebody decided about one stays decided."""
+    if not text.strip():
+        lists = {name: [PREFIX + tool for tool in tools] for name, tools in PERMISSIONS.items()}
+        return json.dumps({"permissions": lists}, indent=2) + "\n"
+    decided = list_decided(text)
+    for name, tools in PERMISSIONS.items():
+        for tool in tools:
+            if PREFIX + tool not in decided:
+                text = jsontext.add_item(text, ("permissions", name), PREFIX + tool)
+    return text
+
+
+def withdraw(text: str) -> str:
+    if not text.strip():
+        return text
+    list_decided(text)
+    for name, tools in PERMISSIONS.items():
+        for tool in tools:
+            text = jsontext.remove_item(text, ("permissions", name), PREFIX + tool)
+    return text
+
+
+def list_decided(text: str) -> set[str]:
+    content = jsontext.parse(text).content
+    permissions = content.get("permissions", {}) if isinstance(content, dict) else None
+    if not isinstance(permissions, dict):
+        raise NotJson("permissions is no object")
+    return {
+        each for tools in permissions.values() if isinstance(tools, list) for each in tools if isinstance(each, str)
+    }
+
+
+def edit(place: Place, change: Edit) -> str:
+    try:
+        return change(place.read_text())
+    except (NotJson, NotToml) as error:
+        raise Failure(
+            "file_unparsable",
+            f"{place.path} cannot be changed: it is not understood",
+            detail=str(error),
+            hint="nothing was written; put it in order, or add the entry by hand (docs/agentkernel.md)",
+        ) from error
+
+
+def write(place: Place, text: str, put: Edit, *, uninstall: bool, dry_run: bool) -> dict[str, str]:
+    content: bytes | None = text.encode()
+    if uninstall:
+        content = find_former(place, text, put)
+    if content == place.content or (content is not None and not content and place.content is None):
+        return {"path": str(place.path), "action": "unchanged"}
+    action = "removed" if content is None else "created" if place.content is None else "updated"
+    told = {"path": str(place.path), "action": action}
+    if dry_run:
+        return told
+    if content is None:
+        place.remove()
+        return told
+    if place.content is not None:
+        told["backup"] = str(place.backup)
+    place.replace(content)
+    return told
+
+
+def find_former(place: Place, text: str, put: Edit) -> bytes | None:
+    """Where nothing else was changed since, what was there before we came is put back to the byte."""
+    if place.content is None or place.content == text.encode():
+        return place.content
+    before = Place(place.backup).content if place.backup.exists() else None
+    try:
+        if place.content == put((before or b"").decode()).encode():
+            return before
+    except (NotJson, NotToml, UnicodeDecodeError):
+        pass
+    return text.encode()
