@@ -69,8 +69,9 @@ def write_file(*, name: str, runtime: str, reason: str, agent: str, profile: str
 
 [sandbox]
 name = "{name}"  # for `agentkernel sandbox create` without a name
-runtime = "{runtime}"  # {reason}
-# base_image = "python:3.12-alpine"  # instead of runtime: an image by name
+# The image is the one that fits the command, or else this folder ({reason}).
+# runtime = "{runtime}"  # always this language's, whatever the command
+# base_image = "python:3.12-alpine"  # always this one
 
 [agent]
 preferred = "{agent}"

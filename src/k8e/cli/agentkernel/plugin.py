@@ -1,5 +1,5 @@
-"""`agentkernel plugin install claude|codex|gemini`: tells an agent to start our MCP server, and which of its tools need no
-question. The files are other people's: docs/skills.md says how they are treated."""
+"""`agentkernel plugin install claude|codex|gemini`: tells an agent to start our MCP server, and which of its tools need
+no question. The files are other people's: docs/skills.md says how they are treated."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from k8e.profiles.config import AGENTS
 from k8e.profiles.problem import Problem
 
 ABOUT = """\
-Tells an agent about our sandboxes: an entry in its list of MCP servers, and for claude which tools may be used without a
-question. Nothing else in its files is changed, and what was there before is kept beside them.
+Tells an agent about our sandboxes: an entry in its list of MCP servers, and for claude which tools may be used without
+a question. Nothing else in its files is changed, and what was there before is kept beside them.
 
   agentkernel plugin install claude
   agentkernel plugin install claude --global
