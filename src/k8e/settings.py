@@ -221,6 +221,7 @@ class QuotasSettings:
     """What one payer may have at the same time. 0 is no limit."""
 
     sessions: int = key(256, count(0, 1_000_000))
+    children: int = key(16, count(0, 1_000_000))
     cpus: float = key(0, number(0, 1_000_000))
     memory: int = key(0, size("0", "1024t"))
     creates_per_minute: int = key(0, count(0, 1_000_000))

@@ -1,8 +1,9 @@
 """An engine of test quality: real processes in bare namespaces that outlive whoever started them.
 
 Everything of a sandbox lies in one directory named after it, and its processes are found again by their command lines:
-it can be destroyed by a process that knows nothing but its name. There is no isolation worth the word and no memory
-limit; kills for want of memory are a number in a file, which tests write.
+it can be destroyed by a process that knows nothing but its name. A workspace is a directory there, so that a child can
+have its parent's. There is no isolation worth the word and no memory limit; kills for want of memory are a number in a
+file, which tests write.
 
 Nor is there a network: nothing is ever reachable. What a sandbox would be allowed is a file, as the rules of a kernel
 are there whatever becomes of the daemon, and what it was refused is another one, which tests write.
@@ -28,7 +29,7 @@ from k8e.engine.images import Images
 from k8e.link import AgentLink, Timing
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
-from k8e.link.model import ExecSpec, Identity
+from k8e.link.model import Identity
 from k8e.policy import HostList
 
 USER = Identity(uid=20_001, gid=20_001)
@@ -79,8 +80,8 @@ class BareEngine:
         return self._folder / sandbox
 
     def processes(self, sandbox: str) -> list[int]:
-        """bwrap and the agent; whatever else runs inside dies with them."""
-        return find_processes(f"{self._top(sandbox)}/", make_instance(sandbox).hex())
+        """bwrap and the agent; whatever else runs inside dies with them. (A child's bwrap names its parent, too.)"""
+        return find_processes(f"{self._top(sandbox)}/run", make_instance(sandbox).hex())
 
     async def probe(self) -> Sequence[RuntimeReport]:
         return self.reports
@@ -89,20 +90,24 @@ class BareEngine:
         top = self._top(sandbox)
         try:
             (top / "run").mkdir(parents=True, mode=0o700)
+            (top / "workspace").mkdir()
             (top / "oom_kills").write_text("0")
             (top / "egress").write_text("\n".join(spec.egress.texts))
-            self._spawn(sandbox, top)
-            await self._chown_workspace(sandbox)
+            shared = self._top(spec.shares or sandbox) / "workspace"
+            os.chown(shared, USER.uid or 0, USER.gid or 0)
+            self._spawn(sandbox, top, shared)
+            await self._dial(sandbox)
         except BaseException as error:
             await self.destroy(sandbox)
             if isinstance(error, OSError | LinkError):
                 raise EngineError("namespaces", str(error)) from error
             raise
 
-    def _spawn(self, sandbox: str, top: Path) -> None:
+    def _spawn(self, sandbox: str, top: Path, workspace: Path) -> None:
         arguments = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--as-pid-1"]
         arguments += ["--cap-add", "ALL", *filesystem_arguments(top), "--ro-bind", str(AGENT), "/agent"]
-        arguments += ["--bind", str(top / "run"), "/run/k8e", "/agent", "--listen", "/run/k8e/agent.sock"]
+        arguments += ["--bind", str(workspace), "/workspace", "--bind", str(top / "run"), "/run/k8e"]
+        arguments += ["/agent", "--listen", "/run/k8e/agent.sock"]
         arguments += ["--instance", make_instance(sandbox).hex()]
         with (top / "stderr").open("wb") as output:
             # Nobody waits for it: it is to outlive us. The shell's child has init as its parent.
@@ -115,13 +120,6 @@ class BareEngine:
                 start_new_session=True,
                 check=True,
             )
-
-    async def _chown_workspace(self, sandbox: str) -> None:
-        link, place = await self._dial(sandbox)
-        argv = (b"chown", b"%d:%d" % (USER.uid or 0, USER.gid or 0), place.workspace)
-        process = await link.start(ExecSpec(argv, ENV, stdin=False, keep_capabilities=True))
-        process.discard()
-        assert (await process.wait()).exit_code == 0
 
     async def edition(self, spec: SandboxSpec) -> str:
         return self.made_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     Caller,
+    ChildSpec,
     Chunk,
     HostsChange,
     LiveRun,
@@ -116,7 +117,7 @@ class StandIn:
     files: dict[str, bytes] = field(default_factory=dict)
     entries: Sequence[Entry] = ()
     callers: list[Caller] = field(default_factory=list)
-    specs: list[SessionSpec | RunSpec] = field(default_factory=list)
+    specs: list[SessionSpec | ChildSpec | RunSpec] = field(default_factory=list)
     turned_away: list[tuple[str, str, str]] = field(default_factory=list)
     changes: list[HostsChange] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
@@ -149,6 +150,18 @@ class StandIn:
         )
         self.sessions_by_id[session.session_id] = session
         return session
+
+    async def subagent(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
+        parent = await self.get(caller, parent_session_id)
+        self.specs.append(spec)
+        session_id = spec.session_id or f"sess-{len(self.sessions_by_id) + 1}"
+        labels = {"agent_type": spec.agent_type} if spec.agent_type else {}
+        child = replace(
+            parent, session_id=session_id, parent=parent.session_id, labels=labels, workdir=spec.workspace_path
+        )
+        self.sessions_by_id[session_id] = child
+        self.sessions_by_id[parent.session_id] = replace(parent, children=(*parent.children, session_id))
+        return child
 
     async def get(self, caller: Caller, session_id: str) -> Session:
         self._meet(caller)

@@ -153,6 +153,10 @@ def check_timeout(value: object) -> float:
     return _check_seconds("timeout", value, MAX_TIMEOUT)
 
 
+def check_ttl(value: object) -> float:
+    return _check_seconds("ttl", value, MAX_TTL)
+
+
 def _check_seconds(field: str, value: object, highest: float) -> float:
     seconds = check_number(field, value, 0, highest)
     if seconds <= 0:
@@ -210,7 +214,7 @@ def check_session(spec: SessionSpec) -> tuple[tuple[bytes, bytes], ...]:
     if spec.limits is not None:
         check_limits(spec.limits)
     if spec.ttl is not None:
-        _check_seconds("ttl", spec.ttl, MAX_TTL)
+        check_ttl(spec.ttl)
     return check_env("env", spec.env)
 
 

@@ -17,7 +17,7 @@ from k8e.core.live import Live
 from k8e.core.manifest import check_entries
 from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
 from k8e.core.pool import Claimed
-from k8e.core.provisioning import Variables, apply_manifest, keep_env, prepare_state
+from k8e.core.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.records import SessionRecord
 from k8e.core.sessions import ABANDONED, Sessions
 from k8e.core.shaping import check_shape
@@ -52,24 +52,33 @@ class Creation:
         spec = replace(spec, shape=check_shape(caller, spec.shape))
         choose_tenant(caller, spec.tenant)
         hosts = await self._choose_hosts(spec)
-        runtime = await self._choose_runtime(spec.runtime)
+        runtime = await self.choose_runtime(spec.runtime)
         record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting)
         with self._sessions.pool.foreground():
             claimed = await self._claim(spec, record)
             live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
-            self._register(live, claimed)
-            live.building = self._sessions.tasks.spawn(self._build(live, caller, spec, env, claimed), watched=True)
-            try:
-                await asyncio.wait({live.building})
-            except asyncio.CancelledError:
-                self._sessions.end(live, ABANDONED)
-                raise
-            await self._check_built(live, live.building)
+            self.register(live, claimed)
+            await self.bring_up(live, caller, spec.manifest, claimed)
+        self.log_created(live, caller, began)
+        return live
+
+    async def bring_up(
+        self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry] = (), claimed: Claimed | None = None
+    ) -> None:
+        """All of what is registered, or nothing."""
+        live.building = self._sessions.tasks.spawn(self._build(live, caller, manifest, claimed), watched=True)
+        try:
+            await asyncio.wait({live.building})
+        except asyncio.CancelledError:
+            self._sessions.end(live, ABANDONED)
+            raise
+        await self._check_built(live, live.building)
+
+    def log_created(self, live: Live, caller: Caller, began: float) -> None:
         self._sessions.metrics.creates.add()
         self._sessions.metrics.create_seconds.observe(self._sessions.clock.monotonic() - began)
         facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
-        note("session_created", **facts, runtime=runtime.value)
-        return live
+        note("session_created", **facts, runtime=live.record.runtime.value)
 
     async def _usual_hosts(self) -> HostList:
         if self._sessions.settings.egress.allowed_hosts is not None:
@@ -89,7 +98,7 @@ class Creation:
         usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
         return await self._sessions.pool.claim(template, usual=usual)
 
-    def _register(self, live: Live, claimed: Claimed | None) -> None:
+    def register(self, live: Live, claimed: Claimed | None = None) -> None:
         try:
             self._sessions.registry.check_name(live)  # before it counts as a creation
             self._sessions.quotas.check_session(live.payer, live.record.limits, self._sessions.registry)
@@ -121,7 +130,7 @@ class Creation:
             labels=spec.labels,
         )
 
-    async def _choose_runtime(self, wanted: Runtime | None) -> Runtime:
+    async def choose_runtime(self, wanted: Runtime | None) -> Runtime:
         reports = await self._sessions.probe()
         for report in reports:
             if report.available and wanted in (None, report.runtime):
@@ -136,18 +145,25 @@ class Creation:
         raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
 
     async def _build(
-        self, live: Live, caller: Caller, spec: SessionSpec, env: Variables, claimed: Claimed | None
+        self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry], claimed: Claimed | None
     ) -> None:
+        made_with = live.record.hosts
         sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
-        await keep_env(sandbox, env)
-        await self._furnish(live, sandbox, place, env, spec.manifest)
+        await keep_env(sandbox, live.env)
+        await self._furnish(live, sandbox, place, live.env, manifest)
+        await make_workdir(sandbox, place, live.record.workdir)
         await self._log_creation(live, caller)
-        await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE)
-        if live.ending is None:
+        async with live.changing_hosts:
+            if live.record.hosts != made_with:  # a parent's became narrower meanwhile
+                with translated("putting the session's list of hosts in force"):
+                    await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+            await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE)
+            if live.ending is not None:
+                return
             live.enter(Phase.ACTIVE)
-            live.touch()
-            self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None)
-            self._sessions.metrics.sessions.value = len(self._sessions.registry)
+        live.touch()
+        self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None)
+        self._sessions.metrics.sessions.value = len(self._sessions.registry)
 
     async def _make(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
@@ -159,7 +175,14 @@ class Creation:
     async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
         with translated("creating the sandbox"):
-            wanted = SandboxSpec(record.runtime, record.image, record.limits, egress=record.hosts, shape=record.shape)
+            wanted = SandboxSpec(
+                record.runtime,
+                record.image,
+                record.limits,
+                egress=record.hosts,
+                shape=record.shape,
+                shares=record.parent,
+            )
             await self._sessions.engine.create(live.sandbox, wanted)
             sandbox, place = await self._sessions.engine.attach(live.sandbox)
         await prepare_state(sandbox)
@@ -201,6 +224,7 @@ class Creation:
             env_keys=record.env_keys,
             allowed_hosts=record.hosts.texts,
             shape=asdict(record.shape),
+            **({"parent": record.parent_id, **record.labels} if record.parent else {}),
         )
 
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
@@ -221,4 +245,4 @@ class Creation:
             self._sessions.tasks.spawn(self._prewarm())
 
     async def _prewarm(self) -> None:
-        self._sessions.pool.keep(Template(await self._choose_runtime(None), limits=self.default_limits))
+        self._sessions.pool.keep(Template(await self.choose_runtime(None), limits=self.default_limits))

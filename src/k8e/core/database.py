@@ -108,6 +108,10 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         "ALTER TABLE warm ADD COLUMN shape TEXT NOT NULL DEFAULT ''",
     ),
     ("ALTER TABLE sessions ADD COLUMN fleeting INTEGER NOT NULL DEFAULT 0",),
+    (
+        "ALTER TABLE sessions ADD COLUMN parent_id TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE sessions ADD COLUMN workdir TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 

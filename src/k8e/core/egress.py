@@ -17,17 +17,19 @@ closed, the kernel gets it all the same, the caller is told that it is not on re
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from k8e.core.checks import check_hosts, refuse
+from k8e.core.children import check_reach
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note, warn
 from k8e.core.live import Live
 from k8e.core.model import Caller, HostsChange, Phase, Session
-from k8e.core.sessions import Sessions
+from k8e.core.sessions import UNBOUND, Sessions
 from k8e.core.translation import translate
 from k8e.engine import EngineError
-from k8e.policy import HostList, InvalidEntry, excess
+from k8e.policy import HostList, InvalidEntry, common, excess
 
 
 def apply_change(old: HostList, change: HostsChange) -> HostList:
@@ -62,12 +64,18 @@ class Egress:
 
     async def _change(self, live: Live, caller: Caller, change: HostsChange) -> None:
         with live.in_use():
-            async with live.changing_hosts:
+            async with AsyncExitStack() as stack:
+                for member in (live.parent, live):  # always in this order
+                    if member is not None:
+                        await stack.enter_async_context(member.changing_hosts)
                 self._sessions.check_active(live)
                 old = live.record.hosts
                 new = apply_change(old, change)
                 if new != old:
+                    if live.parent is not None:
+                        check_reach("add" if change.hosts is None else "hosts", new, live.parent.record)
                     await self._log(live, caller, old, new)
+                    await asyncio.gather(*(self._narrow(child, new) for child in live.children))
                     await self._replace(live, old, new)
                     self._sessions.audit.note("hosts_changed", **live.identity, after=new.texts)
                     note("hosts_changed", session=live.session_id, sandbox=live.sandbox, entries=len(new.entries))
@@ -78,6 +86,26 @@ class Egress:
             await self._sessions.audit.record("hosts_changing", **facts)
         else:
             self._sessions.audit.note("hosts_changing", **facts)  # nothing keeps anybody from closing something
+
+    async def _narrow(self, child: Live, limit: HostList) -> None:
+        """Takes off a child's list what its parent's will not have any more. A child with which that is not possible is
+        ended: neither does it keep what is revoked, nor does it keep anybody from revoking."""
+        async with child.changing_hosts:
+            old = child.record.hosts
+            if child.ending is not None or not excess(old, limit):
+                return
+            new = common(old, limit)
+            self._sessions.audit.note("hosts_narrowed", **child.identity, before=old.texts, after=new.texts)
+            if child.phase is Phase.CREATING:  # nothing runs in it yet; it is put in force before something does
+                child.record = replace(child.record, hosts=new)
+                await self._write_back(child, new)
+                return
+            try:
+                await self._replace(child, old, new)
+            except Fault as fault:
+                if child.record.hosts != new and child.phase is Phase.ACTIVE:
+                    warn("hosts_not_narrowed", session=child.session_id, sandbox=child.sandbox, cause=fault)
+                    await asyncio.wait({self._sessions.end(child, UNBOUND)})
 
     async def _replace(self, live: Live, old: HostList, new: HostList) -> None:
         unwritten = await self._write(live, new, narrows=not excess(new, old))
@@ -118,7 +146,11 @@ class Egress:
             warn("hosts_not_written", session=live.session_id, sandbox=live.sandbox, detail=fault.detail)
 
     async def restore(self, live: Live) -> None:
-        """What a daemon does that finds a session: whatever the kernel has, the record's list comes into force."""
+        """What a daemon does that finds a session: whatever the kernel has, the record's list comes into force. A
+        child's is never more than its parent's, should the former one not have come to that."""
+        if live.parent is not None and excess(live.record.hosts, live.parent.record.hosts):
+            live.record = replace(live.record, hosts=common(live.record.hosts, live.parent.record.hosts))
+            await self._write_back(live, live.record.hosts)
         try:
             await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
         except EngineError as error:

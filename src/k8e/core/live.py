@@ -24,8 +24,16 @@ class Gone(Exception):
 
 
 class Live:
-    def __init__(self, record: SessionRecord, clock: Clock, env: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    def __init__(
+        self,
+        record: SessionRecord,
+        clock: Clock,
+        env: tuple[tuple[bytes, bytes], ...] = (),
+        parent: Live | None = None,
+    ) -> None:
         self.record = record
+        self.parent = parent
+        self.children: list[Live] = []  # those that are not gone
         self.last_used = record.last_used  # here and not in the record, which would be made anew at every use
         self.used_at = record.used_at
         self.env = env
@@ -79,7 +87,8 @@ class Live:
         return find_payer(self.record.owner, self.record.tenant)
 
     def show(self) -> Session:
-        return replace(self.record, last_used=self.last_used).show()
+        children = tuple(child.session_id for child in self.children)
+        return replace(replace(self.record, last_used=self.last_used).show(), children=children)
 
     def enter(self, phase: Phase, reason: str = "") -> None:
         self.record = replace(self.record, phase=phase, reason=reason or self.record.reason)
@@ -94,6 +103,8 @@ class Live:
         self.last_used = self._clock.wall()
         self.used_at = self._clock.monotonic()
         self.unsaved = True
+        if self.parent is not None:
+            self.parent.touch()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -106,9 +117,15 @@ class Live:
             self.touch()
 
     @property
+    def busy(self) -> bool:
+        """Whether something goes on in it, or in a child of it."""
+        making = self.parent is not None and self.phase is Phase.CREATING
+        return bool(self.uses or self.background) or making or any(child.busy for child in self.children)
+
+    @property
     def expired(self) -> bool:
         idle = self._clock.monotonic() - self.used_at
-        return self.phase is Phase.ACTIVE and not self.uses and not self.background and idle >= self.record.ttl
+        return self.phase is Phase.ACTIVE and not self.busy and idle >= self.record.ttl
 
 
 class Registry:
@@ -141,10 +158,14 @@ class Registry:
         self.check_name(live)
         self._by_id.setdefault(live.session_id, {})[live.name] = live
         self._by_sandbox[live.sandbox] = live
+        if live.parent is not None:
+            live.parent.children.append(live)
         self._ended.pop(live.name, None)
 
     def remove(self, live: Live) -> None:
         del self._by_sandbox[live.sandbox]
+        if live.parent is not None:
+            live.parent.children.remove(live)
         namesakes = self._by_id[live.session_id]
         del namesakes[live.name]
         if not namesakes:

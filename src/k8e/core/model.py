@@ -120,6 +120,24 @@ class SessionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What a sub-agent's session is to have. Whatever is left out it has from its parent; more than its parent it never
+    has (children.py)."""
+
+    session_id: str = ""  # empty: chosen here
+    runtime: Runtime | None = None
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)  # its own: the parent's variables are not its business
+    limits: Mapping[str, float] = field(default_factory=dict)  # by the names of Limits' fields
+    ttl: float | None = None
+    allowed_hosts: Sequence[str] | None = None
+    read_only: bool | None = None
+    powerless: bool | None = None
+    agent_type: str = ""  # a label, for people
+    workspace_path: str = ""  # where its commands start that say nothing: a directory of the workspace
+
+
+@dataclass(frozen=True, slots=True)
 class HostsChange:
     """What is to become of a session's list of hosts: all of it, or what is taken off and what comes on."""
 
@@ -164,10 +182,12 @@ class Session:
     ttl: float
     hosts: HostList = NOTHING  # what it may reach
     denied: Denials = NONE_DENIED  # lately; only where one session is asked for
-    parent: str = ""  # the session whose workspace it shares and with which it ends
+    parent: str = ""  # the id of the session whose workspace it shares and with which it ends
     shape: Shape = PLAIN
     persistent: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    children: tuple[str, ...] = ()  # ids of the sub-agents' sessions that it has now
+    workdir: str = ""  # where its commands start that say nothing; empty: the workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +322,9 @@ class SandboxService(Protocol):
     """The only place that decides. Every door calls this and nothing below it. Raises Fault."""
 
     async def create(self, caller: Caller, spec: SessionSpec) -> Session: ...
+    async def subagent(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
+        """A session that shares another one's workspace, may not do more than it, and ends with it."""
+
     async def get(self, caller: Caller, session_id: str) -> Session: ...
     async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]: ...
     async def destroy(self, caller: Caller, session_id: str) -> None: ...

@@ -62,6 +62,12 @@ async def recall_env(sandbox: Sandbox) -> Variables:
     return tuple((name, value) for name, _, value in pairs)
 
 
+async def make_workdir(sandbox: Sandbox, place: Place, path: str) -> None:
+    if path:
+        with translated("making the directory that its commands start in"):
+            await sandbox.mkdir(path.encode(), identity=file_identity(place))
+
+
 async def apply_manifest(sandbox: Sandbox, place: Place, env: Variables, entries: Sequence[ManifestEntry]) -> None:
     for index, entry in enumerate(entries):
         try:

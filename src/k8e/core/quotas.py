@@ -45,6 +45,12 @@ class Quotas:
             raise _exhausted("too_much_memory", error, _LATER)
         self._count_creation(payer)
 
+    def check_child(self, parent: Live) -> None:
+        """Whether there may be one more. It is a session like any other besides."""
+        most = self._settings.children
+        if most and len(parent.children) >= most:
+            raise _exhausted("too_many_children", f"session {parent.session_id} has {most} children already", _LATER)
+
     def _count_creation(self, payer: Payer) -> None:
         most = self._settings.creates_per_minute
         if not most:

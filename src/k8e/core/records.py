@@ -42,11 +42,13 @@ class SessionRecord:
     used_at: float  # monotonic
     reason: str = ""  # why it ended
     hosts: HostList = NOTHING  # what it may reach
-    parent: str = ""  # the session id of the one it was made for
+    parent: str = ""  # the sandbox of the session it is a child of: a session's id may be used again, this never
+    parent_id: str = ""  # that session's id
     persistent: bool = False
     shape: Shape = PLAIN
     labels: Mapping[str, str] = field(default_factory=dict)
     fleeting: bool = False  # there for one command, and gone with it (once.py)
+    workdir: str = ""  # where its commands start that say nothing; empty: the workspace
 
     def show(self) -> Session:
         return Session(
@@ -62,10 +64,11 @@ class SessionRecord:
             last_used=self.last_used,
             ttl=self.ttl,
             hosts=self.hosts,
-            parent=self.parent,
+            parent=self.parent_id,
             persistent=self.persistent,
             shape=self.shape,
             labels=self.labels,
+            workdir=self.workdir,
         )
 
 
@@ -92,6 +95,8 @@ def write_session(record: SessionRecord) -> tuple[object, ...]:
         write_shape(record.shape),
         json.dumps(dict(record.labels)),
         record.fleeting,
+        record.parent_id,
+        record.workdir,
     )
 
 
@@ -122,7 +127,8 @@ def read_hosts(text: str) -> HostList:
 
 def read_session(row: tuple[Any, ...]) -> SessionRecord:
     sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *rest = row
-    created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels, fleeting = rest
+    created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels, *more = rest
+    fleeting, parent_id, workdir = more
     return SessionRecord(
         sandbox=sandbox,
         session_id=session_id,
@@ -141,10 +147,12 @@ def read_session(row: tuple[Any, ...]) -> SessionRecord:
         reason=reason,
         hosts=read_hosts(hosts),
         parent=parent,
+        parent_id=parent_id,
         persistent=bool(persistent),
         shape=read_shape(shape),
         labels=json.loads(labels),
         fleeting=bool(fleeting),
+        workdir=workdir,
     )
 
 

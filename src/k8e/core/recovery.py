@@ -4,7 +4,7 @@ removes what nobody owns."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from k8e.core.model import Phase, Status
 from k8e.core.provisioning import recall_env
 from k8e.core.records import RunRecord, SessionRecord
 from k8e.core.runs import Runs
-from k8e.core.sessions import ABANDONED, DESTROYED, FINISHED, LOST, Opened, describe_end
+from k8e.core.sessions import ABANDONED, DESTROYED, FINISHED, LOST, PARENT_ENDED, Opened, describe_end
 from k8e.core.translation import translated
 from k8e.core.verdict import judge
 from k8e.engine import EngineError
@@ -38,7 +38,8 @@ class Recovery:
     async def recover(self) -> None:
         sessions = self._sessions
         lives = []
-        for record in await sessions.store.sessions():
+        # Parents before their children, whatever a clock said when they were made.
+        for record in sorted(await sessions.store.sessions(), key=lambda record: bool(record.parent)):
             if record.phase is Phase.DESTROYED:
                 name = record.owner, record.tenant, record.session_id
                 sessions.registry.remember_end(name, describe_end(record.reason))
@@ -48,11 +49,16 @@ class Recovery:
             found = set(await sessions.engine.list())
         warm = await sessions.pool.recover(found)
         orphans = found - {live.sandbox for live in lives} - warm
-        work: list[Awaitable[None]] = [self._within_slot(self._settle(live, live.sandbox in found)) for live in lives]
-        work += [self._within_slot(self._remove_orphan(sandbox)) for sandbox in orphans]
-        await asyncio.gather(*work)
+        # Parents first: what becomes of them becomes of their children.
+        children = [live for live in lives if live.record.parent]
+        for generation in ([live for live in lives if not live.record.parent], children):
+            await self._do(self._settle(live, live.sandbox in found) for live in generation)
+        await self._do(self._remove_orphan(sandbox) for sandbox in orphans)
         sessions.metrics.sessions.value = len(sessions.registry)
         note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
+
+    async def _do(self, work: Iterable[Awaitable[None]]) -> None:
+        await asyncio.gather(*(self._within_slot(each) for each in work))
 
     async def _within_slot(self, work: Awaitable[None]) -> None:
         async with self._slots:
@@ -64,7 +70,7 @@ class Recovery:
             # Times of another boot say nothing. Restarting counts as a use, so that nothing expires by mistake.
             record = replace(record, boot=clock.boot, used_at=clock.monotonic())
             await self._sessions.store.rebase(record.sandbox, record.boot, record.used_at)
-        live = Live(record, clock)
+        live = Live(record, clock, parent=self._sessions.registry.get(record.parent))
         live.stored = True
         self._sessions.registry.add(live)
         return live
@@ -77,12 +83,16 @@ class Recovery:
             warn("orphan_stays", sandbox=sandbox, cause=error)
 
     async def _settle(self, live: Live, exists: bool) -> None:
-        if live.phase is Phase.CREATING:
+        if live.ending is not None:
+            await asyncio.wait({live.ending})  # with its parent
+        elif live.phase is Phase.CREATING:
             await self._end(live, ABANDONED)
         elif live.phase is Phase.DESTROYING:
             await self._end(live, live.record.reason or DESTROYED)
         elif live.record.fleeting:
             await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
+        elif live.record.parent and live.parent is None:
+            await self._end(live, PARENT_ENDED)
         elif not exists:
             await self._end(live, LOST)
         else:

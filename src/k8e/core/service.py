@@ -15,6 +15,7 @@ from k8e.core.approvals import Approvals
 from k8e.core.audit import Audit
 from k8e.core.background import Background
 from k8e.core.checks import check_caller
+from k8e.core.children import Children
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.creation import Creation
 from k8e.core.egress import Egress
@@ -27,6 +28,7 @@ from k8e.core.metrics import Metrics
 from k8e.core.model import (
     Approval,
     Caller,
+    ChildSpec,
     HostsChange,
     LiveRun,
     Phase,
@@ -100,6 +102,7 @@ class Service:
             engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit
         )
         self._creation = Creation(self._sessions)
+        self._children = Children(self._sessions, self._creation)
         self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
         self._background = Background(self._runs)
@@ -163,7 +166,7 @@ class Service:
     async def look_after(self) -> None:
         """One round of upkeep."""
         active = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE]
-        await asyncio.gather(*(self._sessions.examine(live) for live in active if live.uses or live.background))
+        await asyncio.gather(*(self._sessions.examine(live) for live in active if live.busy))
         await self.expire()
         self._sessions.resume_ends()
         await self._sessions.witness.look_around(active)
@@ -190,6 +193,10 @@ class Service:
     @counted
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:
         return await self._creation.create(caller, spec)
+
+    @counted
+    async def subagent(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
+        return await self._children.create(caller, parent_session_id, spec)
 
     @counted
     async def get(self, caller: Caller, session_id: str) -> Session:

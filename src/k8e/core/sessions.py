@@ -36,6 +36,8 @@ EXPIRED: Final = "expired"
 LOST: Final = "lost"
 ABANDONED: Final = "abandoned"  # before it was ready; such a session leaves no record
 FINISHED: Final = "finished"  # its one command has ended; nor does such a session
+PARENT_ENDED: Final = "parent_ended"
+UNBOUND: Final = "unbound"
 
 # What somebody hears who comes too late.
 _ENDS: Final = {
@@ -43,6 +45,8 @@ _ENDS: Final = {
     EXPIRED: "it expired: nobody used it for longer than its ttl",
     LOST: "its sandbox ended by itself",
     FINISHED: "it was there for one command, which has ended",
+    PARENT_ENDED: "its parent ended, and it with it",
+    UNBOUND: "its list of hosts could not be narrowed with its parent's",
 }
 
 
@@ -174,6 +178,9 @@ class Sessions:
                 live.enter(Phase.DESTROYING, ABANDONED if live.phase is Phase.CREATING else reason)
             live.part(describe_end(live.record.reason))
             live.ending = self.tasks.spawn(self._end(live))
+            for child in live.children:
+                child.ended_by = live.ended_by
+                self.end(child, PARENT_ENDED)
         return live.ending
 
     async def _end(self, live: Live) -> None:
@@ -188,6 +195,7 @@ class Sessions:
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
         if live.record.reason not in (ABANDONED, FINISHED):
             await self.witness.hear(live)  # for the last time
+        await self._wait_for_children(live)
         with translated("destroying the sandbox"):
             await self.engine.destroy(live.sandbox)
         reason = live.record.reason
@@ -202,6 +210,21 @@ class Sessions:
         self.metrics.sessions.value = len(self.registry)
         note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
         self.audit.note("session_ended", **live.identity, caller=live.ended_by, reason=reason)
+
+    async def _wait_for_children(self, live: Live) -> None:
+        """They are gone before their parent is, because what they share is the parent's."""
+        endings = {child.session_id: child.ending for child in live.children if child.ending}
+        if endings:
+            await asyncio.wait(endings.values())
+        for session_id, ending in endings.items():
+            if _failed(ending):
+                raise Fault(
+                    Kind.FAILED,
+                    "child_not_ended",
+                    f"session {session_id}, a child of {live.session_id}, could not be ended",
+                    detail="" if ending.cancelled() else str(ending.exception()),
+                    hint="It is tried again.",
+                )
 
     # Upkeep
 

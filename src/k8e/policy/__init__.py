@@ -4,7 +4,7 @@ No I/O, and nothing of ours is imported."""
 
 from k8e.policy.addresses import FORBIDDEN, Address, AddressKind, Network, kind_of, may_answer, may_list
 from k8e.policy.entries import DEFAULT_PORTS, HostEntry
-from k8e.policy.hosts import NOTHING, HostList, excess
+from k8e.policy.hosts import NOTHING, HostList, common, excess
 from k8e.policy.names import InvalidEntry, canonical_name, is_metadata_name
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "InvalidEntry",
     "Network",
     "canonical_name",
+    "common",
     "excess",
     "is_metadata_name",
     "kind_of",

@@ -71,6 +71,14 @@ def excess(child: HostList, parent: HostList) -> tuple[HostEntry, ...]:
     return tuple(entry for entry in child.entries if not all(granted[port].covers(entry) for port in entry.ports))
 
 
+def common(one: HostList, other: HostList) -> HostList:
+    """What both reach: of two entries that overlap, the narrower one."""
+    within = set(one.entries).difference(excess(one, other))
+    within.update(set(other.entries).difference(excess(other, one)))
+    # Both lists are within bounds; what they have in common may be one entry too many, and then it reaches less.
+    return HostList(tuple(sorted(within)[:MAX_ENTRIES]))
+
+
 class _Grant:
     """What a list gives on one port. Blocks that together make a larger one count as that one."""
 
