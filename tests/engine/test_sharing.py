@@ -127,13 +127,14 @@ async def test_nothing_else_is_shared(pair: Pair) -> None:
         await writer.output("rm", "link", "/tmp/own", "/home/user/own")
 
 
-async def test_it_cannot_be_moved_away_or_unmounted(pair: Pair) -> None:
+async def test_it_cannot_be_moved_away_or_unmounted(rig: Rig, pair: Pair) -> None:
     for room, _ in pair.both_ways():
         for words in (("mv", "/workspace", "/other"), ("rmdir", "/workspace"), ("umount", "/workspace")):
             assert (await room.as_agent(*words)).outcome.exit_code != 0, words
         remount = ("mount", "-o", "remount,suid,dev", "/workspace")
         assert (await room.as_agent(*remount)).outcome.exit_code != 0
-        assert "nosuid" in await room.output("grep", " /workspace ", "/proc/self/mountinfo")
+        if rig.native:  # not every gVisor tells
+            assert "nosuid" in await room.output("grep", " /workspace ", "/proc/self/mountinfo")
 
 
 @pytest.mark.parametrize("kind", ["flock", "lockf"])

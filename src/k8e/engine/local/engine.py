@@ -33,6 +33,7 @@ from k8e.engine.local.images import LocalImages
 from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.sharing import share_workspace
+from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
@@ -48,7 +49,7 @@ from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
-from k8e.link.model import ExecSpec, Sandbox
+from k8e.link.model import ExecSpec, Identity, Sandbox
 from k8e.policy import Address, HostList
 
 T = TypeVar("T")
@@ -180,8 +181,6 @@ class LocalEngine:
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         self._presence.take()  # if it was given up by `close`
-        if spec.shape.mounts:
-            raise EngineError("mounts", "cannot be made yet")
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._roots.of(spec.image).template(spec.limits)
@@ -247,7 +246,8 @@ class LocalEngine:
         paths, root = self.layout.sandbox(sandbox), self._roots.of(record.image)
         try:
             (wire, namespace), _ = await do_both(self._network.open(sandbox, spec.egress, spec.hostname), mounting)
-            binds = await finish_in_thread(self._bind, spec, record, paths)
+            place = await root.place(paths)
+            binds = await finish_in_thread(self._bind, spec, record, paths, place.user)
             config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds)
             await finish_in_thread(furnish, paths, record, wire)
             await finish_in_thread(write_bundle, paths, build_config(config))
@@ -258,13 +258,18 @@ class LocalEngine:
             await self._open_link(sandbox)
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
+        if spec.shape.mounts or spec.shares:
+            await finish_in_thread(seal_mounts, paths)
 
-    def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths) -> Sequence[Bind]:
+    def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths, user: Identity) -> Sequence[Bind]:
         """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
+        binds = show_mounts(spec.shape.mounts, self.layout, paths, record.first_id, user)
+        if any(bind.target == "/workspace" for bind in binds):
+            return binds  # whoever shares that has the same mount
         workspace = paths.workspace
         if spec.shares:
             workspace = share_workspace(self.layout.sandbox(spec.shares), paths, record.first_id)
-        return [Bind(os.fspath(workspace), "/workspace", writable=not spec.shape.read_only)]
+        return [Bind(os.fspath(workspace), "/workspace", writable=not spec.shape.read_only), *binds]
 
     def _bundle(
         self,

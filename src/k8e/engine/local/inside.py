@@ -8,25 +8,13 @@ Nothing runs below that root meanwhile.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
 from pathlib import Path
 from types import TracebackType
-from typing import Final
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-_OPENAT2: Final = 437  # the same on every architecture
-_NO_MAGICLINKS: Final = 0x02
-_IN_ROOT: Final = 0x10
-_AGAIN: Final = 128  # the kernel asks for another try when something was renamed meanwhile, anywhere
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+from k8e.engine.local.mounts.kernel import IN_ROOT, NO_MAGICLINKS, open_resolved
 
 
 class Inside:
@@ -149,17 +137,4 @@ class Inside:
                 os.rmdir(name, dir_fd=folder)
 
     def _open(self, path: str, flags: int) -> int:
-        how = _How(flags | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGICLINKS)
-        wanted = os.fsencode(path)
-        for _ in range(_AGAIN):
-            handle: int = _libc.syscall(
-                ctypes.c_long(_OPENAT2),
-                *(ctypes.c_int(self._root), ctypes.c_char_p(wanted)),
-                *(ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))),
-            )
-            if handle >= 0:
-                return handle
-            code = ctypes.get_errno()
-            if code != errno.EAGAIN:
-                raise OSError(code, os.strerror(code), path)
-        raise OSError(errno.EAGAIN, "files are being renamed all the time", path)
+        return open_resolved(self._root, path, flags, IN_ROOT | NO_MAGICLINKS)

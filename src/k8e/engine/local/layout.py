@@ -64,6 +64,11 @@ class SandboxPaths:
         return self.top / "place.json"
 
     @property
+    def veils(self) -> Path:
+        """Names that are hidden in what the sandbox sees of the machine."""
+        return self.top / "veils"
+
+    @property
     def bundle(self) -> Path:
         return self.top / "bundle"
 

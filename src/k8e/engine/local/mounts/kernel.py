@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -23,8 +24,9 @@ _libc.clone.restype = ctypes.c_int
 _OPEN_TREE: Final = 428
 _MOVE_MOUNT: Final = 429
 _MOUNT_SETATTR: Final = 442
+_OPENAT2: Final = 437
 
-_AT_FDCWD: Final = -100
+AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
 _AT_EMPTY_PATH: Final = 0x1000
 _AT_RECURSIVE: Final = 0x8000
@@ -43,6 +45,16 @@ NODEV: Final = 0x4
 NOEXEC: Final = 0x8
 NOSYMFOLLOW: Final = 0x200000
 _IDMAP: Final = 0x100000
+
+
+# How a path is resolved (openat2).
+NO_MAGICLINKS: Final = 0x02
+IN_ROOT: Final = 0x10
+_AGAIN: Final = 128  # the kernel asks for another try when something was renamed meanwhile, anywhere
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 class _Attributes(ctypes.Structure):
@@ -71,6 +83,19 @@ def _call(number: int, *arguments: object) -> int:
     return result
 
 
+def open_resolved(folder: int, path: str, flags: int, resolve: int) -> int:
+    how = _How(flags | os.O_CLOEXEC, 0, resolve)
+    wanted = ctypes.c_char_p(os.fsencode(path))
+    for _ in range(_AGAIN):
+        try:
+            return _call(_OPENAT2, ctypes.c_int(folder), wanted, ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+    raise OSError(errno.EAGAIN, "files are being renamed all the time", path)
+
+
 def clone_mount(source: Path | int, attributes: int = 0, *, recursive: bool = False) -> int:
     """What is seen at a directory or file (or is open as a descriptor), as a mount of its own that is nowhere yet. A
     link is not followed."""
@@ -79,7 +104,7 @@ def clone_mount(source: Path | int, attributes: int = 0, *, recursive: bool = Fa
         where, path = source, b""
         flags |= _AT_EMPTY_PATH
     else:
-        where, path = _AT_FDCWD, os.fsencode(source)
+        where, path = AT_FDCWD, os.fsencode(source)
         flags |= _AT_SYMLINK_NOFOLLOW
     mount = _call(_OPEN_TREE, ctypes.c_int(where), ctypes.c_char_p(path), ctypes.c_uint(flags))
     try:
@@ -111,7 +136,7 @@ def attach_mount(mount: int, target: Path | int) -> None:
         where, path = target, b""
         flags |= 0x40  # MOVE_MOUNT_T_EMPTY_PATH
     else:
-        where, path = _AT_FDCWD, os.fsencode(target)
+        where, path = AT_FDCWD, os.fsencode(target)
     _call(
         _MOVE_MOUNT,
         *(ctypes.c_int(mount), ctypes.c_char_p(b"")),

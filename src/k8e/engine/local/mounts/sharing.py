@@ -14,6 +14,7 @@ from k8e.engine import EngineError
 from k8e.engine.local.bundle import ID_COUNT
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.mounts.kernel import NODEV, NOSUID, Span, attach_mount, change_mount, clone_mount, id_map
+from k8e.engine.local.mounts.view import make_mount_point
 from k8e.engine.local.record import Record
 
 
@@ -34,14 +35,6 @@ def share_workspace(owner: SandboxPaths, guest: SandboxPaths, guest_first: int |
         attach_mount(mount, target)
     finally:
         os.close(mount)
-    return target
-
-
-def make_mount_point(paths: SandboxPaths, name: str) -> Path:
-    paths.mounts.mkdir(mode=0o711, exist_ok=True)
-    paths.mounts.chmod(0o711)  # whatever the umask is: root of a native sandbox is nobody here
-    target = paths.mounts / name
-    target.mkdir(mode=0o755)
     return target
 
 

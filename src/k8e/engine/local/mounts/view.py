@@ -1,0 +1,112 @@
+"""What a sandbox sees of the machine, put together below its own directory on the host: one mount for each directory
+that was asked for, with the owners of files as the sandbox is to see them.
+
+Owners: the machine's user is the sandbox's default user, in both directions, and this user's other groups have numbers
+of their own. Nobody else is mapped: their files belong to nobody, can be read where everybody can read them, and can be
+changed by nobody inside, root included, whom the mount does not know either. With gVisor it is root of the machine that
+makes files and gives them to their owners right after; there root of the sandbox stands for an id that is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from k8e.engine import EngineError, Mount
+from k8e.engine.local.bundle import Bind
+from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.mounts.keeping import keep_parts
+from k8e.engine.local.mounts.kernel import (
+    NODEV,
+    NOSUID,
+    RDONLY,
+    Span,
+    attach_mount,
+    change_mount,
+    clone_mount,
+    id_map,
+)
+from k8e.engine.local.mounts.owner import Owner, find_owner
+from k8e.engine.local.mounts.source import open_source
+from k8e.engine.local.mounts.veil import draw_veil, resolve_hidden
+from k8e.link.model import Identity
+
+NOBODYS_ID = 0x2FFF0000  # below those of native sandboxes, above everybody else's
+_FIRST_GROUP = 60_000  # inside, of those that the machine's user is in besides the first
+
+
+def show_mounts(
+    mounts: Sequence[Mount], layout: Layout, paths: SandboxPaths, first_id: int | None, user: Identity
+) -> list[Bind]:
+    """`user`: the sandbox's default user. Raises MountRefused when one of them is not to be shown."""
+    binds: list[Bind] = []
+    for index, mount in enumerate(mounts):
+        try:
+            binds += _show(mount, layout, paths, f"mount-{index}", first_id, user)
+        except OSError as error:
+            raise EngineError(f"mount {mount.source}", str(error)) from error
+    return binds
+
+
+def make_mount_point(paths: SandboxPaths, name: str) -> Path:
+    paths.mounts.mkdir(mode=0o711, exist_ok=True)
+    paths.mounts.chmod(0o711)  # whatever the umask is: root of a native sandbox is nobody here
+    target = paths.mounts / name
+    target.mkdir(mode=0o755, exist_ok=True)
+    return target
+
+
+def seal_mounts(paths: SandboxPaths) -> None:
+    """Makes them read-only here, where they have to stay (see keeping.py): the sandbox has its own copies by now, and
+    nobody who removes a directory of ours must ever remove somebody's project with it."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(paths.mounts):
+            handle = os.open(paths.mounts / name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                change_mount(handle, RDONLY, recursive=True)
+            finally:
+                os.close(handle)
+
+
+def _show(
+    mount: Mount, layout: Layout, paths: SandboxPaths, name: str, first_id: int | None, user: Identity
+) -> Iterator[Bind]:
+    owner = find_owner(mount.owner)
+    target = make_mount_point(paths, name)
+    with contextlib.ExitStack() as files:
+        source = open_source(mount, owner, layout)
+        files.callback(os.close, source)
+        copy = clone_mount(source, NOSUID | NODEV | (0 if mount.writable else RDONLY))
+        files.callback(os.close, copy)
+        _map_owners(mount, copy, owner, first_id, user)
+        if mount.hidden:
+            veil = paths.veils / name
+            veil.mkdir(parents=True, exist_ok=True)
+            hidden = resolve_hidden(mount, source, owner)
+            draw_veil(copy, hidden, veil, make_mount_point(paths, f"{name}-below"), target)
+        else:
+            attach_mount(copy, target)
+        yield Bind(os.fspath(target), mount.target, mount.writable, whole=True)
+        if mount.writable:
+            for part, writable in keep_parts(mount, copy):
+                if first_id is None:
+                    # gVisor's kernel has to know the mount points: it does not ask the machine's before a rename.
+                    yield Bind(os.fspath(target / part), f"{mount.target}/{part}", writable, whole=True)
+
+
+def _map_owners(mount: Mount, copy: int, owner: Owner, first_id: int | None, user: Identity) -> None:
+    base, uid, gid = first_id or 0, user.uid or 0, user.gid or 0
+    users, groups = [Span(owner.uid, base + uid, 1)], [Span(owner.gid, base + gid, 1)]
+    groups += [Span(group, base + _FIRST_GROUP + index, 1) for index, group in enumerate(owner.groups)]
+    if first_id is None:
+        users += [Span(NOBODYS_ID, 0, 1)] if uid else []
+        groups += [Span(NOBODYS_ID, 0, 1)] if gid else []
+    try:
+        with id_map(users, groups) as namespace:
+            change_mount(copy, 0, namespace=namespace)
+    except OSError as error:
+        cause = f"the owners of its files cannot be mapped to the sandbox's: {error.strerror}"
+        hint = "id-mapped mounts need Linux 5.12 or later and a filesystem that knows them: ext4, xfs, btrfs, ..."
+        raise EngineError(f"mount {mount.source}", cause, hint) from error
