@@ -33,7 +33,7 @@ from tests.engine.rig import LIMITS, find_report
 
 SOURCE = os.path.dirname(k8e.engine.__file__) + "/local/"
 # They only compute: to die there is to die before or after the call.
-PURE = {"bundle", "host_image", "layout", "mountinfo", "seccomp"}
+PURE = {"accounts", "bundle", "host_image", "layout", "mountinfo", "seccomp"}
 PURE |= {f"network/{name}" for name in ("addresses", "admissions", "elements", "notes", "rules")}
 EGRESS = HostList.parse(["192.0.2.7", "198.51.100.0/24", "2001:db8::7", "name.invalid"])
 
@@ -57,7 +57,7 @@ class Steps:
 
 
 async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> None:
-    spec = SandboxSpec(runtime, limits=LIMITS, egress=EGRESS)
+    spec = SandboxSpec(runtime, order.get("image", "host"), LIMITS, egress=EGRESS)
     if order["do"] in ("create", "start"):
         await getattr(engine, order["do"])(order["name"], spec)
     else:

@@ -99,6 +99,9 @@ class Rig:
     def spec(self, limits: Limits = LIMITS) -> SandboxSpec:
         return SandboxSpec(self.runtime, limits=limits)
 
+    def spec_of(self, image: str, limits: Limits = LIMITS) -> SandboxSpec:
+        return SandboxSpec(self.runtime, image, limits)
+
     async def enter(self, name: str) -> Room:
         link, place = await self.engine.attach(name)
         assert isinstance(link, AgentLink)

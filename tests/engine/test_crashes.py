@@ -21,6 +21,7 @@ from k8e.engine.local.record import Record
 from k8e.engine.local.tool import run_tool
 from tests.engine.doomed_driver import EGRESS
 from tests.engine.rig import Rig, eventually
+from tests.engine.tiny_images import add_image
 from tests.engine.traces import find_traces, wait_for_no_traces
 
 RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "12"))
@@ -89,6 +90,24 @@ async def test_killed_at_every_step_of_create(driver: Driver) -> None:
     ends = {}
     for step in steps:
         answer = await driver.ask(do="create", name=driver.rig.new_name(), step=step)
+        ends[step] = answer["ended"]
+        await reclaim(driver.rig)
+    assert set(ends.values()) == {"killed"}, ends
+
+
+async def test_killed_at_every_step_of_making_an_images_root(driver: Driver) -> None:
+    if not driver.rig.native:
+        pytest.skip("shown with the runtime that has more of them: its layers are mapped")
+    image = await add_image(driver.rig.engine)
+    answer = await driver.ask(do="create", name=driver.rig.new_name(), image=image.digest)
+    assert answer["ended"] == "finished", answer
+    await reclaim(driver.rig)
+    modules = ("overlay.", "mounts/kernel.", "image_root.furnish", "image_root.save_place", "inside.Inside.write")
+    steps = [step for step in answer["steps"] if step.startswith(modules)]
+    assert {"overlay.mount_layers", "mounts/kernel.attach_mount", "inside.Inside.write"} <= set(steps), steps
+    ends = {}
+    for step in steps:
+        answer = await driver.ask(do="create", name=driver.rig.new_name(), image=image.digest, step=step)
         ends[step] = answer["ended"]
         await reclaim(driver.rig)
     assert set(ends.values()) == {"killed"}, ends

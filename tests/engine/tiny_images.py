@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import tarfile
@@ -12,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from k8e.engine import Limits, SandboxSpec
+from k8e.engine import Limits
 from k8e.engine.images import Image, Progress
 from k8e.engine.local import LocalEngine
 from tests.engine.rig import LIMITS, Rig, Room
@@ -20,25 +21,10 @@ from tests.images.builder import build, entry, link, make_tar, write_layout
 
 Entry = tuple[tarfile.TarInfo, bytes]
 APPLETS = (
-    *(
-        "sh",
-        "cat",
-        "chmod",
-        "chown",
-        "cp",
-        "dd",
-        "df",
-        "dpkg",
-        "echo",
-        "env",
-        "false",
-        "find",
-        "head",
-        "hostname",
-        "id",
-    ),
-    *("ln", "ls", "mkdir", "mkfifo", "mknod", "mount", "mv", "od", "ps", "pwd", "readlink", "rm", "rmdir", "seq"),
-    *("sha256sum", "sleep", "stat", "su", "sync", "tar", "test", "touch", "tr", "true", "umount", "wc"),
+    *("sh", "cat", "chmod", "chown", "chroot", "cp", "dd", "df", "echo", "env", "false", "find", "grep", "head"),
+    *("hostname", "id", "ln", "ls", "mkdir", "mkfifo", "mknod", "mount", "mv", "od", "ps", "pwd", "readlink", "rm"),
+    *("rmdir", "seq", "sha256sum", "sleep", "sort", "stat", "su", "sync", "tar", "test", "touch", "tr", "true"),
+    *("umount", "wc"),
 )
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1::/:/bin/false\nworker:x:1234:1235:w:/home/worker:/bin/sh\n"
 GROUP = b"root:x:0:\ndaemon:x:1:\nstaff:x:50:worker\nworker:x:1235:\nextra:x:77:worker,daemon\n"
@@ -66,13 +52,27 @@ def busybox_layer() -> bytes:
     )
 
 
+@cache
+def compile_program(source: str, *options: str) -> bytes:
+    """By musl's compiler, which the agent is built with."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program")
+        command = ["musl-gcc", "-x", "c", "-", "-o", os.fspath(program), *options]
+        subprocess.run(command, input=source.encode(), check=True)
+        return program.read_bytes()
+
+
+def compile_static(source: str) -> bytes:
+    return compile_program(source, "-static")
+
+
 def ignore(_: Progress) -> None:
     """Nobody waits."""
 
 
-async def add_image(engine: LocalEngine, *layers: bytes, **config: Any) -> Image:
-    """On top of busybox, unless there are layers only."""
-    built = build(busybox_layer(), *layers, how="plain", config=config)
+async def add_image(engine: LocalEngine, *layers: bytes, alone: bytes = b"", **config: Any) -> Image:
+    """On top of busybox, unless one is to be alone."""
+    built = build(*([alone] if alone else [busybox_layer(), *layers]), how="plain", config=config)
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         return await engine.images.add(write_layout(Path(file.name), built), ignore)
 
@@ -80,7 +80,7 @@ async def add_image(engine: LocalEngine, *layers: bytes, **config: Any) -> Image
 @contextlib.asynccontextmanager
 async def enter_image(rig: Rig, image: Image, limits: Limits = LIMITS) -> AsyncIterator[Room]:
     name = rig.new_name()
-    await rig.engine.create(name, SandboxSpec(rig.runtime, image.digest, limits))
+    await rig.engine.create(name, rig.spec_of(image.digest, limits))
     try:
         yield await rig.enter(name)
     finally:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec, Shape
 from k8e.engine.images import Images
 from k8e.engine.local import disk, kept_disk
 from k8e.engine.local.bundle import Bind, BundleSpec, build_config
@@ -226,12 +226,12 @@ class LocalEngine:
         slot = self._ids.take() if runtime.native else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
         record.save(paths.record)
-        mounting = self._make_root(template, paths, record)
+        mounting = self._make_root(template, paths, record, spec.shape)
         await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out)
 
-    async def _make_root(self, template: disk.Template, paths: SandboxPaths, record: Record) -> None:
+    async def _make_root(self, template: disk.Template, paths: SandboxPaths, record: Record, shape: Shape) -> None:
         await finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id)
-        await self._roots.of(record.image).make(paths, record)
+        await self._roots.of(record.image).make(paths, record, shape)
 
     async def _bring_up(
         self,

@@ -26,7 +26,14 @@ from k8e.link.model import Identity
 
 WORKSPACE: Final = "/workspace"
 USUAL_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_POINTS: Final[Mapping[str, int]] = {"dev": 0o755, "proc": 0o555, "run": 0o755, "tmp": 0o1777, "workspace": 0o755}
+_POINTS: Final[Mapping[str, int]] = {
+    "dev": 0o755,
+    "proc": 0o555,
+    "run": 0o755,
+    "sys": 0o555,
+    "tmp": 0o1777,
+    "workspace": 0o755,
+}
 _FILES: Final = ("k8e-agent", LOADER.lstrip("/"))
 _NO_HOME: Final = "/nonexistent"  # Debian's name for none
 _MAX_BUNDLE: Final = 4 << 20

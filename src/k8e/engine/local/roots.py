@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from k8e.engine import EngineError, Limits, Place
+from k8e.engine import EngineError, Limits, Place, Shape
 from k8e.engine.images import Image
 from k8e.engine.local import disk, host_image
 from k8e.engine.local.host_image import Overlay
@@ -42,7 +43,7 @@ class Root(Protocol):
     async def edition(self) -> Sequence[object]:
         """Names what it is made of."""
 
-    async def make(self, paths: SandboxPaths, record: Record) -> None:
+    async def make(self, paths: SandboxPaths, record: Record, shape: Shape) -> None:
         """On a new disk, which is mounted."""
 
     async def present(self, paths: SandboxPaths, record: Record) -> None:
@@ -69,7 +70,7 @@ class HostRoot:
         overlays = await asyncio.to_thread(self.overlays)
         return (await self._templates.content()).name, overlays, sorted(await self.hidden())
 
-    async def make(self, paths: SandboxPaths, record: Record) -> None:
+    async def make(self, paths: SandboxPaths, record: Record, shape: Shape) -> None:
         """It is on the disk already."""
 
     async def present(self, paths: SandboxPaths, record: Record) -> None:
@@ -100,14 +101,14 @@ class ImageRoot:
         registries = await self._templates.registries()
         return image.digest, registries.files, registries.env
 
-    async def make(self, paths: SandboxPaths, record: Record) -> None:
+    async def make(self, paths: SandboxPaths, record: Record, shape: Shape) -> None:
         registries = await self._templates.registries()
-        await finish_in_thread(self._make, paths, record, registries)
+        await finish_in_thread(self._make, paths, record, registries, shape)
 
-    def _make(self, paths: SandboxPaths, record: Record, registries: Registries) -> None:
+    def _make(self, paths: SandboxPaths, record: Record, registries: Registries, shape: Shape) -> None:
         self._mount(paths, record.first_id)
-        given = Furniture(self._find(), registries)
-        save_place(paths.place, furnish(paths, given, record.hostname, record.first_id))
+        place = furnish(paths, Furniture(self._find(), registries), record.hostname, record.first_id)
+        save_place(paths.place, replace(place, capable=place.capable and not shape.powerless))
 
     async def present(self, paths: SandboxPaths, record: Record) -> None:
         await finish_in_thread(self._present, paths, record.first_id)
