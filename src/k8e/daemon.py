@@ -215,6 +215,7 @@ async def serve(
     from k8e.doors.grpc.opening import Opening
     from k8e.doors.http import HttpDoor
     from k8e.doors.identities import Identities
+    from k8e.doors.images import Images
     from k8e.doors.listener import bind_socket
     from k8e.doors.mcp.opening import Opening as Agents
     from k8e.doors.routes import Routes
@@ -230,7 +231,8 @@ async def serve(
     keys = Keys(paths.identity, audit=service.audit)
     agents = Agents(service, keys, settings.gateway.names)
     gateway = Opening(service, keys, settings.gateway, agents)
-    routes = Routes(service, service.metrics.render, Identities(keys, gateway), agents, Approvals(service))
+    identities, approvals, images = Identities(keys, gateway), Approvals(service), Images(service)
+    routes = Routes(service, service.metrics.render, identities, agents, approvals, images)
     door = HttpDoor(routes)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())

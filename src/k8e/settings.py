@@ -226,6 +226,8 @@ class QuotasSettings:
     memory: int = key(0, size("0", "1024t"))
     creates_per_minute: int = key(0, count(0, 1_000_000))
     concurrent_runs: int = key(0, count(0, 1_000_000))
+    images: int = key(256, count(0, 1_000_000))
+    image_bytes: int = key("64g", size("0", "1024t"))
 
 
 @dataclass(frozen=True, slots=True)

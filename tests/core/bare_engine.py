@@ -26,6 +26,9 @@ from pathlib import Path
 from devel.sandboxes import AGENT, filesystem_arguments
 from k8e.engine import EngineError, Health, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
+from k8e.engine.local.images import LocalImages
+from k8e.engine.local.images import Store as ImageStore
+from k8e.engine.local.layout import Layout
 from k8e.link import AgentLink, Timing
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
@@ -70,6 +73,8 @@ class BareEngine:
         self._folder = folder
         self._links: dict[str, AgentLink] = {}
         self._pids: dict[str, int | None] = {}
+        layout = Layout(folder.with_name("image-state"), folder.with_name("image-run"))
+        self._images = LocalImages(layout, store=ImageStore(layout, fresh=0))
         self.egress_failure: EngineError | None = None  # what setting a list comes to
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
@@ -211,7 +216,8 @@ class BareEngine:
 
     @property
     def images(self) -> Images:
-        raise EngineError("images", "bare namespaces have none")
+        """Real ones, of which no sandbox here is made."""
+        return self._images
 
     async def close(self) -> None:
         links, self._links = self._links, {}

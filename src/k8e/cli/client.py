@@ -14,7 +14,7 @@ from k8e.cli.ending import UNREACHABLE, Failure, read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TypeAlias
 
     from k8e.cli.remote.client import RemoteClient
@@ -200,6 +200,22 @@ class Client:
         fields = f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n" if content_type else ""
         head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n{fields}\r\n"
         return self._exchange(head.encode("ascii") + body)
+
+    def send(self, method: str, target: str, pieces: Iterable[bytes], content_type: str) -> Response:
+        """A body of any length, as it comes. Refused before its end, the answer says why."""
+        if not self._usable:
+            self._connection.close()
+            self._connection = connect()
+        fields = f"Content-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n"
+        self._usable = False
+        try:
+            self._connection.sendall(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode("ascii"))
+            for piece in pieces:
+                self._connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self._connection.sendall(b"0\r\n\r\n")
+        except ConnectionError:
+            pass
+        return Response(self._connection)
 
     def upload(self, target: str, first: bytes) -> Response:
         """A request whose body goes on (`feed`) after the answer has begun; `first` is its first frame, JSON."""

@@ -118,6 +118,16 @@ are dead (sandboxes, mounts, groups, rules), and says each step. What is alive i
 """
 
 
+IMAGE = """\
+What sandboxes can be made of, besides this machine's own tools. Names are docker's. Who you are at a registry is read
+from what `docker login` or `podman login` left (docs/images.md).
+
+  k8e image pull python:3.12-slim
+  k8e sandbox create --image python:3.12-slim
+  docker save mine:1 | k8e image import -
+  sudo k8e image build-base
+"""
+
 KEYS = """\
 Keys with which programs on other machines use this machine's sandboxes (docs/gateway.md).
 
@@ -211,10 +221,40 @@ def build_parser() -> Parser:
     skill.add_argument("--dry-run", action="store_true", help="only say what would be written")
     skill.add_argument("--uninstall", action="store_true", help="take it out again")
     skill.set_defaults(handler=install_skill)
+    add_images(commands_of)
     add_keys(commands_of)
     add_mcp(commands_of)
     add_connections(commands_of)
     return parser
+
+
+def add_images(parent: Any) -> None:
+    image = parent.add_parser("image", help="what sandboxes can be made of", description=IMAGE)
+    subcommands = image.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, function: str, about: str) -> Parser:
+        added: Parser = subcommands.add_parser(name, help=about, description=about.capitalize() + ".")
+        added.set_defaults(handler=lambda parsed: run_image(function, parsed))
+        return added
+
+    add("pull", "pull", "get an image from its registry").add_argument("name", metavar="NAME")
+    take = add("import", "add", "take an image from a file that docker save or skopeo wrote, or an OCI layout")
+    take.add_argument("file", metavar="FILE", help="an archive, a directory, or - for standard input")
+    take.add_argument("--name", dest="image", default="", metavar="NAME", help="default: as the archive calls it")
+    add("list", "list_images", "list the images that you can use")
+    add("remove", "remove", "forget an image").add_argument("name", metavar="NAME")
+    prune = add("prune", "prune", "forget all your images that no session of yours is made of")
+    span = read_with(commands.read_span, "span of time")
+    about = "only those not used for that long: 1h, 7d (default: all)"
+    prune.add_argument("--unused-for", type=span, default=0.0, metavar="TIME", help=about)
+    add("build-base", "build_base", "build k8e/base out of this machine's own package sources; root only")
+
+
+def run_image(function: str, parsed: argparse.Namespace) -> int:
+    from k8e.cli import images
+
+    handler: Handler = getattr(images, function)
+    return handler(parsed)
 
 
 def add_keys(parent: Any) -> None:

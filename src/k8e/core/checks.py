@@ -23,6 +23,7 @@ from k8e.core.model import (
     Terminal,
 )
 from k8e.engine import Limits
+from k8e.engine.reference import InvalidReference, parse_reference
 from k8e.policy import HostList, InvalidEntry
 
 MAX_TIMEOUT: Final = 86_400.0
@@ -39,7 +40,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+HOST: Final = "host"  # the machine's own toolchain
+BASE: Final = "k8e/base"  # what is built here
 
 # Below these nothing starts; above them somebody mistook the unit.
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
@@ -189,10 +192,21 @@ def check_limits(limits: Limits) -> None:
             refuse(f"limits.{name}", "must be a whole number")
 
 
-def check_image(value: object) -> str:
-    if not isinstance(value, str) or not _IMAGE.fullmatch(value):
-        refuse("image", "is not the name of an image")
-    return value
+def check_image(value: object, field: str = "image") -> str:
+    """In its canonical form: `host`, a digest, or a name with its registry."""
+    if not isinstance(value, str):
+        refuse(field, "must be a string")
+    if value in (HOST, BASE) or _DIGEST.fullmatch(value):
+        return value
+    try:
+        found = parse_reference(value)
+    except InvalidReference as error:
+        refuse(field, error.cause, "Such as python:3.12 or registry.example.com/team/image:tag.")
+    if found.host == "docker.io" and found.path.startswith("k8e/"):
+        if (found.path, found.tag, found.digest) != (BASE, "latest", ""):
+            refuse(field, "names that begin with k8e/ are for what is built here", f"There is {BASE}.")
+        return BASE
+    return str(found)
 
 
 def check_hosts(field: str, value: object) -> HostList:

@@ -131,11 +131,15 @@ class Children:
             checks.check_image(spec.image)
         env = checks.check_env("env", spec.env)
         self._check_parent(parent)
+        digest = parent.record.digest
+        if spec.image:
+            digest = await self._creation.images.resolve(parent.record.owner, parent.record.tenant, spec.image)
         if spec.runtime is not None:
             await self._creation.choose_runtime(choose_runtime(parent.record.runtime, spec.runtime))
         # From here to where it is registered nothing is waited for: a parent that ends, or may reach less, knows it.
         self._check_parent(parent)
-        child = Live(self._make_record(parent.record, spec), self._sessions.clock, env, parent)
+        record = replace(self._make_record(parent.record, spec), digest=digest)
+        child = Live(record, self._sessions.clock, env, parent)
         self._creation.register(child)
         child.touch()
         with self._sessions.pool.foreground():

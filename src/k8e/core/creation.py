@@ -12,6 +12,7 @@ from k8e.core import checks
 from k8e.core.access import choose_tenant
 from k8e.core.demand import Template
 from k8e.core.errors import Fault, Kind
+from k8e.core.images import Images
 from k8e.core.journal import note
 from k8e.core.live import Live
 from k8e.core.manifest import check_entries
@@ -31,8 +32,9 @@ _BUILDS: Final = 16  # at once, of all payers together; more would only slow eac
 
 
 class Creation:
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, images: Images) -> None:
         self._sessions = sessions
+        self.images = images
         self._builds = Turns(_BUILDS)
 
     @property
@@ -50,10 +52,10 @@ class Creation:
         env = checks.check_session(spec)
         check_entries(spec.manifest)
         spec = replace(spec, shape=check_shape(caller, spec.shape))
-        choose_tenant(caller, spec.tenant)
+        digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         hosts = await self._choose_hosts(spec)
         runtime = await self.choose_runtime(spec.runtime)
-        record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting)
+        record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting, digest=digest)
         with self._sessions.pool.foreground():
             claimed = await self._claim(spec, record)
             live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
@@ -94,7 +96,7 @@ class Creation:
         return (await self._usual_hosts()).plus(checks.check_hosts("more_hosts", spec.more_hosts))
 
     async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
-        template = Template(record.runtime, record.image, record.limits, record.shape)
+        template = Template(record.runtime, record.digest, record.limits, record.shape)
         usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
         return await self._sessions.pool.claim(template, usual=usual)
 
@@ -177,7 +179,7 @@ class Creation:
         with translated("creating the sandbox"):
             wanted = SandboxSpec(
                 record.runtime,
-                record.image,
+                record.digest,
                 record.limits,
                 egress=record.hosts,
                 shape=record.shape,
@@ -219,6 +221,7 @@ class Creation:
             caller=caller.label,
             runtime=record.runtime.value,
             image=record.image,
+            digest=record.digest,
             limits=asdict(record.limits),
             ttl=record.ttl,
             env_keys=record.env_keys,

@@ -112,6 +112,18 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         "ALTER TABLE sessions ADD COLUMN parent_id TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE sessions ADD COLUMN workdir TEXT NOT NULL DEFAULT ''",
     ),
+    (
+        "ALTER TABLE sessions ADD COLUMN digest TEXT NOT NULL DEFAULT 'host'",
+        """CREATE TABLE images (
+            owner INTEGER NOT NULL,
+            tenant TEXT NOT NULL,
+            name TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            added REAL NOT NULL,
+            last_used REAL NOT NULL,
+            PRIMARY KEY (owner, tenant, name)
+        ) STRICT""",
+    ),
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from k8e.engine import PLAIN, Limits, Runtime, RuntimeReport, Shape
+from k8e.engine.images import Credentials, Report
 from k8e.link.model import CommandInfo, Entry
 from k8e.policy import NOTHING, HostList
 
@@ -381,5 +382,39 @@ class SandboxService(Protocol):
         """What a session gets that says nothing."""
 
 
-class WholeService(SandboxService, ApprovalService, Protocol):
+@dataclass(frozen=True, slots=True)
+class NamedImage:
+    """An image by one of its names."""
+
+    name: str  # as people write it
+    digest: str
+    size: int  # bytes, also of what it shares with others
+    owner: int  # whose name for it this is; see images.py
+    tenant: str
+    added: float
+    last_used: float
+
+
+class ImageService(Protocol):
+    """Raises Fault. Whose images are whose is in images.py."""
+
+    async def pull_image(
+        self, caller: Caller, name: str, credentials: Credentials | None, report: Report
+    ) -> NamedImage: ...
+    async def import_image(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
+        """An archive; without a name the one that it says itself."""
+
+    async def build_base(self, caller: Caller, report: Report) -> NamedImage: ...
+    async def images(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
+        """Those that the caller can use; or the one of that name, if there is one."""
+
+    async def remove_image(self, caller: Caller, name: str) -> int:
+        """How many bytes that gave: none, where somebody else has it too."""
+
+    async def prune_images(self, caller: Caller, unused_for: float = 0) -> tuple[Sequence[str], int]:
+        """The caller's that no session of theirs has, and that were not used for that many seconds: their names, and
+        how many bytes that gave."""
+
+
+class WholeService(SandboxService, ApprovalService, ImageService, Protocol):
     """For doors that have all of it."""

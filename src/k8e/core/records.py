@@ -49,6 +49,7 @@ class SessionRecord:
     labels: Mapping[str, str] = field(default_factory=dict)
     fleeting: bool = False  # there for one command, and gone with it (once.py)
     workdir: str = ""  # where its commands start that say nothing; empty: the workspace
+    digest: str = "host"  # of the image, when it was made: what the name means may change
 
     def show(self) -> Session:
         return Session(
@@ -97,6 +98,7 @@ def write_session(record: SessionRecord) -> tuple[object, ...]:
         record.fleeting,
         record.parent_id,
         record.workdir,
+        record.digest,
     )
 
 
@@ -128,7 +130,7 @@ def read_hosts(text: str) -> HostList:
 def read_session(row: tuple[Any, ...]) -> SessionRecord:
     sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *rest = row
     created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels, *more = rest
-    fleeting, parent_id, workdir = more
+    fleeting, parent_id, workdir, digest = more
     return SessionRecord(
         sandbox=sandbox,
         session_id=session_id,
@@ -153,6 +155,7 @@ def read_session(row: tuple[Any, ...]) -> SessionRecord:
         labels=json.loads(labels),
         fleeting=bool(fleeting),
         workdir=workdir,
+        digest=digest,
     )
 
 
@@ -270,6 +273,22 @@ def read_warm(row: tuple[Any, ...]) -> WarmRecord:
     return WarmRecord(
         sandbox, Runtime(runtime), image, Limits(**json.loads(limits)), edition, bool(ready), read_shape(shape)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """A name for an image, and whose it is."""
+
+    owner: int
+    tenant: str
+    name: str  # canonical
+    digest: str
+    added: float
+    last_used: float
+
+
+def write_image(record: ImageRecord) -> tuple[object, ...]:
+    return record.owner, record.tenant, record.name, record.digest, record.added, record.last_used
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from k8e.core.creation import Creation
 from k8e.core.egress import Egress
 from k8e.core.errors import Fault, Kind
 from k8e.core.files import Files
+from k8e.core.images import Images
 from k8e.core.journal import LOGGER, warn
 from k8e.core.live import Live
 from k8e.core.memory import Memory, SystemMemory
@@ -31,6 +32,7 @@ from k8e.core.model import (
     ChildSpec,
     HostsChange,
     LiveRun,
+    NamedImage,
     Phase,
     RunResult,
     RunSpec,
@@ -47,6 +49,7 @@ from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translated
 from k8e.engine import Engine, Limits
+from k8e.engine.images import Credentials, Report
 from k8e.link.model import CommandInfo, Entry
 from k8e.settings import PoolSettings, Settings
 
@@ -101,7 +104,9 @@ class Service:
         self._sessions = Sessions(
             engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit
         )
-        self._creation = Creation(self._sessions)
+        quotas, registry = self.settings.quotas, self._sessions.registry
+        self._images = Images(engine, store, clock, self.audit, registry, quotas)
+        self._creation = Creation(self._sessions, self._images)
         self._children = Children(self._sessions, self._creation)
         self._egress = Egress(self._sessions)
         self._runs = Runs(self._sessions)
@@ -129,6 +134,7 @@ class Service:
             self._upkeep.cancel()
             await asyncio.wait({self._upkeep})
         await self._pool.close()
+        await self._images.close()
         self._approvals.close()
         for run in list(self._runs.running.values()):
             run.leave()
@@ -310,6 +316,32 @@ class Service:
     @counted
     async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval:
         return await self._approvals.answer(caller, approval_id, approved, reason)
+
+    @counted
+    async def pull_image(
+        self, caller: Caller, name: str, credentials: Credentials | None, report: Report
+    ) -> NamedImage:
+        return await self._images.pull(caller, name, credentials, report)
+
+    @counted
+    async def import_image(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
+        return await self._images.add(caller, pieces, name, report)
+
+    @counted
+    async def build_base(self, caller: Caller, report: Report) -> NamedImage:
+        return await self._images.build_base(caller, report)
+
+    @counted
+    async def images(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
+        return await self._images.list(caller, name)
+
+    @counted
+    async def remove_image(self, caller: Caller, name: str) -> int:
+        return await self._images.remove(caller, name)
+
+    @counted
+    async def prune_images(self, caller: Caller, unused_for: float = 0) -> tuple[Sequence[str], int]:
+        return await self._images.prune(caller, unused_for)
 
     @property
     def default_limits(self) -> Limits:

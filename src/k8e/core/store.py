@@ -1,4 +1,5 @@
-"""What survives the daemon: sessions with their phase, runs, approvals, and sandboxes that wait for a session."""
+"""What survives the daemon: sessions with their phase, runs, approvals, names of images, and sandboxes that wait for a
+session."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from k8e.core.database import Database
 from k8e.core.model import ApprovalStatus, Caller, Phase, Status
 from k8e.core.records import (
     ApprovalRecord,
+    ImageRecord,
     RunRecord,
     SessionRecord,
     WarmRecord,
@@ -21,6 +23,7 @@ from k8e.core.records import (
     write_approval,
     write_denials,
     write_hosts,
+    write_image,
     write_run,
     write_session,
     write_warm,
@@ -179,6 +182,33 @@ class Store(Database):
 
     async def forget_warm(self, sandbox: str) -> None:
         await self._execute("DELETE FROM warm WHERE sandbox = ?", sandbox)
+
+    # Images
+
+    async def images(self) -> list[ImageRecord]:
+        """Everybody's, oldest first."""
+        return [ImageRecord(*row) for row in await self._query("SELECT * FROM images ORDER BY added, name")]
+
+    async def find_image(self, owner: int, tenant: str, name: str) -> ImageRecord | None:
+        """By its name, or its digest."""
+        statement = "SELECT * FROM images WHERE owner = ? AND tenant = ? AND (name = ? OR digest = ?)"
+        rows = await self._query(statement, owner, tenant, name, name)
+        return ImageRecord(*rows[0]) if rows else None
+
+    async def put_image(self, record: ImageRecord) -> None:
+        """Instead of what the name meant before."""
+        await self._execute("INSERT OR REPLACE INTO images VALUES (?,?,?,?,?,?)", *write_image(record))
+
+    async def use_image(self, record: ImageRecord, now: float) -> None:
+        await self._execute(
+            "UPDATE images SET last_used = ? WHERE owner = ? AND tenant = ? AND name = ?",
+            *(now, record.owner, record.tenant, record.name),
+        )
+
+    async def forget_images(self, records: Sequence[ImageRecord]) -> None:
+        values = [(record.owner, record.tenant, record.name) for record in records]
+        statement = "DELETE FROM images WHERE owner = ? AND tenant = ? AND name = ?"
+        await self._transact(lambda connection: connection.executemany(statement, values))
 
     # Approvals
 

@@ -21,6 +21,7 @@ class FrameKind(enum.IntEnum):
     STARTED = 4  # JSON; the first frame of an answer
     RESULT = 5  # JSON; the last frame of an answer
     ERROR = 6  # JSON; instead of a result
+    PROGRESS = 7  # JSON; how far something is that takes its time
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from k8e.doors.approvals import Approvals
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.identities import Identities
+from k8e.doors.images import Images
 from k8e.doors.problems import Refusal
 
 JSON = "application/json"
@@ -54,6 +55,7 @@ class Routes:
         identities: Identities | None = None,
         agents: Agents | None = None,
         approvals: Approvals | None = None,
+        images: Images | None = None,
     ) -> None:
         self._service = service
         self._render_metrics = render_metrics
@@ -100,6 +102,16 @@ class Routes:
                 Route("GET", ("v1", "approvals"), approvals.list),
                 Route("GET", ("v1", "approvals", "*"), approvals.get),
                 Route("POST", ("v1", "approvals", "*"), approvals.answer, (JSON,)),
+            )
+
+        if images is not None:
+            self._table += (
+                Route("GET", ("v1", "images"), images.list),
+                Route("DELETE", ("v1", "images"), images.remove),
+                Route("POST", ("v1", "images", "pull"), images.pull, (JSON,)),
+                Route("POST", ("v1", "images", "import"), images.add, (BYTES,)),
+                Route("POST", ("v1", "images", "base"), images.build_base, (JSON,)),
+                Route("POST", ("v1", "images", "prune"), images.prune, (JSON,)),
             )
 
     def turn_away(self, caller: Caller, call: str, refusal: Refusal) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from k8e.core.model import Approval, Denials, RunResult, ServiceStatus, Session
+from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.engine import Limits, Mount
 from k8e.link.model import CommandInfo, Entry, FileType
 
@@ -218,6 +218,17 @@ def shape_approval(approval: Approval) -> Json:
         "answered_by": approval.answerer,
         "answered_at": approval.answered,
         "reason": approval.reason,
+    }
+
+
+def shape_image(image: NamedImage) -> Json:
+    return {
+        "image": image.name,
+        "digest": image.digest,
+        "size": image.size,
+        "owner": image.owner,
+        "added": image.added,
+        "last_used": image.last_used,
     }
 
 

@@ -3,7 +3,7 @@ which names they have, and for whom, is for core to say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,6 +53,9 @@ class Images(Protocol):
     async def add(self, archive: Path, report: Report) -> Image:
         """From a file as `docker save` or `skopeo copy ... oci-archive:` write it. The file is somebody's: it is read,
         nothing in it is believed."""
+
+    async def take(self, pieces: AsyncIterable[bytes], report: Report) -> Image:
+        """The same, from such a file as it comes."""
 
     async def build_base(self, report: Report) -> Image:
         """A Debian with Python, Node, git and common tools, from the packages of this machine's distribution."""

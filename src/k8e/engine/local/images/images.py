@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import platform
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Progress, Report
-from k8e.engine.local.images.layers import Cancelled
+from k8e.engine.local.images.layers import Cancelled, refused
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.images.pull import Puller
 from k8e.engine.local.images.store import Store
@@ -78,6 +79,24 @@ class LocalImages:
         return await self._work(
             lambda stop: import_archive(archive, self.store, self._machine, self._limits, stop, tell)
         )
+
+    async def take(self, pieces: AsyncIterable[bytes], report: Report) -> Image:
+        await self._clean()
+        folder = contextlib.ExitStack()
+        try:
+            path = folder.enter_context(self.store.scratch()) / "archive"
+            with path.open("wb") as file:
+                size = 0
+                async for piece in pieces:
+                    size += len(piece)
+                    if size > self._limits.bytes:
+                        raise refused(f"the archive has more than {self._limits.bytes} bytes")
+                    await asyncio.to_thread(file.write, piece)
+            return await self.add(path, report)
+        except OSError as error:
+            raise unusable(error) from error
+        finally:
+            await asyncio.to_thread(folder.close)
 
     async def find(self, digest: str) -> Image | None:
         return await asyncio.to_thread(self.store.find, digest)

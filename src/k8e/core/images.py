@@ -1,0 +1,327 @@
+"""Whose images are whose. The engine knows images by their digests; what a name means is a matter of who says it.
+
+A name belongs to whoever pulled or imported it: a user of this machine, or a tenant of the gateway. That somebody else
+pulled a private image with their password gives nobody else a way to it, though the engine has it; whoever may have it
+pulls it too, which costs a question to the registry. `k8e/base`, which root builds out of the distribution's packages,
+is everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import AsyncIterable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from k8e.core import checks
+from k8e.core.access import Payer, choose_tenant, find_payer, require_scope, sees_all
+from k8e.core.audit import Audit
+from k8e.core.checks import BASE, HOST
+from k8e.core.clock import Clock
+from k8e.core.errors import Fault, Kind
+from k8e.core.journal import note
+from k8e.core.live import Registry
+from k8e.core.model import REMOTE, Caller, NamedImage, Phase, Scope
+from k8e.core.records import ImageRecord
+from k8e.core.store import Store
+from k8e.engine import Engine, EngineError
+from k8e.engine.images import Credentials, Image, Report
+from k8e.engine.reference import InvalidReference, parse_reference
+from k8e.settings import QuotasSettings
+
+_EVERYBODY: Final = Payer(0, "")  # whose is what everybody has
+_AT_ONCE: Final = 4  # pulls and imports of one payer
+
+_REASONS: Final[Mapping[str, tuple[Kind, str]]] = {
+    "invalid": (Kind.INVALID, "invalid_argument"),
+    "not_found": (Kind.NOT_FOUND, "image_not_found"),
+    "unauthorized": (Kind.DENIED, "image_unauthorized"),
+    "rate_limited": (Kind.EXHAUSTED, "registry_busy"),
+    "no_platform": (Kind.UNAVAILABLE, "image_not_for_this_machine"),
+    "unreachable": (Kind.UNAVAILABLE, "registry_unreachable"),
+    "untrusted": (Kind.UNAVAILABLE, "registry_untrusted"),
+    "refused": (Kind.FAILED, "image_refused"),
+    "disk_full": (Kind.EXHAUSTED, "disk_full"),
+}
+
+
+@contextmanager
+def translated(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except EngineError as error:
+        kind, code = _REASONS.get(error.reason, (Kind.FAILED, "image_failed"))
+        field = "image" if kind is Kind.INVALID else ""
+        raise Fault(kind, code, f"{subject} failed", detail=error.cause, hint=error.hint, field=field) from error
+
+
+class Images:
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        audit: Audit,
+        registry: Registry,
+        quotas: QuotasSettings,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._clock = clock
+        self._audit = audit
+        self._registry = registry
+        self._quotas = quotas
+        self._working: collections.Counter[Payer] = collections.Counter()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # Getting
+
+    async def pull(self, caller: Caller, name: str, credentials: Credentials | None, report: Report) -> NamedImage:
+        payer, canonical = self._admit(caller), checks.check_image(name)
+        if canonical in (HOST, BASE) or canonical.startswith("sha256:"):
+            hint = "Root builds it: `k8e image build-base`." if canonical == BASE else "Give it a name."
+            raise Fault(Kind.INVALID, "invalid_argument", f"image: {name} is in no registry", hint=hint, field="image")
+        await self._check_room(payer)
+        with self._turn(payer), translated(f"pulling {name}"):
+            image = await self._do(self._engine.images.pull(canonical, credentials, report))
+        return await self._keep(caller, payer, canonical, image, "image_pulled")
+
+    async def add(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
+        payer, canonical = self._admit(caller), _check_own_name(name) if name else ""
+        await self._check_room(payer)
+        with self._turn(payer), translated("importing the image"):
+            image = await self._do(self._engine.images.take(pieces, report))
+        canonical = canonical or _name_by_archive(image.names)
+        return await self._keep(caller, payer, canonical, image, "image_imported")
+
+    async def build_base(self, caller: Caller, report: Report) -> NamedImage:
+        require_scope(caller, Scope.ADMIN)
+        with self._turn(_EVERYBODY), translated(f"building {BASE}"):
+            image = await self._do(self._engine.images.build_base(report))
+        return await self._keep(caller, _EVERYBODY, BASE, image, "image_built")
+
+    def _admit(self, caller: Caller) -> Payer:
+        checks.check_caller(caller)
+        if caller.uid == REMOTE:
+            require_scope(caller, Scope.ADMIN)  # else tenants could have this machine ask whatever it can reach
+        return _payer(caller)
+
+    async def _keep(self, caller: Caller, payer: Payer, name: str, image: Image, event: str) -> NamedImage:
+        await self._check_room(payer, image)
+        before = await self._store.find_image(payer.owner, payer.tenant, name)
+        now = self._clock.wall()
+        record = ImageRecord(payer.owner, payer.tenant, name, image.digest, now, now)
+        await self._audit.record(event, caller=caller.label, image=name, digest=image.digest, size=image.size)
+        await self._store.put_image(record)
+        note(event, image=name, digest=image.digest)
+        if before is not None and before.digest != image.digest:
+            await self._sweep()
+        return _show(record, image)
+
+    # Asking
+
+    async def resolve(self, owner: int, tenant: str, name: str) -> str:
+        """What a session of that name is made of: the digest, or `host`."""
+        canonical = checks.check_image(name)
+        if canonical == HOST:
+            return HOST
+        payer = find_payer(owner, tenant)
+        record = await self._find(payer, canonical)
+        if record is not None:
+            with translated(f"looking for {name}"):
+                found = await self._engine.images.find(record.digest)
+            if found is not None:
+                await self._store.use_image(record, self._clock.wall())
+                return record.digest
+        raise _missing(name, canonical)
+
+    async def list(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
+        checks.check_caller(caller)
+        payer = _payer(caller)
+        wanted = checks.check_image(name, "name") if name else ""
+        if wanted:
+            record = await self._find(payer, wanted)
+            records = [] if record is None else [record]
+        else:
+            everything = await self._store.images()
+            records = [each for each in everything if sees_all(caller) or _is_usable(each, payer)]
+        shown = []
+        for record in records:
+            with translated("listing images"):
+                image = await self._engine.images.find(record.digest)
+            if image is not None:
+                shown.append(_show(record, image))
+        return shown
+
+    async def _find(self, payer: Payer, name: str) -> ImageRecord | None:
+        if name == BASE:
+            return await self._store.find_image(*_EVERYBODY, BASE)
+        found = await self._store.find_image(payer.owner, payer.tenant, name)
+        if found is None and name.startswith("sha256:"):
+            base = await self._store.find_image(*_EVERYBODY, BASE)
+            found = base if base is not None and base.digest == name else None
+        return found
+
+    # Removing
+
+    async def remove(self, caller: Caller, name: str) -> int:
+        checks.check_caller(caller)
+        payer, canonical = _payer(caller), checks.check_image(name)
+        if canonical == BASE:
+            require_scope(caller, Scope.ADMIN)
+        record = await self._find(payer, canonical)
+        if record is None:
+            raise _missing(name, canonical)
+        if users := self._users(record):
+            raise Fault(
+                Kind.CONFLICT,
+                "image_in_use",
+                f"{name} is what sessions are made of",
+                detail=", ".join(users[:10]),
+                hint="Destroy them first.",
+            )
+        await self._audit.record("image_removed", caller=caller.label, image=record.name, digest=record.digest)
+        await self._store.forget_images([record])
+        return await self._sweep()
+
+    async def prune(self, caller: Caller, unused_for: float) -> tuple[Sequence[str], int]:
+        """Everything that is the caller's and not needed now, but for what takes minutes to build again."""
+        checks.check_caller(caller)
+        checks.check_number("unused_for", unused_for, 0, checks.MAX_TTL * 100)
+        payer, oldest = _payer(caller), self._clock.wall() - unused_for
+        unused = [
+            record
+            for record in await self._store.images()
+            if (record.owner, record.tenant) == payer
+            and record.name != BASE
+            and record.last_used <= oldest
+            and not self._users(record)
+        ]
+        names = [_familiar(record.name) for record in unused]
+        await self._audit.record("images_pruned", caller=caller.label, images=names)
+        await self._store.forget_images(unused)
+        return names, await self._sweep()
+
+    async def _sweep(self) -> int:
+        """The engine keeps what has a name, and what sandboxes are made of."""
+        named = {record.digest for record in await self._store.images()}
+        made = {live.record.digest for live in self._registry} - {HOST}
+        with translated("removing images"):
+            return await self._engine.images.retain(named | made)
+
+    def _users(self, record: ImageRecord) -> Sequence[str]:
+        """Sessions of the same payer; everybody's, of what is everybody's."""
+        return sorted(
+            live.session_id
+            for live in self._registry
+            if live.record.digest == record.digest
+            and live.phase is not Phase.DESTROYED
+            and (record.name == BASE or live.payer == (record.owner, record.tenant))
+        )
+
+    # How much
+
+    async def _check_room(self, payer: Payer, coming: Image | None = None) -> None:
+        """Whether there may be one more; with `coming`: of its size."""
+        theirs = [record for record in await self._store.images() if (record.owner, record.tenant) == payer]
+        if self._quotas.images and coming is None and len(theirs) >= self._quotas.images:
+            raise _exhausted("too_many_images", f"you have {len(theirs)} images already")
+        if not self._quotas.image_bytes:
+            return
+        total = await self._size({record.digest for record in theirs} - {coming.digest if coming else ""})
+        if total + (coming.size if coming else 1) > self._quotas.image_bytes:
+            if coming is not None:
+                await self._sweep()
+            raise _exhausted("too_many_image_bytes", f"your images have more than {self._quotas.image_bytes} bytes")
+
+    async def _size(self, digests: Collection[str]) -> int:
+        with translated("measuring images"):
+            found = [await self._engine.images.find(digest) for digest in digests]
+        return sum(image.size for image in found if image is not None)
+
+    @contextmanager
+    def _turn(self, payer: Payer) -> Iterator[None]:
+        if self._working[payer] >= _AT_ONCE:
+            raise Fault(
+                Kind.EXHAUSTED,
+                "too_many_pulls",
+                f"you are getting {_AT_ONCE} images at the same time already",
+                hint="Try again when one of them is there.",
+                retry_after=5.0,
+            )
+        self._working[payer] += 1
+        try:
+            yield
+        finally:
+            self._working[payer] -= 1
+            self._working = +self._working
+
+    # Ending
+
+    async def _do(self, work: Coroutine[Any, Any, Image]) -> Image:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._tasks.discard(task)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            raise Fault(Kind.UNAVAILABLE, "daemon_stopping", "the daemon is stopping", hint="Try again in a moment.")
+        return task.result()
+
+    async def close(self) -> None:
+        """What is under way is stopped; what was downloaded of it is kept."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _payer(caller: Caller) -> Payer:
+    return find_payer(caller.uid, choose_tenant(caller, ""))
+
+
+def _is_usable(record: ImageRecord, payer: Payer) -> bool:
+    return (record.owner, record.tenant) == payer or record.name == BASE
+
+
+def _show(record: ImageRecord, image: Image) -> NamedImage:
+    name = _familiar(record.name)
+    return NamedImage(name, record.digest, image.size, record.owner, record.tenant, record.added, record.last_used)
+
+
+def _familiar(name: str) -> str:
+    return name if name == BASE else parse_reference(name).short
+
+
+def _check_own_name(name: str) -> str:
+    canonical = checks.check_image(name, "name")
+    if canonical in (HOST, BASE) or "@" in canonical or canonical.startswith("sha256:"):
+        checks.refuse("name", "is taken: it means something else", "Such as mine:1.")
+    return canonical
+
+
+def _name_by_archive(names: Sequence[str]) -> str:
+    """The archive is somebody's; what it calls itself counts only as far as its owner could have said it."""
+    for name in names:
+        try:
+            # Some tools write only the tag.
+            if ":" in name or "/" in name:
+                return _check_own_name(str(parse_reference(name)))
+        except (InvalidReference, Fault):
+            continue
+    return checks.refuse("name", "is missing, and the archive does not say one", "k8e image import FILE --name mine:1")
+
+
+def _missing(name: str, canonical: str) -> Fault:
+    hint = "Root builds it: `k8e image build-base`." if canonical == BASE else f"k8e image pull {name}"
+    return Fault(Kind.NOT_FOUND, "image_not_found", f"there is no image {name} here", hint=hint, field="image")
+
+
+def _exhausted(code: str, error: str) -> Fault:
+    return Fault(Kind.EXHAUSTED, code, error, hint="Remove some: `k8e image prune`, `k8e image remove NAME`.")

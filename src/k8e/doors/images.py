@@ -1,0 +1,110 @@
+"""Images over HTTP: what `k8e image` asks for. What takes its time answers in frames: how far it is, and the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from k8e.core.model import ImageService, NamedImage
+from k8e.doors import specs
+from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
+from k8e.doors.frames import FrameKind
+from k8e.doors.shapes import encode, shape_image
+from k8e.engine.images import Credentials, Progress, Report
+
+
+class Images:
+    def __init__(self, service: ImageService) -> None:
+        self._service = service
+
+    async def list(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        name = query.take_text("name")
+        query.finish()
+        images = await self._service.images(exchange.caller, name)
+        await exchange.send_json(200, {"images": [shape_image(image) for image in images]})
+
+    async def pull(self, exchange: Exchange, request: Request) -> None:
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        name = fields.take_text("image")
+        credentials = _read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
+        fields.finish()
+        await _tell(exchange, lambda report: self._service.pull_image(exchange.caller, name, credentials, report))
+
+    async def add(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        name = query.take_text("name")
+        query.finish()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while (piece := await exchange.read_piece(BODY_PATIENCE)) is not None:
+                yield piece
+
+        await _tell(exchange, lambda report: self._service.import_image(exchange.caller, pieces(), name, report))
+
+    async def build_base(self, exchange: Exchange, request: Request) -> None:
+        specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
+        await _tell(exchange, lambda report: self._service.build_base(exchange.caller, report))
+
+    async def remove(self, exchange: Exchange, request: Request) -> None:
+        query = specs.Fields(request.query)
+        name = query.take_text("name")
+        query.finish()
+        freed = await self._service.remove_image(exchange.caller, name)
+        await exchange.send_json(200, {"ok": True, "image": name, "freed": freed})
+
+    async def prune(self, exchange: Exchange, request: Request) -> None:
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        unused_for = fields.take_number("unused_for", 0)
+        fields.finish()
+        names, freed = await self._service.prune_images(exchange.caller, unused_for)
+        await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
+
+
+def _read_credentials(fields: specs.Fields) -> Credentials:
+    credentials = Credentials(
+        username=fields.take_text("username"),
+        password=fields.take_text("password"),
+        identity_token=fields.take_text("identity_token"),
+    )
+    fields.finish()
+    return credentials
+
+
+async def _tell(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:
+    """Only the latest is told, as fast as the client listens: a slow one does not hold up the work. Frames begin with
+    the first that there is to tell, so that what is refused at once has a status of its own."""
+    latest: list[Progress] = []
+    news = asyncio.Event()
+
+    def report(progress: Progress) -> None:
+        latest[:] = [progress]
+        news.set()
+
+    async def run() -> NamedImage:
+        try:
+            return await work(report)
+        finally:
+            news.set()
+
+    task = asyncio.create_task(run())
+    try:
+        while not task.done():
+            await news.wait()
+            news.clear()
+            if latest and not task.done():
+                if not exchange.status:
+                    await exchange.start_frames()
+                progress = latest.pop()
+                told = {"step": progress.step, "done": progress.done, "total": progress.total}
+                await exchange.send_frame(FrameKind.PROGRESS, encode(told))
+            await asyncio.sleep(0)  # the task's own end comes after its last words
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    image = task.result()
+    if not exchange.status:
+        await exchange.start_frames()
+    await exchange.send_frame(FrameKind.RESULT, encode(shape_image(image)))
+    await exchange.end_frames()
