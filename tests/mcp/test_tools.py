@@ -383,8 +383,9 @@ async def test_a_question_without_a_dialogue_is_pending_and_an_agent_cannot_answ
         ("cancel", None, "pending"),
     ],
 )
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_a_dialogue_is_shown_where_the_client_has_one(
-    machine: Machine, action: Any, ticked: bool | None, status: str
+    machine: Machine, mode: str, action: Any, ticked: bool | None, status: str
 ) -> None:
     shown: list[str] = []
 
@@ -393,12 +394,15 @@ async def test_a_dialogue_is_shown_where_the_client_has_one(
         return ElicitResult(action=action, content=None if ticked is None else {"approve": ticked})
 
     server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp"], env=machine.env)
-    async with Client(server, mode="legacy", elicitation_callback=answer) as agent:
+    async with Client(server, mode=mode, elicitation_callback=answer) as agent:
         made = await call(agent, "sandbox_create_session", runtime_class="native")
         asked = await call(
             agent, "sandbox_confirm_action", session_id=made["session_id"], action="drop \x1b[2Jthe table"
         )
+        pending = machine.k8e("sandbox", "approvals", "--all").json["approvals"]
+    assert len([one for one in pending if one["session_id"] == made["session_id"]]) == 1
     assert (asked["status"], asked["approved"]) == (status, status == "approved")
+    assert len(shown) == 1
     assert "the table" in shown[0]
     assert "\x1b" not in shown[0]
 

@@ -61,7 +61,8 @@ class Talk:
     """What can be said to the client while a call lasts; None: it does not want to hear it."""
 
     report: Report | None = None
-    ask: Callable[[str], Awaitable[bool | None]] | None = None  # a person, who may leave it open
+    ask: Callable[[str, str], Awaitable[bool | None]] | None = None  # a person, who may leave it open; with its id
+    heard: tuple[str, bool | None] | None = None  # the id of a question that this same call asked before, its answer
 
 
 Tool = Callable[[Guest, Fields, Talk], Awaitable[Answer]]
@@ -293,11 +294,14 @@ async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     async def ask(session_id: str) -> Approval:
         return await guest.service.ask(guest.caller, session_id, action)
 
-    approval = await guest.use(named, ask)
-    if talk.ask is None or not guest.known:
-        return _show_approval(approval)
-    answer = await talk.ask(f"An agent asks to do this in sandbox {approval.session_id}: {approval.action}")
-    if answer is None:
+    if talk.heard is not None:
+        approval, answer = await guest.service.approval(guest.caller, talk.heard[0]), talk.heard[1]
+    else:
+        approval, answer = await guest.use(named, ask), None
+        if talk.ask is not None and guest.known:
+            question = f"An agent asks to do this in sandbox {approval.session_id}: {approval.action}"
+            answer = await talk.ask(question, approval.approval_id)
+    if answer is None or not guest.known:
         return _show_approval(approval)
     person = replace(guest.caller, dialogue=True)
     return _show_approval(await guest.service.answer(person, approval.approval_id, approved=answer))

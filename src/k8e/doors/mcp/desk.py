@@ -35,6 +35,8 @@ APPROVAL: Final = {
     "required": ["approve"],
 }
 
+QUESTION: Final = "approve"
+
 log = logging.getLogger("k8e.doors.mcp")
 
 Context = Any  # of the SDK, which leaves its parameters open
@@ -80,12 +82,16 @@ class Desk:
     async def _list_tools(self, ctx: Context, params: object) -> types.ListToolsResult:
         return types.ListToolsResult(tools=_DESCRIBED)
 
-    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(
+        self, ctx: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
         tool = _TOOLS.get(params.name)
         if tool is None:
             raise MCPError(code=types.INVALID_PARAMS, message=f"Unknown tool: {params.name[:100]}")
         try:
-            return show_answer(await call(tool, self._guest, params.arguments or {}, find_talk(ctx)))
+            return show_answer(await call(tool, self._guest, params.arguments or {}, find_talk(ctx, params)))
+        except Unanswered as unanswered:
+            return unanswered.result
         except Fault as fault:
             return show_problem(fault)
         except Exception:
@@ -120,18 +126,38 @@ def find_report(ctx: Context) -> Report | None:
     return report
 
 
-def find_talk(ctx: Context) -> Talk:
+class Unanswered(Exception):
+    """The newest protocol has no requests of a server's own: a question is a result, and the call comes again with what
+    was answered."""
+
+    def __init__(self, question: str, approval_id: str) -> None:
+        super().__init__(question)
+        form = types.ElicitRequestFormParams(message=question, requested_schema=APPROVAL)
+        requests: types.InputRequests = {QUESTION: types.ElicitRequest(params=form)}
+        self.result = types.InputRequiredResult(input_requests=requests, request_state=approval_id)
+
+
+def find_talk(ctx: Context, params: types.CallToolRequestParams) -> Talk:
     able = ctx.session.client_capabilities
-    if not ctx.session.can_send_request or able is None or able.elicitation is None:
+    if able is None or able.elicitation is None:
         return Talk(find_report(ctx))
 
-    async def ask(question: str) -> bool | None:
-        answer = await ctx.session.elicit_form(question, APPROVAL, ctx.request_id)
-        if answer.action == "accept":
-            return bool(answer.content and answer.content.get("approve") is True)
-        return False if answer.action == "decline" else None
+    async def ask(question: str, approval_id: str) -> bool | None:
+        if not ctx.session.can_send_request:
+            raise Unanswered(question, approval_id)
+        return read_verdict(await ctx.session.elicit_form(question, APPROVAL, ctx.request_id))
 
+    answer = (params.input_responses or {}).get(QUESTION)
+    if params.request_state and isinstance(answer, types.ElicitResult):
+        return Talk(find_report(ctx), ask, (params.request_state, read_verdict(answer)))
     return Talk(find_report(ctx), ask)
+
+
+def read_verdict(answer: types.ElicitResult) -> bool | None:
+    """None: it was left open."""
+    if answer.action == "accept":
+        return bool(answer.content and answer.content.get("approve") is True)
+    return False if answer.action == "decline" else None
 
 
 def show_answer(answer: Answer) -> types.CallToolResult:
