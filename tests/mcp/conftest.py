@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.machine import Machine
+from tests.egress.test_registries import index  # noqa: F401 - a fixture
 from tests.gateway.house import House, open_house
 from tests.sdk.conftest import serving
 

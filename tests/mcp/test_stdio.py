@@ -11,7 +11,7 @@ import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from tests.cli.machine import DEADLINE, Machine, wait_until
-from tests.mcp.agents import INITIALIZE, INITIALIZED, call, fail, pipes, stdio_agent
+from tests.mcp.agents import INITIALIZE, INITIALIZED, Pipes, call, fail, pipes, stdio_agent
 from tests.sdk.conftest import stop
 
 # As the README of k8e prints it.
@@ -133,7 +133,8 @@ def test_a_tenant_that_cannot_be_is_refused_before_anything_is_said(machine: Mac
 
 @pytest.mark.parametrize("how", ["kill", "close"])
 def test_a_client_that_goes_away_in_the_middle_leaves_nothing(machine: Machine, how: str) -> None:
-    with pipes(machine) as agent:
+    with machine.start("sandbox-mcp") as process:
+        agent = Pipes(process)
         agent.start()
         agent.begin_call("sandbox_run", code="echo started; sleep 987", timeout=1000)
         progress = agent.read()
@@ -147,7 +148,9 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing(machine: Machine, 
             assert agent.process.stdout is not None
             agent.process.stdin.close()
             agent.process.stdout.close()
-        agent.process.wait(DEADLINE)
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+        assert process.wait(DEADLINE) == (-signal.SIGKILL if how == "kill" else 0)
     wait_until(lambda: machine.live_sessions() == [])
     assert subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True).returncode == 1
 

@@ -255,9 +255,10 @@ async def test_a_file_that_is_too_large_for_an_answer_is_said_to_be(agent: Clien
 
 
 async def test_a_picture_comes_as_one(agent: Client, session: str) -> None:
+    """Which a program wrote, under whatever name."""
     png = make_png()
-    content = base64.b64encode(png).decode()
-    await call(agent, "sandbox_write_file", session_id=session, path="plot.txt", content=content, encoding="base64")
+    script = f"open('plot.txt', 'wb').write(bytes.fromhex('{png.hex()}'))"
+    await call(agent, "sandbox_run", session_id=session, language="python", code=script)
     result = await agent.call_tool("sandbox_read_file", {"session_id": session, "path": "plot.txt"})
     facts = read(result)
     assert (facts["mime_type"], facts["bytes"]) == ("image/png", len(png))
@@ -411,6 +412,18 @@ async def test_pip_says_what_it_did(agent: Client, session: str) -> None:
     result = await call(agent, "sandbox_pip_install", session_id=session, packages=["./nothing-here"])
     assert result["exit_code"] != 0
     assert "nothing-here" in result["output"]
+
+
+@pytest.mark.usefixtures("index")
+async def test_pip_installs_from_this_machine_s_registry(agent: Client, session: str) -> None:
+    result = await call(agent, "sandbox_pip_install", session_id=session, packages=["iniconfig"])
+    assert result["exit_code"] == 0, result
+    assert "Successfully installed iniconfig-" in result["output"]
+    assert result["denied"] == []
+    run = await call(
+        agent, "sandbox_run", session_id=session, language="python", code="import iniconfig; print('there')"
+    )
+    assert run["stdout"] == "there\n"
 
 
 async def test_text_is_what_a_model_reads(agent: Client, session: str) -> None:

@@ -31,13 +31,18 @@ def bridge(tenant: str) -> int:
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii"))
         from _thread import start_new_thread
 
-        start_new_thread(carry, (connection,))
+        left: list[bool] = []
+        start_new_thread(carry, (connection, left))
         response = Response(connection)
         if response.status != 200:
             write_all(2, response.read())
             return FAILED
-        for piece in response.pieces():
-            write_all(1, piece)
+        try:
+            for piece in response.pieces():
+                write_all(1, piece)
+        except Failure:
+            if not left:
+                raise
     except Failure as failure:
         import json
 
@@ -94,8 +99,9 @@ def read_pem(path: str) -> str:
         raise Failure("certificate_unreadable", f"{path} cannot be read", detail=str(error)) from error
 
 
-def carry(connection: socket) -> None:
-    """Standard input, to its end. After it, answers may still come; nobody waits for them once our output is closed."""
+def carry(connection: socket, left: list[bool]) -> None:
+    """Standard input, to its end. After it, answers may still come; nobody waits for them once our output is closed,
+    which is noted in `left`: an end like any other."""
     try:
         while piece := read_some(0):
             connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -105,6 +111,7 @@ def carry(connection: socket) -> None:
         poll = select.poll()
         poll.register(1, 0)
         poll.poll()
+        left.append(True)
         connection.shutdown(SHUT_RDWR)
     except (OSError, Failure):
         pass  # the connection has ended, and whoever reads from it knows
