@@ -219,6 +219,7 @@ async def serve(
     from k8e.doors.listener import bind_socket
     from k8e.doors.mcp.opening import Opening as Agents
     from k8e.doors.routes import Routes
+    from k8e.doors.warm import Warm
 
     stop = heed_signals()
     try:
@@ -232,7 +233,8 @@ async def serve(
     agents = Agents(service, keys, settings.gateway.names)
     gateway = Opening(service, keys, settings.gateway, agents)
     identities, approvals, images = Identities(keys, gateway), Approvals(service), Images(service)
-    routes = Routes(service, service.metrics.render, identities, agents, approvals, images)
+    warm = Warm(service, service)
+    routes = Routes(service, service.metrics.render, identities, agents, approvals, images, warm)
     door = HttpDoor(routes)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())

@@ -73,3 +73,15 @@ def test_one_that_is_kept_needs_nobody_to_ask() -> None:
     assert demand.targets(10 * MEMORY) == {USUAL: 3}
     ask(demand, USUAL, 10 * MEMORY, 5)
     assert demand.targets(10 * MEMORY) == {USUAL: 5}
+
+
+def test_what_was_reserved_is_wanted_until_it_is_not() -> None:
+    demand = Demand(1, 8)
+    demand.reserve("claude", USUAL, 2)
+    demand.reserve("codex", OTHER, 1)
+    demand.reserve("gemini", USUAL, 1)
+    assert demand.targets(10 * MEMORY) == {USUAL: 3, OTHER: 1}
+    demand.reserve("claude", USUAL, 7)
+    assert demand.targets(0) == {OTHER: 1, USUAL: 7}
+    demand.reserve("claude", USUAL, 0)
+    assert demand.targets(0) == {OTHER: 1, USUAL: 1}

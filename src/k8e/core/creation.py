@@ -16,7 +16,7 @@ from k8e.core.images import Images
 from k8e.core.journal import note
 from k8e.core.live import Live
 from k8e.core.manifest import check_entries
-from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
+from k8e.core.model import Caller, ManifestEntry, Phase, Reservation, Session, SessionSpec
 from k8e.core.pool import Claimed
 from k8e.core.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.records import SessionRecord
@@ -28,6 +28,8 @@ from k8e.engine import Limits, Place, Runtime, SandboxSpec
 from k8e.link.model import Sandbox
 from k8e.policy import HostList
 
+MAX_RESERVED: Final = 100  # of one kind
+MAX_RESERVATIONS: Final = 16  # of one caller
 _BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
 
 
@@ -241,6 +243,36 @@ class Creation:
         else:
             await asyncio.wait({self._sessions.end(live, ABANDONED)})
         raise error
+
+    async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> None:
+        """Has so many ready that can become such a session."""
+        pool = self._sessions.pool
+        checks.check_caller(caller)
+        checks.check_name("name", name)
+        checks.check_session(spec)
+        if not 0 <= number <= MAX_RESERVED:
+            checks.refuse("count", f"must be 0 to {MAX_RESERVED}")
+        if spec.shape.mounts:
+            checks.refuse("mounts", "cannot be made ahead: whose folder it is, is known only when somebody asks")
+        if not pool.settings.enabled:
+            hint = "the administrator decides: [pool] enabled in k8e.toml"
+            raise Fault(Kind.UNAVAILABLE, "pool_disabled", "no sandboxes are made ahead on this machine", hint=hint)
+        names = {each.name for each in self.reservations(caller)}
+        if number and len(names - {name}) >= MAX_RESERVATIONS:
+            error = f"there are {MAX_RESERVATIONS} reservations already"
+            raise Fault(Kind.EXHAUSTED, "too_many_reservations", error, hint="set the count of one of them to 0")
+        runtime = await self._choose_runtime(spec.runtime)
+        template = Template(runtime, spec.image, spec.limits or self.default_limits, spec.shape)
+        if number:
+            with translated("making sandboxes ahead"):
+                await self._sessions.engine.edition(template.spec)  # says now what would fail later, unheard
+        pool.reserve(f"{caller.label}/{name}", template, number)
+
+    def reservations(self, caller: Caller) -> Sequence[Reservation]:
+        """The caller's own."""
+        own = f"{caller.label}/"
+        found = self._sessions.pool.reservations().items()
+        return [replace(each, name=name.removeprefix(own)) for name, each in found if name.startswith(own)]
 
     def prewarm(self) -> None:
         """Has sandboxes ready from the beginning, where that is wanted."""

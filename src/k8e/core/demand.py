@@ -53,11 +53,21 @@ class Demand:
         self._minimum = minimum
         self._maximum = maximum
         self._asked: dict[Template, _Asked] = {}  # the last one asked for comes last
-        self._kept: Template | None = None
+        self._reserved: dict[str, tuple[Template, int]] = {}
 
     def keep(self, template: Template) -> None:
         """This kind has its minimum ready even if nobody asks."""
-        self._kept = template
+        self.reserve("", template, self._minimum)
+
+    def reserve(self, name: str, template: Template, number: int) -> None:
+        """So many of this kind are ready even if nobody asks, from now on, under that name; none: it is forgotten."""
+        self._reserved.pop(name, None)
+        if number:
+            self._reserved[name] = template, number
+
+    @property
+    def reserved(self) -> Mapping[str, tuple[Template, int]]:
+        return self._reserved
 
     def note(self, template: Template, now: float, *, usual: bool) -> None:
         """Somebody asked for one; `usual`: by asking for nothing special."""
@@ -79,8 +89,11 @@ class Demand:
         for template in [each for each, asked in self._asked.items() if now - asked.at >= MEMORY]:
             del self._asked[template]
         wanted = {template: self._want(asked, now) for template, asked in reversed(self._asked.items())}
-        if self._kept is not None:
-            wanted[self._kept] = max(self._minimum, wanted.get(self._kept, 0))
+        together: dict[Template, int] = {}
+        for template, number in self._reserved.values():
+            together[template] = together.get(template, 0) + number
+        for template, number in together.items():
+            wanted[template] = max(number, wanted.get(template, 0))
         left = self._maximum
         for template, number in wanted.items():
             wanted[template] = min(number, left)

@@ -274,6 +274,36 @@ class ServiceStatus:
     warm: int  # sandboxes that are ready for a session
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Sandboxes of one kind that are to be ready, asked for by a name."""
+
+    name: str
+    runtime: Runtime
+    image: str
+    asked: int
+    wanted: int  # as many of them as the machine's settings allow
+    ready: int
+    trouble: str = ""  # why there are not as many as wanted
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    enabled: bool
+    most: int  # that are ever ready at once
+    warm: int  # that are, of all kinds
+    reservations: Sequence[Reservation] = ()
+
+
+class WarmService(Protocol):
+    """Sandboxes made ahead because somebody said so. Raises Fault."""
+
+    async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> PoolStatus:
+        """So many sandboxes that can become such a session are ready from now on; none: it is forgotten."""
+
+    async def pool(self, caller: Caller) -> PoolStatus: ...
+
+
 class ApprovalStatus(enum.Enum):
     PENDING = "pending"
     APPROVED = "approved"

@@ -14,7 +14,7 @@ import asyncio
 import math
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +25,7 @@ from k8e.core.errors import Fault
 from k8e.core.journal import note, warn
 from k8e.core.memory import Memory
 from k8e.core.metrics import Metrics
+from k8e.core.model import Reservation
 from k8e.core.parking import park
 from k8e.core.provisioning import prepare_state
 from k8e.core.records import WarmRecord
@@ -60,6 +61,7 @@ class _Trouble:
 
     delay: float
     until: float
+    cause: str
 
 
 class Pool:
@@ -219,7 +221,7 @@ class Pool:
                 raise
             trouble = self._troubles.get(template)
             delay = min(trouble.delay * 2, _LAST_RETRY) if trouble else _FIRST_RETRY
-            self._troubles[template] = _Trouble(delay, self._clock.monotonic() + delay)
+            self._troubles[template] = _Trouble(delay, self._clock.monotonic() + delay, str(error))
             warn("not_refilled", runtime=template.runtime.value, retry=delay, cause=error)
             return
         self._troubles.pop(template, None)
@@ -303,6 +305,26 @@ class Pool:
         if not self._closed:
             self._demand.keep(template)
             self._nudge()
+
+    def reserve(self, name: str, template: Template, number: int) -> None:
+        """So many of this kind are ready from now on, whether anybody asks or not, for as long as this daemon lives."""
+        self._demand.reserve(name, template, number)
+        self._troubles.pop(template, None)
+        self._nudge()
+
+    def reservations(self) -> Mapping[str, Reservation]:
+        """By the name that they were made with. Two of one kind share what is ready."""
+        found = {}
+        targets = self._demand.targets(self._clock.monotonic())
+        for name, (template, number) in self._demand.reserved.items():
+            trouble = self._troubles.get(template)
+            cause = trouble.cause if trouble else ""
+            if not cause and self._free < self.settings.free_memory * _SLACK:
+                cause = "the machine has too little free memory"
+            ready = min(len(self._ready.get(template, ())), number)
+            wanted = min(number, targets.get(template, 0))
+            found[name] = Reservation(name, template.runtime, template.image, number, wanted, ready, cause)
+        return found
 
     async def settle(self) -> None:
         """Returns when there is nothing to do."""

@@ -34,6 +34,7 @@ from k8e.core.model import (
     LiveRun,
     NamedImage,
     Phase,
+    PoolStatus,
     RunResult,
     RunSpec,
     ServiceStatus,
@@ -342,6 +343,17 @@ class Service:
     @counted
     async def prune_images(self, caller: Caller, unused_for: float = 0) -> tuple[Sequence[str], int]:
         return await self._images.prune(caller, unused_for)
+
+    @counted
+    async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> PoolStatus:
+        await self._creation.reserve(caller, name, spec, number)
+        return await self.pool(caller)
+
+    @counted
+    async def pool(self, caller: Caller) -> PoolStatus:
+        check_caller(caller)
+        settings = self._pool.settings
+        return PoolStatus(settings.enabled, settings.max, self._pool.warm, self._creation.reservations(caller))
 
     @property
     def default_limits(self) -> Limits:

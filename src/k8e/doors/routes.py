@@ -17,6 +17,7 @@ from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.identities import Identities
 from k8e.doors.images import Images
 from k8e.doors.problems import Refusal
+from k8e.doors.warm import Warm
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -56,6 +57,7 @@ class Routes:
         agents: Agents | None = None,
         approvals: Approvals | None = None,
         images: Images | None = None,
+        warm: Warm | None = None,
     ) -> None:
         self._service = service
         self._render_metrics = render_metrics
@@ -95,6 +97,11 @@ class Routes:
             self._table += (
                 Route("POST", ("v1", "mcp"), agents.connect, (LINES,)),
                 Route("POST", ("v1", "mcp", "listen"), agents.listen, (JSON,)),
+            )
+        if warm is not None:
+            self._table += (
+                Route("GET", ("v1", "pool"), warm.tell),
+                Route("POST", ("v1", "pool"), warm.reserve, (JSON,)),
             )
         if approvals is not None:
             self._table += (

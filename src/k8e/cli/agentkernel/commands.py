@@ -29,6 +29,7 @@ class Command:
 
 COMMANDS = {
     "sandbox": Command("sandbox", "create, start, stop, remove and list sandboxes that last"),
+    "daemon": Command("daemon", "start, stop and look at the daemon; have sandboxes ready"),
     "mcp": Command("mcp", "serve sandboxes to an agent"),
     "init": Command("init", "write an agentkernel.toml for the project in this folder"),
     "trust": Command("trust", "let an agentkernel.toml ask for more than you do"),

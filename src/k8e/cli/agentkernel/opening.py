@@ -25,7 +25,8 @@ def open_session(client: AnyClient, plan: Plan) -> tuple[Cage, dict[str, Any]]:
         say(f"no room for these variables: {', '.join(cage.env_left_out)}")
     answer = attempt(client, cage)
     if "session_id" not in answer and is_about_image(answer):
-        cage, answer = replace_image(client, cage, answer)
+        cage = obtain(client, cage, answer)
+        answer = attempt(client, cage)
     if "session_id" not in answer:
         raise Failure.of(answer)
     if plan.files:
@@ -49,16 +50,17 @@ def is_about_image(problem: dict[str, Any]) -> bool:
     return str(problem.get("code", "")).startswith("image_") or str(problem.get("detail", "")).startswith("image ")
 
 
-def replace_image(client: AnyClient, cage: Cage, problem: dict[str, Any]) -> tuple[Cage, dict[str, Any]]:
-    """By the machine's own tools, where that is allowed and possible; else the problem stands."""
+def obtain(client: AnyClient, cage: Cage, problem: dict[str, Any]) -> Cage:
+    """The cage with which to try again, after its image could not be had: on the machine's own tools, where that is
+    allowed and possible. Else the problem stands: Failure."""
     from k8e.profiles.fallback import fall_back
 
     found = fall_back(cage, problem.get("detail") or problem["error"], is_program)
     if found is None:
-        return cage, problem
+        raise Failure.of(problem)
     cage, line = found
     say(line)
-    return cage, attempt(client, cage)
+    return cage
 
 
 def is_program(path: str) -> bool:

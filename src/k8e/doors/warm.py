@@ -1,0 +1,44 @@
+"""Sandboxes made ahead, over HTTP: what `agentkernel daemon prewarm` and `status` ask for."""
+
+from __future__ import annotations
+
+from k8e.core.model import PoolStatus, SandboxService, WarmService
+from k8e.doors import specs
+from k8e.doors.exchange import Exchange, Request
+from k8e.doors.shapes import Json
+
+
+class Warm:
+    def __init__(self, service: WarmService, sandboxes: SandboxService) -> None:
+        self._service = service
+        self._sandboxes = sandboxes
+
+    async def tell(self, exchange: Exchange, request: Request) -> None:
+        await exchange.send_json(200, shape_pool(await self._service.pool(exchange.caller)))
+
+    async def reserve(self, exchange: Exchange, request: Request) -> None:
+        """`name` and `count`; the rest describes a session, as in a create."""
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        name, number = fields.take_text("name"), fields.take_count("count", 1)
+        spec = specs.read_session_spec(fields, self._sandboxes.default_limits)
+        await exchange.send_json(200, shape_pool(await self._service.reserve(exchange.caller, name, spec, number)))
+
+
+def shape_pool(status: PoolStatus) -> Json:
+    return {
+        "enabled": status.enabled,
+        "max": status.most,
+        "warm": status.warm,
+        "reservations": [
+            {
+                "name": each.name,
+                "runtime": each.runtime.value,
+                "image": each.image,
+                "asked": each.asked,
+                "wanted": each.wanted,
+                "ready": each.ready,
+                "trouble": each.trouble,
+            }
+            for each in status.reservations
+        ],
+    }
