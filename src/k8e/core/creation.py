@@ -261,7 +261,7 @@ class Creation:
         if number and len(names - {name}) >= MAX_RESERVATIONS:
             error = f"there are {MAX_RESERVATIONS} reservations already"
             raise Fault(Kind.EXHAUSTED, "too_many_reservations", error, hint="set the count of one of them to 0")
-        runtime = await self._choose_runtime(spec.runtime)
+        runtime = await self.choose_runtime(spec.runtime)
         template = Template(runtime, spec.image, spec.limits or self.default_limits, spec.shape)
         if number:
             with translated("making sandboxes ahead"):
