@@ -38,6 +38,7 @@ class Creation:
         self._sessions = sessions
         self.images = images
         self._builds = Turns(_BUILDS)
+        self._reserved: dict[str, str] = {}  # the images of reservations, as they were called
 
     @property
     def default_limits(self) -> Limits:
@@ -262,7 +263,9 @@ class Creation:
             error = f"there are {MAX_RESERVATIONS} reservations already"
             raise Fault(Kind.EXHAUSTED, "too_many_reservations", error, hint="set the count of one of them to 0")
         runtime = await self.choose_runtime(spec.runtime)
-        template = Template(runtime, spec.image, spec.limits or self.default_limits, spec.shape)
+        digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
+        template = Template(runtime, digest, spec.limits or self.default_limits, spec.shape)
+        self._reserved[f"{caller.label}/{name}"] = spec.image
         if number:
             with translated("making sandboxes ahead"):
                 await self._sessions.engine.edition(template.spec)  # says now what would fail later, unheard
@@ -272,7 +275,11 @@ class Creation:
         """The caller's own."""
         own = f"{caller.label}/"
         found = self._sessions.pool.reservations().items()
-        return [replace(each, name=name.removeprefix(own)) for name, each in found if name.startswith(own)]
+        return [
+            replace(each, name=name.removeprefix(own), image=self._reserved[name])
+            for name, each in found
+            if name.startswith(own)
+        ]
 
     def prewarm(self) -> None:
         """Has sandboxes ready from the beginning, where that is wanted."""

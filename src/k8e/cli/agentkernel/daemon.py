@@ -10,7 +10,7 @@ import signal
 import time
 
 from k8e.cli.agentkernel.cage import find_file, read_user_config
-from k8e.cli.agentkernel.opening import is_about_image, is_program
+from k8e.cli.agentkernel.opening import is_about_image, obtain
 from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.sandbox import ask
 from k8e.cli.agentkernel.telling import say, show_json, show_table
@@ -18,7 +18,6 @@ from k8e.cli.client import JSON, Client, run_dir
 from k8e.cli.ending import UNREACHABLE, Failure
 from k8e.profiles.config import AgentPool, DaemonWish
 from k8e.profiles.effective import build_cage, find_language
-from k8e.profiles.fallback import fall_back
 from k8e.profiles.mode import MODES
 from k8e.profiles.problem import Problem
 from k8e.profiles.scene import Scene
@@ -230,10 +229,7 @@ def reserve(client: Client, pool: AgentPool) -> None:
     cage = describe_kind(pool)
     answer = attempt(client, pool, cage)
     if "reservations" not in answer and is_about_image(answer):
-        found = fall_back(cage.but(needs=()), answer.get("detail") or answer["error"], is_program)
-        if found is not None:
-            say(found[1])
-            answer = attempt(client, pool, found[0])
+        answer = attempt(client, pool, obtain(client, cage.but(needs=()), answer))
     if "reservations" not in answer:
         raise Failure.of(answer)
 

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from k8e.cli.agentkernel.cage import Plan
-    from k8e.cli.client import AnyClient
+    from k8e.cli.client import Client
+    from k8e.cli.images import Meter
     from k8e.profiles.effective import Cage
 
 
-def open_session(client: AnyClient, plan: Plan) -> tuple[Cage, dict[str, Any]]:
+MISSING = "image_not_found"
+UNREACHABLE = "registry_unreachable"
+
+
+def open_session(client: Client, plan: Plan) -> tuple[Cage, dict[str, Any]]:
     """The cage as it was made (the image may be another one), and the service's answer. Raises Failure."""
     cage = plan.cage
     if cage.env_left_out:
@@ -40,7 +45,7 @@ def open_session(client: AnyClient, plan: Plan) -> tuple[Cage, dict[str, Any]]:
     return cage, answer
 
 
-def attempt(client: AnyClient, cage: Cage) -> dict[str, Any]:
+def attempt(client: Client, cage: Cage) -> dict[str, Any]:
     response = client.request("POST", "/v1/sessions", json.dumps(cage.to_request()).encode(), JSON)
     answer: dict[str, Any] = json.loads(response.read())
     return answer
@@ -50,17 +55,53 @@ def is_about_image(problem: dict[str, Any]) -> bool:
     return str(problem.get("code", "")).startswith("image_") or str(problem.get("detail", "")).startswith("image ")
 
 
-def obtain(client: AnyClient, cage: Cage, problem: dict[str, Any]) -> Cage:
-    """The cage with which to try again, after its image could not be had: on the machine's own tools, where that is
-    allowed and possible. Else the problem stands: Failure."""
+def obtain(client: Client, cage: Cage, problem: dict[str, Any]) -> Cage:
+    """The cage with which to try again, after its image was not there: fetched, or else on the machine's own tools,
+    where that is allowed and possible. Else the problem stands: Failure."""
     from k8e.profiles.fallback import fall_back
 
-    found = fall_back(cage, problem.get("detail") or problem["error"], is_program)
+    failure = Failure.of(problem)
+    if problem["code"] == MISSING:
+        try:
+            fetch(client, cage)
+        except Failure as error:
+            failure = error
+        else:
+            return cage
+    found = fall_back(cage, failure.body.get("detail") or failure.body["error"], is_program)
     if found is None:
-        raise Failure.of(problem)
+        raise failure
     cage, line = found
     say(line)
     return cage
+
+
+def fetch(client: Client, cage: Cage) -> None:
+    """The image, from its registry. One that nobody asked for is not tried again while its registry is out of reach."""
+    from k8e.cli.agentkernel.outages import find_outage, note_outage
+    from k8e.cli.images import pull_image
+
+    if cage.detected and (cause := find_outage(cage.image)):
+        raise Failure(UNREACHABLE, f"fetching {cage.image} failed a short while ago", detail=cause)
+    try:
+        pull_image(client, cage.image, make_meter(cage.image))
+    except Failure as failure:
+        if failure.body["code"] == UNREACHABLE:
+            note_outage(cage.image, failure.body.get("detail") or failure.body["error"])
+        raise
+
+
+def make_meter(image: str) -> Meter:
+    from k8e.cli.images import Meter
+
+    class Fetching(Meter):
+        """Says nothing before there is something to fetch: where there is nothing, one line is said, and not here."""
+
+        def show(self, progress: dict[str, Any]) -> None:
+            if progress["total"]:
+                super().show(progress)
+
+    return Fetching(f"agentkernel: {image}")
 
 
 def is_program(path: str) -> bool:

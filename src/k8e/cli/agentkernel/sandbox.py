@@ -8,7 +8,7 @@ from k8e.cli.agentkernel.cage import prepare
 from k8e.cli.agentkernel.options import add_options, read_parsed
 from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.telling import say, show_json, show_table
-from k8e.cli.client import JSON, open_client, quote
+from k8e.cli.client import JSON, Client, quote
 from k8e.cli.ending import Failure, write_all
 from k8e.profiles.effective import FRONT, check_name
 from k8e.profiles.problem import Problem
@@ -63,7 +63,7 @@ def create(parsed: argparse.Namespace) -> int:
         return 0
     from k8e.cli.agentkernel.opening import open_session
 
-    cage, answer = open_session(open_client(), plan)
+    cage, answer = open_session(Client(), plan)
     if options.json:
         show_json({"name": cage.name, **answer, "effective": cage.to_json()})
     else:
@@ -93,7 +93,7 @@ def remove(parsed: argparse.Namespace) -> int:
 
 def change(parsed: argparse.Namespace, method: str, path: str, done: str) -> int:
     name = read_name(parsed.name)
-    client = open_client()
+    client = Client()
     find(client, name)
     body = (b"{}", JSON) if method == "POST" else (b"", "")
     ask(client, method, f"/v1/sessions/{quote(name)}{path}", *body)
@@ -131,7 +131,7 @@ def ask(client: Any, method: str, target: str, body: bytes = b"", content_type: 
 
 
 def list_sandboxes(parsed: argparse.Namespace) -> int:
-    listed = ask(open_client(), "GET", "/v1/sessions?phase=all")["sessions"]
+    listed = ask(Client(), "GET", "/v1/sessions?phase=all")["sessions"]
     ours = [
         each
         for each in listed
