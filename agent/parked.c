@@ -220,7 +220,8 @@ static bool same_strings(char **one, char **other, const char *last)
 static bool fits(const struct parked *p, const struct launch *l)
 {
     const struct launch *ours = p->process.launch;
-    if (!p->ready || p->leaving || p->run || (l->flags & (EXEC_PTY | EXEC_KEEP_CAPABILITIES)))
+    if (!p->ready || p->leaving || p->run || (l->flags & EXEC_PTY) ||
+        (l->flags & EXEC_KEEP_CAPABILITIES) != (ours->flags & EXEC_KEEP_CAPABILITIES))
         return false;
     if (l->uid != ours->uid || l->gid != ours->gid || l->umask != ours->umask ||
         l->group_count != ours->group_count || l->rlimit_count != ours->rlimit_count)
@@ -284,7 +285,7 @@ static int park(struct parked *p, const uint8_t *payload, uint32_t length)
     if (error)
         return error;
     struct launch *l = p->process.launch;
-    if (l->flags || !l->argv[1] || l->timeout_ms)
+    if ((l->flags & ~(uint32_t)EXEC_KEEP_CAPABILITIES) || !l->argv[1] || l->timeout_ms)
         return EINVAL;
     if ((l->uid != OWN_ID && l->uid > INT32_MAX) || (l->gid != OWN_ID && l->gid > INT32_MAX))
         return EINVAL;

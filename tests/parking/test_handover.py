@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from k8e.core.parking import BASH, NODE, PAUSE, PYTHON, Kind
+from k8e.core.parking import BASH, NODE, PAUSE, PYTHON, Kind, plan
 from k8e.link.errors import AgentError, Code, NotStarted, Stage
 from k8e.link.model import Cause, ExecSpec, Identity, Rlimit, Scope, TerminalSize
 from tests.parking.conftest import Bed
@@ -67,6 +68,17 @@ class TestFitting:
         ended, handed_over = await bed.run(PYTHON, "print(1)", parked=True, **change)
         assert (ended.stdout.strip(), handed_over) == (b"1", False)
         assert await find_parked(bed, "python3")
+
+    async def test_one_that_keeps_capabilities_is_for_who_keeps_them(self, native_bed: Bed) -> None:
+        bed = native_bed
+        root: dict[str, Any] = {"identity": Identity(0, 0), "keep_capabilities": True}
+        place = replace(bed.place, user=root["identity"], capable=True)
+        await bed.sandbox.park(plan(PYTHON, place, ()), place.loader)
+        code = "import os; os.chown('/etc/passwd', 7, 7); print(os.stat('/etc/passwd').st_uid)"
+        for change in ({**root, "keep_capabilities": False}, {**root, "identity": Identity(1000, 1000)}):
+            assert (await bed.run(PYTHON, code, parked=True, **change))[1] is False
+        ended, handed_over = await bed.run(PYTHON, code, parked=True, **root)
+        assert (ended.stdout, handed_over) == (b"7\n", True)
 
     async def test_what_is_handed_over_may_differ(self, native_bed: Bed) -> None:
         for change in ({"cwd": b"/tmp"}, {"timeout": 5.0}, {"window": 1 << 20}, {"drain": 1.0}, {"stdin": True}):

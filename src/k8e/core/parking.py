@@ -52,7 +52,7 @@ def suits(spec: ExecSpec) -> bool:
     """Whether a run could be handed over, as far as it can be told from what it is."""
     if spec.argv[:-1] not in NEEDED_MEMORY:
         return False
-    if spec.terminal is not None or spec.keep_capabilities or spec.rlimits:
+    if spec.terminal is not None or spec.rlimits:
         return False
     code = spec.argv[-1]
     if spec.argv[:-1] == NODE and code.startswith((b"-", b"\\-")):
@@ -63,7 +63,13 @@ def suits(spec: ExecSpec) -> bool:
 def plan(kind: Kind, place: Place, env: Variables) -> ExecSpec:
     """The command that waits. Of unlike length to any program: the place where one will be is found by this text."""
     placeholder = secrets.token_hex(16).encode()
-    return ExecSpec((*kind, placeholder), merge_env(place.env, env), place.workspace, identity=place.user)
+    return ExecSpec(
+        (*kind, placeholder),
+        merge_env(place.env, env),
+        place.workspace,
+        identity=place.user,
+        keep_capabilities=place.capable,
+    )
 
 
 async def park(sandbox: Sandbox, place: Place, memory: int, env: Variables = (), *, keep: float | None = None) -> None:

@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "267c4cf5c0f079cc040bbedace90894081fa7f7d8be328585ef132c344e0ed4f",
-        "aarch64": "b84125344fb56999cd39ed79ae9d15b2b710a90ed73549cdb974ea0082953a2d",
+        "x86_64": "d97d05b189bb636a50a5c1b9a65c9c22d618978aaa9dfef3850d4f5528167382",
+        "aarch64": "837bd7f21a6cf2880d1105deb6e004f3ea889fd8db34d0bdc8ff27d77e3b0573",
     }
 )
 
