@@ -58,11 +58,13 @@ async def test_what_cannot_be_made_is_said_at_once(folder: Path, monkeypatch: py
     async with open_pool(folder) as rig:
 
         async def fail(spec: SandboxSpec) -> str:
-            raise EngineError(f"image {spec.image}", "it is not on this machine")
+            raise EngineError("runtime", "it is not on this machine")
 
+        with fault(Kind.NOT_FOUND, "image_not_found"):
+            await rig.service.reserve(ALICE, "claude", SessionSpec(image="missing:1"), 1)
         monkeypatch.setattr(rig.engine, "edition", fail)
         with fault(Kind.FAILED, "sandbox_failed"):
-            await rig.service.reserve(ALICE, "claude", SessionSpec(image="missing:1"), 1)
+            await rig.service.reserve(ALICE, "claude", LARGE, 1)
         assert await look(rig) == {}
 
 
