@@ -97,6 +97,14 @@ def runtime() -> str:
 
 
 @pytest.fixture(scope="module")
+def admin(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Where, and a key: somebody else than who asks."""
+    made = machine.k8e("sandbox-apikey", "create", "boss", "--scope", "admin").json
+    yield made["endpoint"], made["key"]
+    machine.k8e("sandbox-apikey", "delete", "boss")
+
+
+@pytest.fixture(scope="module")
 def client(machine: Machine) -> Iterator[SandboxClient]:
     with SandboxClient() as made:
         yield made

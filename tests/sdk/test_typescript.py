@@ -18,10 +18,11 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "sdk" / "typescript"
 pytestmark = [pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here"), pytest.mark.usefixtures("built")]
 
 
-def test_its_own_tests_pass_against_a_real_gateway(machine: Machine, tmp_path: Path) -> None:
+def test_its_own_tests_pass_against_a_real_gateway(machine: Machine, admin: tuple[str, str], tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     reporters = ("--reporter=default", "--reporter=json", f"--outputFile={report_file}")
-    npm("test", "--", *reporters, env={**os.environ, "K8E_TEST_RUNTIME": RUNTIME})
+    boss = {"K8E_TEST_ENDPOINT": admin[0], "K8E_TEST_ADMIN_KEY": admin[1]}
+    npm("test", "--", *reporters, env={**os.environ, "K8E_TEST_RUNTIME": RUNTIME, **boss})
     report = json.loads(report_file.read_text())
     assert report["numFailedTests"] == 0
     assert report["numPassedTests"] > 50

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sandbox_client import AsyncSandboxClient, SandboxClient
 
 VECTORS = json.loads((Path(__file__).resolve().parent.parent.parent / "sdk" / "vectors.json").read_text())
 RUNS, FILES, ERRORS = VECTORS["runs"], VECTORS["files"], VECTORS["errors"]
+APPROVALS = VECTORS["approvals"]
 Vector = dict[str, Any]
 
 
@@ -94,6 +96,56 @@ async def test_a_file_awaited(async_client: AsyncSandboxClient, session: str, ve
     await async_client.exec(session, ["/usr/bin/rm", "--", vector["path"]])
 
 
+@pytest.fixture(scope="module")
+def boss(admin: tuple[str, str]) -> Iterator[SandboxClient]:
+    endpoint, key = admin
+    with SandboxClient(endpoint, api_key=key) as made:
+        yield made
+
+
+def check_approval(vector: Vector, settled: sandbox_client.Approval) -> None:
+    assert (settled.status, settled.approved) == (vector["status"], vector["status"] == "approved")
+    assert (settled.action, settled.reason) == (vector["shown"], vector.get("reason", ""))
+    assert bool(settled.answered_by) == bool(settled.answered_at) == ("answer" in vector)
+
+
+@named(APPROVALS)
+def test_an_approval(client: SandboxClient, boss: SandboxClient, session: str, vector: Vector) -> None:
+    asked = client.confirm_action(session, vector["action"], 0, expires_in=vector.get("expires_in", 0))
+    assert (asked.status, asked.approved, asked.action, asked.session_id) == (
+        "pending",
+        False,
+        vector["shown"],
+        session,
+    )
+    if "answer" in vector:
+        assert asked in client.list_approvals()
+        with pytest.raises(sandbox_client.PermissionDenied):
+            client.approve_action(asked.approval_id)
+        boss.approve_action(asked.approval_id, vector["answer"], reason=vector["reason"])
+        with pytest.raises(sandbox_client.Conflict):
+            boss.approve_action(asked.approval_id, not vector["answer"])
+    settled = client.await_approval(asked.approval_id, 20)
+    check_approval(vector, settled)
+    assert settled.approval_id not in [one.approval_id for one in client.list_approvals()]
+    assert settled in client.list_approvals(all_states=True)
+
+
+@named(APPROVALS)
+async def test_an_approval_awaited(
+    async_client: AsyncSandboxClient, boss: SandboxClient, session: str, vector: Vector
+) -> None:
+    """Somebody waits in the call that asks."""
+    asking = asyncio.create_task(
+        async_client.confirm_action(session, vector["action"], 20, expires_in=vector.get("expires_in", 20))
+    )
+    if "answer" in vector:
+        while not (pending := await async_client.list_approvals()):
+            pass
+        await asyncio.to_thread(boss.approve_action, pending[0].approval_id, vector["answer"], reason=vector["reason"])
+    check_approval(vector, await asking)
+
+
 @named(ERRORS)
 def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Vector) -> None:
     with pytest.raises(sandbox_client.SandboxError) as caught:
@@ -101,6 +153,10 @@ def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Ve
             case "exec":
                 command = vector.get("argv", "true")
                 client.exec(vector.get("session", session), command, vector.get("timeout", 30))
+            case "approve":
+                client.approve_action(vector["approval"])
+            case "confirm":
+                client.confirm_action(session, vector["action"], 0)
             case "poll":
                 client.poll(vector["run"])
             case "read":

@@ -26,10 +26,11 @@ from sandbox_client._errors import (
     Unavailable,
     Unsupported,
 )
-from sandbox_client._model import Chunk, FileInfo, PipResult, Refusal, RunResult, SessionInfo, StatusInfo
+from sandbox_client._model import Approval, Chunk, FileInfo, PipResult, Refusal, RunResult, SessionInfo, StatusInfo
 from sandbox_client._sync import ExecStream, SandboxClient, sandbox_session
 
 __all__ = [
+    "Approval",
     "AsyncExecStream",
     "AsyncSandboxClient",
     "Chunk",

@@ -153,6 +153,41 @@ class PipResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """A question to a person, and what became of it. Its texts have no characters that a terminal acts on."""
+
+    approval_id: str
+    session_id: str
+    tenant_id: str
+    action: str
+    status: str  # pending, approved, rejected, expired, withdrawn
+    approved: bool  # the only one that means yes
+    asked_by: str
+    asked_at: float
+    expires_at: float
+    answered_by: str
+    answered_at: float  # 0: nobody did
+    reason: str
+
+    @classmethod
+    def read(cls, message: pb.Approval) -> Approval:
+        return cls(
+            approval_id=message.approval_id,
+            session_id=message.session_id,
+            tenant_id=message.tenant_id,
+            action=message.action,
+            status=message.status,
+            approved=message.status == "approved",
+            asked_by=message.asked_by,
+            asked_at=message.asked_at,
+            expires_at=message.expires_at,
+            answered_by=message.answered_by,
+            answered_at=message.answered_at,
+            reason=message.reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StatusInfo:
     available: bool
     version: str

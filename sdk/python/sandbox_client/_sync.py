@@ -14,7 +14,7 @@ import grpc
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
 from sandbox_client._errors import Conflict, NotFound, NotText, RunLost, translate
-from sandbox_client._model import Chunk, ChunkReader, FileInfo, PipResult, RunResult, SessionInfo, StatusInfo
+from sandbox_client._model import Approval, Chunk, ChunkReader, FileInfo, PipResult, RunResult, SessionInfo, StatusInfo
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
@@ -222,6 +222,32 @@ class SandboxClient:
         )
         response = self._call("UpdateAllowedHosts", request, pb.UpdateAllowedHostsResponse)
         return tuple(response.allowed_hosts)
+
+    # Approvals
+
+    def confirm_action(self, session_id: str, action: str, timeout: float = 30, *, expires_in: float = 0) -> Approval:
+        """Asks a person whether something may be done, and waits that long for the answer (0: not at all). Go on only
+        when `approved` is true. `expires_in`: for how long it can be answered, where that is longer than the wait."""
+        request = pb.ConfirmActionRequest(session_id=session_id, action=action, timeout=timeout, expires_in=expires_in)
+        response = self._call("ConfirmAction", request, pb.ConfirmActionResponse, timeout + requests.MARGIN)
+        return Approval.read(response.approval)
+
+    def await_approval(self, approval_id: str, timeout: float = 30) -> Approval:
+        """The answer to an earlier question, or how it stands after that long."""
+        request = pb.ConfirmActionRequest(approval_id=approval_id, timeout=timeout)
+        response = self._call("ConfirmAction", request, pb.ConfirmActionResponse, timeout + requests.MARGIN)
+        return Approval.read(response.approval)
+
+    def approve_action(self, approval_id: str, approved: bool = True, *, reason: str = "") -> Approval:
+        """Answers a question of somebody else, once. With an API key this needs the scope operator."""
+        request = pb.ApproveActionRequest(approval_id=approval_id, approved=approved, reason=reason)
+        return Approval.read((self._call("ApproveAction", request, pb.ApproveActionResponse)).approval)
+
+    def list_approvals(self, *, all_states: bool = False) -> list[Approval]:
+        """Those that can be answered, or all on record."""
+        request = pb.ListApprovalsRequest(status="all" if all_states else "pending")
+        response = self._call("ListApprovals", request, pb.ListApprovalsResponse)
+        return [Approval.read(approval) for approval in response.approvals]
 
     def status(self) -> StatusInfo:
         return StatusInfo.read(self._call("Status", pb.StatusRequest(), pb.StatusResponse))

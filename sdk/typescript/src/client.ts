@@ -10,12 +10,14 @@ import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
 import { Conflict, NotFound, NotText, RunLost, SandboxError, translate } from "./errors.js";
 import {
+  type Approval,
   Chunk,
   type FileInfo,
   type PipResult,
   type RunResult,
   type SessionInfo,
   type StatusInfo,
+  readApproval,
   readFileInfo,
   readPip,
   readRun,
@@ -230,6 +232,33 @@ export class SandboxClient {
       remove: change.remove ?? [],
     };
     return (await this.#call("UpdateAllowedHosts", request)).allowed_hosts;
+  }
+
+  /**
+   * Asks a person whether something may be done, and waits that long for the answer (0: not at all). Go on only when
+   * `approved` is true. `expiresIn`: for how long it can be answered, where that is longer than the wait.
+   */
+  async confirmAction(sessionId: string, action: string, timeout = 30, options: { expiresIn?: number } = {}): Promise<Approval> {
+    const request = { session_id: sessionId, action, timeout, expires_in: options.expiresIn ?? 0 };
+    return readApproval((await this.#call("ConfirmAction", request, timeout + MARGIN)).approval);
+  }
+
+  /** The answer to an earlier question, or how it stands after that long. */
+  async awaitApproval(approvalId: string, timeout = 30): Promise<Approval> {
+    const request = { approval_id: approvalId, timeout };
+    return readApproval((await this.#call("ConfirmAction", request, timeout + MARGIN)).approval);
+  }
+
+  /** Answers a question of somebody else, once. With an API key this needs the scope operator. */
+  async approveAction(approvalId: string, approved = true, options: { reason?: string } = {}): Promise<Approval> {
+    const request = { approval_id: approvalId, approved, reason: options.reason ?? "" };
+    return readApproval((await this.#call("ApproveAction", request)).approval);
+  }
+
+  /** Those that can be answered, or all on record. */
+  async listApprovals(options: { allStates?: boolean } = {}): Promise<Approval[]> {
+    const response = await this.#call("ListApprovals", { status: options.allStates ? "all" : "pending" });
+    return response.approvals.map(readApproval);
   }
 
   async status(): Promise<StatusInfo> {

@@ -27,6 +27,7 @@ export {
   Unsupported,
 } from "./errors.js";
 export {
+  type Approval,
   Chunk,
   type FileInfo,
   type PipResult,

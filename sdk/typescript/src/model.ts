@@ -61,6 +61,25 @@ export interface PipResult {
   denied: Refusal[];
 }
 
+/** A question to a person, and what became of it. Its texts have no characters that a terminal acts on. */
+export interface Approval {
+  approvalId: string;
+  sessionId: string;
+  tenantId: string;
+  action: string;
+  /** pending, approved, rejected, expired or withdrawn */
+  status: string;
+  /** The only one that means yes. */
+  approved: boolean;
+  askedBy: string;
+  askedAt: number;
+  expiresAt: number;
+  answeredBy: string;
+  /** 0: nobody did. */
+  answeredAt: number;
+  reason: string;
+}
+
 export interface StatusInfo {
   available: boolean;
   version: string;
@@ -142,6 +161,23 @@ export function readSession(message: Message): SessionInfo {
     ttl: message.ttl,
     allowedHosts: message.allowed_hosts,
     denied: message.denied,
+  };
+}
+
+export function readApproval(message: Message): Approval {
+  return {
+    approvalId: message.approval_id,
+    sessionId: message.session_id,
+    tenantId: message.tenant_id,
+    action: message.action,
+    status: message.status,
+    approved: message.status === "approved",
+    askedBy: message.asked_by,
+    askedAt: message.asked_at,
+    expiresAt: message.expires_at,
+    answeredBy: message.answered_by,
+    answeredAt: message.answered_at,
+    reason: message.reason,
   };
 }
 

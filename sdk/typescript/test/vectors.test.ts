@@ -95,11 +95,44 @@ describe("files", () => {
   });
 });
 
+describe("approvals", () => {
+  // Somebody else than who asks.
+  const boss = new sdk.SandboxClient({
+    endpoint: process.env["K8E_TEST_ENDPOINT"] ?? "",
+    apiKey: process.env["K8E_TEST_ADMIN_KEY"] ?? "",
+  });
+  afterAll(() => boss.close());
+
+  for (const vector of vectors.approvals) {
+    test(vector.name, async () => {
+      const asked = await client.confirmAction(session, vector.action, 0, { expiresIn: vector.expires_in ?? 0 });
+      expect(asked).toMatchObject({ status: "pending", approved: false, action: vector.shown, sessionId: session });
+      const answered = "answer" in vector;
+      if (answered) {
+        expect(await client.listApprovals()).toContainEqual(asked);
+        await expect(client.approveAction(asked.approvalId)).rejects.toThrow(sdk.PermissionDenied);
+        await boss.approveAction(asked.approvalId, vector.answer, { reason: vector.reason });
+        await expect(boss.approveAction(asked.approvalId, !vector.answer)).rejects.toThrow(sdk.Conflict);
+      }
+      const settled = await client.awaitApproval(asked.approvalId, 20);
+      const approved = vector.status === "approved";
+      expect(settled).toMatchObject({ status: vector.status, approved, action: vector.shown, reason: vector.reason ?? "" });
+      expect([settled.answeredBy !== "", settled.answeredAt !== 0]).toEqual([answered, answered]);
+      expect((await client.listApprovals()).map((one) => one.approvalId)).not.toContain(settled.approvalId);
+      expect(await client.listApprovals({ allStates: true })).toContainEqual(settled);
+    }, 60_000);
+  }
+});
+
 describe("mistakes", () => {
   const call = (vector: Record<string, any>): Promise<unknown> => {
     switch (vector["call"]) {
       case "exec":
         return client.exec(vector["session"] ?? session, vector["argv"] ?? "true", vector["timeout"] ?? 30);
+      case "approve":
+        return client.approveAction(vector["approval"]);
+      case "confirm":
+        return client.confirmAction(session, vector["action"], 0);
       case "poll":
         return client.poll(vector["run"]);
       case "read":
