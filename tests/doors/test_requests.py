@@ -13,6 +13,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     REMOTE,
     Caller,
+    ChildSpec,
     Denial,
     Denials,
     HostsChange,
@@ -132,6 +133,8 @@ class TestSessions:
             "last_used": 2.5,
             "ttl": 60,
             "policy": {"allowed_hosts": ["*.example.org", "192.0.2.0/24"]},
+            "parent_session_id": None,
+            "children": [],
             "denied": [],
         }
         assert b"secret" not in shown.body
@@ -143,6 +146,48 @@ class TestSessions:
         expected = Shape((Mount("/p", "/workspace", REMOTE, writable=True, kept=(".git",)),), True, True)
         assert house.service.specs == [SessionSpec(shape=expected, more_hosts=["more.test"])]
         assert {key: answer.json["policy"][key] for key in shape} == shape
+
+    async def test_a_child(self, house: House) -> None:
+        parent = await house.make_session()
+        answer = await house.ask("POST", f"/v1/sessions/{parent}/subagents", {})
+        assert (answer.status, answer.json["parent_session_id"]) == (201, parent)
+        assert set(answer.json) == {"session_id", "runtime", "policy", "parent_session_id"}
+        wishes = {
+            "session_id": "mine",
+            "image": "debian",
+            "env": {"KEY": "secret"},
+            "ttl": 60,
+            "allowed_hosts": [],
+            "agent_type": "reviewer",
+            "workspace_path": "part",
+            "read_only": True,
+            "powerless": False,
+        }
+        limits = {"cpus": 0.25, "memory": 1 << 26}
+        await house.ask("POST", f"/v1/sessions/{parent}/subagents", {**wishes, "runtime": "native", "limits": limits})
+        assert house.service.specs[1:] == [
+            ChildSpec(),
+            ChildSpec(**wishes, runtime=Runtime.NATIVE, limits=limits),  # type: ignore[arg-type]
+        ]
+        shown = (await house.ask("GET", f"/v1/sessions/{parent}")).json
+        assert shown["children"] == ["sess-2", "mine"]
+        assert (await house.ask("GET", "/v1/sessions/mine")).json["parent_session_id"] == parent
+
+    @pytest.mark.parametrize(
+        ("body", "field"),
+        [
+            ({"tenant_id": "x"}, "tenant_id"),
+            ({"limits": {"memory": 1.5}}, "limits.memory"),
+            ({"limits": {"cores": 1}}, "limits.cores"),
+            ({"runtime": "docker"}, "runtime"),
+            ({"mounts": []}, "mounts"),
+            ({"read_only": "yes"}, "read_only"),
+        ],
+    )
+    async def test_a_child_with_what_is_not_known(self, house: House, body: dict[str, Any], field: str) -> None:
+        parent = await house.make_session()
+        answer = await house.ask("POST", f"/v1/sessions/{parent}/subagents", body)
+        assert (answer.status, answer.json["code"], answer.json["field"]) == (400, "invalid_argument", field)
 
     async def test_list_those_that_live_or_all(self, house: House) -> None:
         first, second = await house.make_session(), await house.make_session()

@@ -29,6 +29,46 @@ def running(guest: Guest, session: str) -> list[str]:
     return [process.command for process in guest.call("Ps", pb.PsRequest(session_id=session)).processes]
 
 
+class TestChildren:
+    def test_live_with_their_parent(self, guest: Guest) -> None:
+        parent = guest.create(allowed_hosts=["a.example"])
+        request = pb.RunSubAgentRequest(
+            parent_session_id=parent,
+            agent_type="reviewer",
+            workspace_path="part",
+            env={"COLOUR": "red"},
+            env_bytes={"ODD": b"\xff"},
+            limits=pb.Limits(memory=64 << 20),
+            ttl=90,
+            deny_all_hosts=True,
+            read_only=False,
+        )
+        created = guest.call("RunSubAgent", request)
+        child = guest.call("GetSession", pb.GetSessionRequest(session_id=created.session_id)).session
+        assert child == created.session
+        assert (child.parent_session_id, child.tenant_id, child.ttl) == (parent, "acme", 90)
+        assert (child.limits.memory, child.limits.cpus, list(child.allowed_hosts)) == (64 << 20, 0.5, [])
+        shown = guest.call("GetSession", pb.GetSessionRequest(session_id=parent)).session
+        assert (list(shown.children), shown.parent_session_id) == ([created.session_id], "")
+        assert guest.run(created.session_id, 'pwd; printf "%s" "$COLOUR$ODD"').stdout == b"/workspace/part\nred\xff"
+        guest.call("DestroySession", pb.DestroySessionRequest(session_id=parent))
+        code, detail = guest.refused("GetSession", pb.GetSessionRequest(session_id=created.session_id))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert detail is not None
+        assert "parent" in detail.detail
+
+    def test_have_no_more_than_their_parent(self, guest: Guest) -> None:
+        parent = guest.create(allowed_hosts=["a.example"])
+        child = guest.call("RunSubAgent", pb.RunSubAgentRequest(parent_session_id=parent)).session_id
+        for request, field in (
+            (pb.RunSubAgentRequest(parent_session_id=parent, allowed_hosts=["b.example"]), "allowed_hosts"),
+            (pb.RunSubAgentRequest(parent_session_id=parent, limits=pb.Limits(pids=100_000)), "limits.pids"),
+            (pb.RunSubAgentRequest(parent_session_id=child), "parent_session_id"),
+        ):
+            code, detail = guest.refused("RunSubAgent", request)
+            assert (code, detail and detail.field) == (grpc.StatusCode.PERMISSION_DENIED, field)
+
+
 class TestSessions:
     def test_live_from_create_to_destroy(self, guest: Guest) -> None:
         request = pb.CreateSessionRequest(
@@ -280,7 +320,8 @@ class TestErrors:
             ("CreateSession", pb.CreateSessionRequest(tenant_id="b"), "PERMISSION_DENIED", "wrong_tenant", "tenant"),
             ("CreateSession", pb.CreateSessionRequest(manifest="- x"), "INVALID_ARGUMENT", "", ""),
             ("CreateSession", pb.CreateSessionRequest(env={"1": ""}), "INVALID_ARGUMENT", "", "env"),
-            ("RunSubAgent", pb.RunSubAgentRequest(), "UNIMPLEMENTED", "not_yet", ""),
+            ("RunSubAgent", pb.RunSubAgentRequest(), "INVALID_ARGUMENT", "", "parent_session_id"),
+            ("RunSubAgent", pb.RunSubAgentRequest(parent_session_id="none"), "NOT_FOUND", "session_not_found", ""),
             ("ConfirmAction", pb.ConfirmActionRequest(session_id="S"), "INVALID_ARGUMENT", "", "action"),
             ("ConfirmAction", pb.ConfirmActionRequest(approval_id="a", action="x"), "INVALID_ARGUMENT", "", ""),
             ("ConfirmAction", pb.ConfirmActionRequest(approval_id="a", timeout=-1), "INVALID_ARGUMENT", "", "wait"),

@@ -26,7 +26,8 @@ OF_RUNS = ["PollRun", "KillRun"]
 OF_ADMINS = ["CreateApiKey", "ListApiKeys", "DeleteApiKey"]
 OF_OPERATORS = ["ApproveAction"]
 OF_SESSIONS += ["ConfirmAction"]
-OF_ALL = ["CreateSession", "ListSessions", "ListApprovals", "Status", "RunSubAgent", "ConnectAgent"]
+OF_SESSIONS += ["RunSubAgent"]
+OF_ALL = ["CreateSession", "ListSessions", "ListApprovals", "Status", "ConnectAgent"]
 
 
 def test_no_method_is_forgotten() -> None:
@@ -56,7 +57,7 @@ def ask(method: str, name: str = "sess-1") -> Sequence[Message]:
     if method in special:
         return special[method]
     request = METHODS[method].request()
-    for field in ("session_id", "run_id"):
+    for field in ("session_id", "run_id", "parent_session_id"):
         if field in request.DESCRIPTOR.fields_by_name and method not in OF_ALL:
             setattr(request, field, name)
     if "path" in request.DESCRIPTOR.fields_by_name:

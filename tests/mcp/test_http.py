@@ -117,8 +117,13 @@ async def test_without_connections_a_session_is_found_by_its_name_alone(machine:
         assert (run["truncated"], run.get("full_output")) == (True, None)
         temporary = await call(one, "sandbox_run", command=["echo", "hi"])
         assert temporary["stdout"] == "hi\n"
+        child = await call(one, "sandbox_run_subagent", parent_session_id=made["session_id"])
+        seen = await call(other, "sandbox_exec", session_id=child["session_id"], command="cat note")
+        assert seen["stdout"] == "kept\n", "its name leads to it, too"
         for session in (made, fresh, named):
             await call(other, "sandbox_destroy_session", session_id=session["session_id"])
+        gone = await fail(one, "sandbox_exec", session_id=child["session_id"], command="cat note")
+        assert gone["code"] == "session_not_found"
     wait_until(lambda: machine.live_sessions() == [])
 
 

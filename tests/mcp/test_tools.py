@@ -30,6 +30,7 @@ NAMES = {
     "sandbox_read_file",
     "sandbox_list_files",
     "sandbox_pip_install",
+    "sandbox_run_subagent",
     "sandbox_confirm_action",
     "sandbox_list",
     "sandbox_remove",
@@ -118,6 +119,9 @@ async def test_an_unknown_parameter_is_a_mistake_that_is_explained(agent: Client
         ("sandbox_create_session", {"runtime_class": "docker"}, "runtime_class"),
         ("sandbox_create_session", {"allowed_hosts": ["http://x/"]}, "allowed_hosts"),
         ("sandbox_create_session", {"session_id": "a b"}, "session_id"),
+        ("sandbox_run_subagent", {"parent_session_id": "no good"}, "parent_session_id"),
+        ("sandbox_run_subagent", {"agent_type": "no good"}, "agent_type"),
+        ("sandbox_run_subagent", {"workspace_path": "/etc"}, "workspace_path"),
         ("sandbox_confirm_action", {}, "action"),
         ("sandbox_confirm_action", {"action": "a", "approval_id": "b"}, "action"),
         ("sandbox_destroy_session", {}, "session_id"),
@@ -141,6 +145,27 @@ async def test_run_makes_one_session_for_many_calls_at_once(agent: Client) -> No
     assert len({run["session_id"] for run in runs}) == 1
     status = await call(agent, "sandbox_status")
     assert (status["available"], status["session_id"]) == (True, runs[0]["session_id"])
+
+
+async def test_sub_agents_share_the_workspace_of_the_session_that_is_meant(agent: Client, session: str) -> None:
+    mine = (await call(agent, "sandbox_run", code="echo mine > shared"))["session_id"]
+    child = await call(agent, "sandbox_run_subagent")
+    assert child["parent_session_id"] == mine
+    other = await call(
+        agent, "sandbox_run_subagent", parent_session_id=session, agent_type="reviewer", workspace_path="part"
+    )
+    assert other["parent_session_id"] == session
+    run = await call(agent, "sandbox_exec", session_id=child["session_id"], command="cat shared; echo back > answer")
+    assert run["stdout"] == "mine\n"
+    assert (await call(agent, "sandbox_run", code="cat answer"))["stdout"] == "back\n"
+    run = await call(agent, "sandbox_exec", session_id=other["session_id"], command="pwd; ls /workspace/shared")
+    assert (run["stdout"], run["exit_code"]) == ("/workspace/part\n", 2)
+    refused = await fail(agent, "sandbox_run_subagent", parent_session_id=child["session_id"])
+    assert refused["code"] == "child_of_child"
+    listed = {each["session_id"]: each for each in (await call(agent, "sandbox_list"))["sessions"]}
+    assert child["session_id"] in listed[mine]["children"]
+    for made in (child, other):
+        await call(agent, "sandbox_destroy_session", session_id=made["session_id"])
 
 
 async def test_calls_run_side_by_side(agent: Client, session: str) -> None:

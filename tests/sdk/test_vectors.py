@@ -16,7 +16,7 @@ from sandbox_client import AsyncSandboxClient, SandboxClient
 
 VECTORS = json.loads((Path(__file__).resolve().parent.parent.parent / "sdk" / "vectors.json").read_text())
 RUNS, FILES, ERRORS = VECTORS["runs"], VECTORS["files"], VECTORS["errors"]
-APPROVALS = VECTORS["approvals"]
+APPROVALS, CHILDREN = VECTORS["approvals"], VECTORS["children"]
 Vector = dict[str, Any]
 
 
@@ -146,6 +146,28 @@ async def test_an_approval_awaited(
     check_approval(vector, await asking)
 
 
+def child_options(vector: Vector) -> dict[str, Any]:
+    names = ("agent_type", "workspace_path", "allowed_hosts", "memory", "cpus", "env", "read_only", "powerless")
+    return {name: vector[name] for name in names if name in vector}
+
+
+@named(CHILDREN)
+def test_a_child(client: SandboxClient, session: str, vector: Vector) -> None:
+    client.write_file(session, "shared", "the parent's\n")
+    child = client.run_subagent(session, **child_options(vector))
+    assert (client.get_session(child).parent_session_id, client.get_session(session).children) == (session, (child,))
+    assert client.exec(child, vector["code"]).raw_stdout == base64.b64decode(vector["stdout"])
+    with pytest.raises(sandbox_client.PermissionDenied, match="child itself"):
+        client.run_subagent(child)
+    client.destroy_session(child)
+
+
+async def test_a_child_awaited(async_client: AsyncSandboxClient, session: str) -> None:
+    child = await async_client.run_subagent(session, "reviewer", "part")
+    assert (await async_client.exec(child, "pwd")).stdout == "/workspace/part\n"
+    await async_client.destroy_session(child)
+
+
 @named(ERRORS)
 def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Vector) -> None:
     with pytest.raises(sandbox_client.SandboxError) as caught:
@@ -161,6 +183,8 @@ def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Ve
                 client.poll(vector["run"])
             case "read":
                 client.read_file(session, vector["path"])
+            case "subagent":
+                client.run_subagent(vector.get("session", session), **child_options(vector))
             case _:
                 options = {"session_id": vector.get("session_id", "")}
                 client.create_session(vector.get("runtime", runtime), vector.get("allowed_hosts"), **options)

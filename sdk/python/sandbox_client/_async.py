@@ -192,6 +192,45 @@ class AsyncSandboxClient:
         response = await self._call("CreateSession", request, pb.CreateSessionResponse, requests.CREATE_SECONDS)
         return str(response.session_id)
 
+    async def run_subagent(
+        self,
+        parent_session_id: str,
+        agent_type: str = "",
+        workspace_path: str = "",
+        *,
+        session_id: str = "",
+        runtime_class: str = "",
+        allowed_hosts: Sequence[str] | None = None,
+        env: requests.Env | None = None,
+        image: str = "",
+        cpus: float = 0,
+        memory: int = 0,
+        disk: int = 0,
+        ttl: float = 0,
+        read_only: bool = False,
+        powerless: bool = False,
+    ) -> str:
+        """Makes a session for a sub-agent, which shares its parent's workspace, has no more than its parent in anything
+        and ends with it; returns its id. What is left out it has as its parent, but for variables."""
+        request = requests.build_child(
+            parent_session_id,
+            agent_type,
+            workspace_path,
+            session_id=session_id,
+            runtime_class=runtime_class,
+            allowed_hosts=allowed_hosts,
+            env=env,
+            image=image,
+            cpus=cpus,
+            memory=memory,
+            disk=disk,
+            ttl=ttl,
+            read_only=read_only,
+            powerless=powerless,
+        )
+        response = await self._call("RunSubAgent", request, pb.RunSubAgentResponse, requests.CREATE_SECONDS)
+        return str(response.session_id)
+
     async def get_session(self, session_id: str) -> SessionInfo:
         request = pb.GetSessionRequest(session_id=session_id)
         return SessionInfo.read((await self._call("GetSession", request, pb.GetSessionResponse)).session)

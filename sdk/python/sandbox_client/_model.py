@@ -107,6 +107,8 @@ class SessionInfo:
     ttl: float
     allowed_hosts: tuple[str, ...]
     denied: tuple[Refusal, ...]
+    parent_session_id: str = ""  # whose sub-agent's it is, if it is one
+    children: tuple[str, ...] = ()  # its sub-agents' sessions
 
     @classmethod
     def read(cls, message: pb.Session) -> SessionInfo:
@@ -122,6 +124,8 @@ class SessionInfo:
             ttl=message.ttl,
             allowed_hosts=tuple(message.allowed_hosts),
             denied=tuple(Refusal.read(refusal) for refusal in message.denied),
+            parent_session_id=message.parent_session_id,
+            children=tuple(message.children),
         )
 
 

@@ -46,9 +46,7 @@ def build_create(
     git_repo: str,
     git_ref: str,
 ) -> pb.CreateSessionRequest:
-    if isinstance(allowed_hosts, str):
-        hint = 'give a list: ["example.com"]'
-        raise InvalidArgument("allowed_hosts is one text", code="invalid_argument", field="allowed_hosts", hint=hint)
+    check_hosts(allowed_hosts)
     return pb.CreateSessionRequest(
         session_id=session_id,
         tenant_id=tenant_id,
@@ -63,6 +61,47 @@ def build_create(
         manifest=manifest,
         git_repo=git_repo,
         git_ref=git_ref,
+    )
+
+
+def check_hosts(allowed_hosts: Sequence[str] | None) -> None:
+    if isinstance(allowed_hosts, str):
+        hint = 'give a list: ["example.com"]'
+        raise InvalidArgument("allowed_hosts is one text", code="invalid_argument", field="allowed_hosts", hint=hint)
+
+
+def build_child(
+    parent_session_id: str,
+    agent_type: str,
+    workspace_path: str,
+    *,
+    session_id: str,
+    runtime_class: str,
+    allowed_hosts: Sequence[str] | None,
+    env: Env | None,
+    image: str,
+    cpus: float,
+    memory: int,
+    disk: int,
+    ttl: float,
+    read_only: bool,
+    powerless: bool,
+) -> pb.RunSubAgentRequest:
+    check_hosts(allowed_hosts)
+    return pb.RunSubAgentRequest(
+        parent_session_id=parent_session_id,
+        agent_type=agent_type,
+        workspace_path=workspace_path,
+        session_id=session_id,
+        runtime_class=runtime_class,
+        allowed_hosts=list(allowed_hosts or ()),
+        deny_all_hosts=allowed_hosts is not None and not allowed_hosts,
+        env=dict(env or {}),
+        image=image,
+        limits=pb.Limits(cpus=cpus, memory=memory, disk=disk),
+        ttl=ttl,
+        read_only=read_only,
+        powerless=powerless,
     )
 
 

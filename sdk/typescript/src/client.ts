@@ -52,12 +52,8 @@ export interface ExecOptions {
   stdin?: string | Uint8Array;
 }
 
-export interface SessionOptions {
-  /** gvisor unless told otherwise; "" is the strongest that works. One that is not there is an error. */
-  runtimeClass?: string;
-  /** Left out: the default list. Empty: nothing may be reached. */
+interface Wishes {
   allowedHosts?: readonly string[];
-  tenantId?: string;
   sessionId?: string;
   env?: Record<string, string>;
   image?: string;
@@ -65,9 +61,30 @@ export interface SessionOptions {
   memory?: number;
   disk?: number;
   ttl?: number;
+}
+
+export interface SessionOptions extends Wishes {
+  /** gvisor unless told otherwise; "" is the strongest that works. One that is not there is an error. */
+  runtimeClass?: string;
+  /** Left out: the default list. Empty: nothing may be reached. */
+  allowedHosts?: readonly string[];
+  tenantId?: string;
   manifest?: string;
   gitRepo?: string;
   gitRef?: string;
+}
+
+/** What is left out it has as its parent, but for variables; more than its parent it never has. */
+export interface SubAgentOptions extends Wishes {
+  /** A label. */
+  agentType?: string;
+  /** Where in /workspace its commands start; made when it is not there. */
+  workspacePath?: string;
+  runtimeClass?: string;
+  /** It sees the workspace and cannot change it. */
+  readOnly?: boolean;
+  /** Not even its root has capabilities. */
+  powerless?: boolean;
 }
 
 /* eslint-disable-next-line @typescript-eslint/no-explicit-any -- the loader's messages have no types */
@@ -78,6 +95,16 @@ const bytes = (data: string | Uint8Array): Uint8Array => (typeof data === "strin
 
 const pathFields = (name: string, path: Path): Record<string, Path> =>
   typeof path === "string" ? { [name]: path } : { [`${name}_bytes`]: path };
+
+const wishes = ({ cpus = 0, memory = 0, disk = 0, allowedHosts, ...options }: Wishes): Message => ({
+  session_id: options.sessionId ?? "",
+  allowed_hosts: allowedHosts ?? [],
+  deny_all_hosts: allowedHosts?.length === 0, // this format cannot tell an empty list from none
+  env: options.env ?? {},
+  image: options.image ?? "",
+  limits: { cpus, memory, disk },
+  ttl: options.ttl ?? 0,
+});
 
 function execRequest(sessionId: string, command: Command, timeout: number, options: ExecOptions, background = false): Message {
   return {
@@ -188,22 +215,29 @@ export class SandboxClient {
 
   /** Makes a session and returns its id. */
   async createSession(options: SessionOptions = {}): Promise<string> {
-    const { cpus = 0, memory = 0, disk = 0, allowedHosts } = options;
     const request = {
-      session_id: options.sessionId ?? "",
+      ...wishes(options),
       tenant_id: options.tenantId ?? this.#tenant,
       runtime_class: options.runtimeClass ?? "gvisor",
-      allowed_hosts: allowedHosts ?? [],
-      deny_all_hosts: allowedHosts?.length === 0, // this format cannot tell an empty list from none
-      env: options.env ?? {},
-      image: options.image ?? "",
-      limits: { cpus, memory, disk },
-      ttl: options.ttl ?? 0,
       manifest: options.manifest ?? "",
       git_repo: options.gitRepo ?? "",
       git_ref: options.gitRef ?? "",
     };
     return (await this.#call("CreateSession", request, CREATE_SECONDS)).session_id;
+  }
+
+  /** Makes a session for a sub-agent, which shares its parent's workspace and ends with it, and returns its id. */
+  async runSubAgent(parentSessionId: string, options: SubAgentOptions = {}): Promise<string> {
+    const request = {
+      ...wishes(options),
+      parent_session_id: parentSessionId,
+      agent_type: options.agentType ?? "",
+      workspace_path: options.workspacePath ?? "",
+      runtime_class: options.runtimeClass ?? "",
+      read_only: options.readOnly ?? false,
+      powerless: options.powerless ?? false,
+    };
+    return (await this.#call("RunSubAgent", request, CREATE_SECONDS)).session_id;
   }
 
   async getSession(sessionId: string): Promise<SessionInfo> {

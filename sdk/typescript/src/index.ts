@@ -7,6 +7,7 @@ export {
   type Path,
   SandboxClient,
   type SessionOptions,
+  type SubAgentOptions,
   sandboxRun,
 } from "./client.js";
 export {

@@ -53,6 +53,10 @@ export interface SessionInfo {
   ttl: number;
   allowedHosts: string[];
   denied: Refusal[];
+  /** Whose sub-agent's it is; "" if it is none. */
+  parentSessionId: string;
+  /** Its sub-agents' sessions. */
+  children: string[];
 }
 
 export interface PipResult {
@@ -161,6 +165,8 @@ export function readSession(message: Message): SessionInfo {
     ttl: message.ttl,
     allowedHosts: message.allowed_hosts,
     denied: message.denied,
+    parentSessionId: message.parent_session_id,
+    children: message.children,
   };
 }
 

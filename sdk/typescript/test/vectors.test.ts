@@ -124,6 +124,31 @@ describe("approvals", () => {
   }
 });
 
+const childOptions = (vector: Record<string, any>): sdk.SubAgentOptions => ({
+  ...(vector["agent_type"] ? { agentType: vector["agent_type"] } : {}),
+  ...(vector["workspace_path"] ? { workspacePath: vector["workspace_path"] } : {}),
+  ...(vector["allowed_hosts"] ? { allowedHosts: vector["allowed_hosts"] } : {}),
+  ...(vector["memory"] ? { memory: vector["memory"] } : {}),
+  ...(vector["cpus"] ? { cpus: vector["cpus"] } : {}),
+  ...(vector["env"] ? { env: vector["env"] } : {}),
+  ...(vector["read_only"] ? { readOnly: true } : {}),
+  ...(vector["powerless"] ? { powerless: true } : {}),
+});
+
+describe("children", () => {
+  for (const vector of vectors.children) {
+    test(vector.name, async () => {
+      await client.writeFile(session, "shared", "the parent's\n");
+      const child = await client.runSubAgent(session, childOptions(vector));
+      expect((await client.getSession(child)).parentSessionId).toBe(session);
+      expect((await client.getSession(session)).children).toEqual([child]);
+      expect(Buffer.from((await client.exec(child, vector.code)).rawStdout)).toEqual(unbase64(vector.stdout));
+      await expect(client.runSubAgent(child)).rejects.toMatchObject({ code: "child_of_child" });
+      await client.destroySession(child);
+    }, 60_000);
+  }
+});
+
 describe("mistakes", () => {
   const call = (vector: Record<string, any>): Promise<unknown> => {
     switch (vector["call"]) {
@@ -137,6 +162,8 @@ describe("mistakes", () => {
         return client.poll(vector["run"]);
       case "read":
         return client.readFile(session, vector["path"]);
+      case "subagent":
+        return client.runSubAgent(vector["session"] ?? session, childOptions(vector));
       default:
         return client.createSession({
           runtimeClass: vector["runtime"] ?? runtimeClass,

@@ -72,20 +72,36 @@ def create(options: argparse.Namespace) -> int:
     if options.secret:
         raise Failure("secrets_not_supported_yet", "--secret cannot be honoured yet", hint="leave it out")
     wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
+    wanted.update(describe_wishes(options))
+    if options.tenant:
+        wanted["tenant_id"] = options.tenant
+    return finish(open_client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
+
+
+def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
+    """What a session and a sub-agent's can both be asked to have."""
     limits = {name: getattr(options, name) for name in ("cpus", "memory", "disk")}
     given = {
         "session_id": options.session_id,
-        "tenant_id": options.tenant,
         "runtime": options.runtime,
         "image": options.image,
         "ttl": options.ttl,
         "env": json.loads(f"{{{describe_env(options.env)}}}"),
         "limits": {name: value for name, value in limits.items() if value is not None},
     }
-    wanted.update({name: value for name, value in given.items() if value})
+    wanted = {name: value for name, value in given.items() if value}
     if options.allowed_hosts:
         wanted["allowed_hosts"] = split_hosts(options.allowed_hosts)
-    return finish(open_client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
+    return wanted
+
+
+def subagent(options: argparse.Namespace) -> int:
+    wanted = describe_wishes(options)
+    for name in ("agent_type", "workspace_path", "read_only", "powerless"):
+        if value := getattr(options, name):
+            wanted[name] = value
+    target = f"/v1/sessions/{quote(options.parent)}/subagents"
+    return finish(open_client().request("POST", target, json.dumps(wanted).encode(), JSON))
 
 
 def get(options: argparse.Namespace) -> int:

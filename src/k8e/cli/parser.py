@@ -70,6 +70,18 @@ are separated by commas.
   k8e sandbox allow-hosts SID --clear
 """
 
+SUBAGENT = """\
+Makes a session for a sub-agent and prints its id. It has processes, limits and a /tmp of its own, and its
+parent's /workspace, live in both directions. It can do nothing that its parent cannot, has no sub-agents
+itself, and ends with its parent.
+
+  SUB1=$(k8e sandbox subagent PARENT-SID | jq -r .session_id)
+  SUB2=$(k8e sandbox subagent PARENT-SID --agent-type reviewer --read-only | jq -r .session_id)
+  k8e sandbox run 'python3 task_a.py' --session-id $SUB1 --raw &
+  k8e sandbox run 'python3 task_b.py' --session-id $SUB2 --raw &
+  wait
+"""
+
 CONFIRM = """\
 Asks a person whether something may be done, and waits for the answer. The command with which they approve
 it is printed on stderr; whoever asks cannot approve it themselves (docs/approvals.md). Exits with 0 when it
@@ -320,6 +332,7 @@ def add_sandbox(parent: Any) -> None:
 
     add_run_options(add("run", run_parsed, "run code or a shell command", RUN))
     add_create_options(add("create", commands.create, "make a session and print its id"))
+    add_child_options(add("subagent", commands.subagent, "make a session that shares another's workspace", SUBAGENT))
     add("get", commands.get, "show a session").add_argument("sid", metavar="SID")
     add_hosts_options(add("allow-hosts", commands.allow_hosts, "show or change what a session may reach", HOSTS))
     sessions = add("sessions", commands.sessions, "list your sessions")
@@ -388,15 +401,18 @@ def add_hosts_options(parser: Parser) -> None:
     parser.add_argument("--clear", action="store_true", help="take everything off it")
 
 
-def add_create_options(parser: Parser) -> None:
+def add_wishes(
+    parser: Parser, runtime: str, image: str, cpus: str, memory: str, disk: str, ttl: str, hosts: str
+) -> Callable[..., None]:
+    """What a session and a sub-agent's can both be asked to have; the words are their defaults."""
+
     def add(name: str, noun: str, about: str, **settings: Any) -> None:
         parser.add_argument(name, metavar=noun, help=about, **settings)
 
     size, span = read_with(commands.read_size, "size"), read_with(commands.read_span, "span of time")
-    add("--runtime", "NAME", "gvisor or native; default: the strongest that works here", default="")
-    add("--image", "NAME", "default: host, this machine's own tools", default="")
+    add("--runtime", "NAME", f"gvisor or native; default: {runtime}", default="")
+    add("--image", "NAME", f"default: {image}", default="")
     add("--session-id", "SID", "the id to give it; default: chosen for you", default="")
-    add("--tenant", "NAME", "whom it belongs to", default="")
     add(
         "--env",
         "NAME=VALUE",
@@ -404,20 +420,39 @@ def add_create_options(parser: Parser) -> None:
         action="append",
         default=[],
     )
-    add("--cpus", "N", "default: 0.5", type=float)
-    add("--memory", "SIZE", "such as 512m (default) or 2g", type=size)
-    add("--disk", "SIZE", "such as 2g (default)", type=size)
-    add("--ttl", "TIME", "unused for that long it is destroyed: 90s, 15m, 1h (default), 2d", type=span)
-    add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
-    add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
-    add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
+    add("--cpus", "N", f"default: {cpus}", type=float)
+    add("--memory", "SIZE", f"such as 512m or 2g; default: {memory}", type=size)
+    add("--disk", "SIZE", f"default: {disk}", type=size)
+    add("--ttl", "TIME", f"unused for that long it is destroyed: 90s, 15m, 2d; default: {ttl}", type=span)
     add(
         "--allowed-hosts",
         "HOSTS",
-        "what it may reach, instead of the usual list: a.example,*.b.example:8443; '' is nothing",
+        f"what it may reach, instead of {hosts}: a.example,*.b.example:8443; '' is nothing",
         action="append",
         default=[],
     )
+    return add
+
+
+def add_child_options(parser: Parser) -> None:
+    parser.add_argument("parent", metavar="PARENT-SID", help="the session whose workspace it shares")
+    same = "its parent's"
+    add = add_wishes(parser, same, same, same, same, same, same, "all that its parent may")
+    add("--agent-type", "NAME", "what kind of agent it is for, as a label", default="")
+    add("--workspace-path", "DIR", "where in /workspace its commands start; made when it is not there", default="")
+    parser.add_argument("--read-only", action="store_true", help="it sees the workspace and cannot change it")
+    parser.add_argument("--powerless", action="store_true", help="not even its root has capabilities")
+
+
+def add_create_options(parser: Parser) -> None:
+    add = add_wishes(
+        *(parser, "the strongest that works here", "host, this machine's own tools"),
+        *("0.5", "512m", "2g", "1h", "the usual list"),
+    )
+    add("--tenant", "NAME", "whom it belongs to", default="")
+    add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
+    add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
+    add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
     add("--secret", "NAME", "(not supported yet)", action="append", default=[])
 
 

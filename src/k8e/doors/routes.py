@@ -71,6 +71,7 @@ class Routes:
             Route("GET", sessions, self._list_sessions),
             Route("GET", (*sessions, "*"), self._get_session),
             Route("DELETE", (*sessions, "*"), self._destroy),
+            Route("POST", (*sessions, "*", "subagents"), self._run_subagent, (JSON,)),
             Route("GET", (*sessions, "*", "hosts"), self._get_hosts),
             Route("POST", (*sessions, "*", "hosts"), self._set_hosts, (JSON,)),
             Route("POST", (*sessions, "*", "runs"), self._run, (JSON, frames.CONTENT_TYPE)),
@@ -176,6 +177,11 @@ class Routes:
     async def _get_session(self, exchange: Exchange, request: Request) -> None:
         session = await self._service.get(exchange.caller, request.path[2])
         await exchange.send_json(200, shapes.shape_session_closely(session))
+
+    async def _run_subagent(self, exchange: Exchange, request: Request) -> None:
+        spec = specs.read_child_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        child = await self._service.subagent(exchange.caller, request.path[2], spec)
+        await exchange.send_json(201, shapes.shape_child(child))
 
     async def _get_hosts(self, exchange: Exchange, request: Request) -> None:
         session = await self._service.get(exchange.caller, request.path[2])

@@ -104,6 +104,10 @@ def shape_created(session: Session) -> Json:
     }
 
 
+def shape_child(session: Session) -> Json:
+    return {**shape_created(session), "parent_session_id": session.parent}
+
+
 def shape_session(session: Session) -> Json:
     return {
         "session_id": session.session_id,
@@ -118,6 +122,8 @@ def shape_session(session: Session) -> Json:
         "last_used": session.last_used,
         "ttl": session.ttl,
         "policy": shape_policy(session),
+        "parent_session_id": session.parent or None,
+        "children": list(session.children),
     }
 
 

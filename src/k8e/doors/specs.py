@@ -14,8 +14,20 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import REMOTE, HostsChange, Language, ManifestEntry, ManifestRepo, RunSpec, SessionSpec, Terminal
+from k8e.core.model import (
+    REMOTE,
+    ChildSpec,
+    HostsChange,
+    Language,
+    ManifestEntry,
+    ManifestRepo,
+    RunSpec,
+    SessionSpec,
+    Terminal,
+)
 from k8e.engine import Limits, Mount, Runtime, Shape
+
+_COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
 
 Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -209,6 +221,27 @@ def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
         shape=_read_shape(fields),
         manifest=_read_manifest(fields),
     )
+    fields.finish()
+    return spec
+
+
+def read_child_spec(fields: Fields) -> ChildSpec:
+    limits = fields.take_fields("limits")
+    wanted = {name: limits.take_count(name, 0) for name in _COUNTS if name in limits}
+    spec = ChildSpec(
+        session_id=fields.take_text("session_id"),
+        runtime=fields.take_choice("runtime", Runtime),
+        image=fields.take_text("image"),
+        env=fields.take_mapping("env"),
+        limits={"cpus": limits.take_number("cpus", 0), **wanted} if "cpus" in limits else wanted,
+        ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
+        allowed_hosts=fields.take_texts("allowed_hosts"),
+        read_only=fields.take_flag("read_only") if "read_only" in fields else None,
+        powerless=fields.take_flag("powerless") if "powerless" in fields else None,
+        agent_type=fields.take_text("agent_type"),
+        workspace_path=fields.take_text("workspace_path"),
+    )
+    limits.finish()
     fields.finish()
     return spec
 

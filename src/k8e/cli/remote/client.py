@@ -103,6 +103,7 @@ class RemoteClient:
             ("GET", "sessions"): self._list_sessions,
             ("GET", "sessions", "*"): self._get,
             ("DELETE", "sessions", "*"): self._destroy,
+            ("POST", "sessions", "*", "subagents"): self._run_subagent,
             ("GET", "sessions", "*", "hosts"): self._get_hosts,
             ("POST", "sessions", "*", "hosts"): self._set_hosts,
             ("POST", "sessions", "*", "runs"): self._run,
@@ -200,6 +201,11 @@ class RemoteClient:
     def _destroy(self, asked: Asked) -> Reply:
         self._call("DestroySession", pb.DestroySessionRequest(session_id=name(asked)))
         return DONE
+
+    def _run_subagent(self, asked: Asked) -> Reply:
+        request = messages.write_child(name(asked), specs.read_child_spec(specs.Fields(asked.json)))
+        answer = self._call("RunSubAgent", request, seconds=1800.0)
+        return Reply(201, shapes.encode(shapes.shape_child(messages.read_session(answer.session))))
 
     def _get_hosts(self, asked: Asked) -> Reply:
         answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))

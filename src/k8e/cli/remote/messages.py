@@ -12,6 +12,7 @@ from typing import Any
 from k8e.core.model import (
     Approval,
     ApprovalStatus,
+    ChildSpec,
     Denial,
     Denials,
     Phase,
@@ -23,7 +24,7 @@ from k8e.core.model import (
 )
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.shapes import Json
-from k8e.engine import Limits, Runtime, RuntimeReport
+from k8e.engine import Limits, Runtime, RuntimeReport, Shape
 from k8e.link.model import CommandInfo
 from k8e.policy import HostList
 
@@ -57,6 +58,24 @@ def write_session(wanted: Json) -> pb.CreateSessionRequest:
         limits=pb.Limits(**wanted["limits"]) if wanted.get("limits") else None,
         allowed_hosts=hosts or (),
         deny_all_hosts=hosts is not None and not hosts,
+    )
+
+
+def write_child(parent: str, spec: ChildSpec) -> pb.RunSubAgentRequest:
+    return pb.RunSubAgentRequest(
+        parent_session_id=parent,
+        session_id=spec.session_id,
+        runtime_class=spec.runtime.value if spec.runtime else "",
+        image=spec.image,
+        **split_env(spec.env),
+        limits=pb.Limits(**spec.limits),  # type: ignore[arg-type]
+        ttl=spec.ttl or 0,
+        allowed_hosts=spec.allowed_hosts or (),
+        deny_all_hosts=spec.allowed_hosts is not None and not spec.allowed_hosts,
+        read_only=bool(spec.read_only),
+        powerless=bool(spec.powerless),
+        agent_type=spec.agent_type,
+        workspace_path=spec.workspace_path,
     )
 
 
@@ -96,6 +115,9 @@ def read_session(session: pb.Session) -> Session:
         ttl=session.ttl,
         hosts=HostList.parse(session.allowed_hosts),
         denied=read_denials(session.denied, session.denied_more),
+        parent=session.parent_session_id,
+        children=tuple(session.children),
+        shape=Shape(read_only=session.read_only, powerless=session.powerless),
     )
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from google.protobuf.message import Message
-
-from k8e.core.access import require_scope
-from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
-from k8e.core.model import LiveRun, RunResult, Scope, WholeService
+from k8e.core.model import LiveRun, RunResult, WholeService
 from k8e.core.turns import Turns
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
@@ -54,7 +50,7 @@ class Handlers:
             "UploadFile": Handler(self._upload, LONG),
             "DownloadFile": Handler(self._download, LONG),
             "ListFiles": Handler(self._list_files, 120.0),
-            "RunSubAgent": Handler(self._not_yet(pb.RunSubAgentRequest, Scope.RUN)),
+            "RunSubAgent": Handler(self._run_subagent, LONG),
             **Approvals(self._service).table(),
             **self._agents.table(),
             "Login": Handler(self._login, strangers=True),
@@ -92,6 +88,12 @@ class Handlers:
         request = await call.read_one(pb.DestroySessionRequest)
         await self._service.destroy(call.caller, request.session_id)
         await call.write(pb.DestroySessionResponse())
+
+    async def _run_subagent(self, call: Call) -> None:
+        request = await call.read_one(pb.RunSubAgentRequest)
+        spec = reading.read_child_spec(request)
+        child = await self._service.subagent(call.caller, request.parent_session_id, spec)
+        await call.write(pb.RunSubAgentResponse(session_id=child.session_id, session=showing.show_session(child)))
 
     async def _update_hosts(self, call: Call) -> None:
         request = await call.read_one(pb.UpdateAllowedHostsRequest)
@@ -242,15 +244,6 @@ class Handlers:
         request = await call.read_one(pb.DeleteApiKeyRequest)
         await self._keys.delete(call.caller, request.name)
         await call.write(pb.DeleteApiKeyResponse())
-
-    def _not_yet(self, kind: type[Message], scope: Scope) -> Callable[[Call], Awaitable[None]]:
-        async def refuse(call: Call) -> None:
-            await call.read_one(kind)
-            require_scope(call.caller, scope)
-            name = kind.DESCRIPTOR.name.removesuffix("Request")
-            raise Fault(Kind.NOT_YET, "not_yet", f"{name} is not part of this version", hint="A later one has it.")
-
-        return refuse
 
 
 def _wait_for(seconds: float) -> float:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.keys import DEFAULT_TTL, KeySpec
 from k8e.core.manifest import parse_manifest
 from k8e.core.model import (
     DEFAULT_TIMEOUT,
+    ChildSpec,
     HostsChange,
     Language,
     ManifestEntry,
@@ -76,9 +77,6 @@ def read_env(text: Mapping[str, str], content: Mapping[str, bytes]) -> dict[str,
 
 def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> SessionSpec:
     """May take a while: a large manifest."""
-    if request.deny_all_hosts and request.allowed_hosts:
-        raise invalid("deny_all_hosts", "deny_all_hosts is given together with allowed_hosts")
-    said = request.deny_all_hosts or request.allowed_hosts
     return SessionSpec(
         session_id=request.session_id,
         tenant=request.tenant_id,
@@ -87,14 +85,40 @@ def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> Ses
         env=read_env(request.env, request.env_bytes),
         limits=read_limits(request.limits, defaults) if request.HasField("limits") else None,
         ttl=request.ttl or None,
-        allowed_hosts=tuple(request.allowed_hosts) if said else None,
+        allowed_hosts=read_hosts(request),
         manifest=read_manifest(request),
     )
 
 
+def read_child_spec(request: pb.RunSubAgentRequest) -> ChildSpec:
+    return ChildSpec(
+        session_id=request.session_id,
+        runtime=read_choice("runtime_class", request.runtime_class, Runtime),
+        image=request.image,
+        env=read_env(request.env, request.env_bytes),
+        limits=list_limits(request.limits),
+        ttl=request.ttl or None,
+        allowed_hosts=read_hosts(request),
+        read_only=request.read_only or None,
+        powerless=request.powerless or None,
+        agent_type=request.agent_type,
+        workspace_path=request.workspace_path,
+    )
+
+
+def read_hosts(request: pb.CreateSessionRequest | pb.RunSubAgentRequest) -> tuple[str, ...] | None:
+    if request.deny_all_hosts and request.allowed_hosts:
+        raise invalid("deny_all_hosts", "deny_all_hosts is given together with allowed_hosts")
+    return tuple(request.allowed_hosts) if request.deny_all_hosts or request.allowed_hosts else None
+
+
 def read_limits(limits: pb.Limits, defaults: Limits) -> Limits:
+    return replace(defaults, **list_limits(limits))
+
+
+def list_limits(limits: pb.Limits) -> dict[str, Any]:
     names = ("cpus", "memory", "pids", "disk", "inodes", "open_files")
-    return replace(defaults, **{name: value for name in names if (value := getattr(limits, name))})
+    return {name: value for name in names if (value := getattr(limits, name))}
 
 
 def read_manifest(request: pb.CreateSessionRequest) -> tuple[ManifestEntry, ...]:

@@ -66,6 +66,10 @@ def show_session(session: Session) -> pb.Session:
         allowed_hosts=session.hosts.texts,
         denied=show_denials(session.denied),
         denied_more=session.denied.more,
+        parent_session_id=session.parent,
+        children=session.children,
+        read_only=session.shape.read_only,
+        powerless=session.shape.powerless,
     )
 
 

@@ -13,6 +13,7 @@ from k8e.core.model import (
     OUTPUT_LIMIT,
     Approval,
     ApprovalStatus,
+    ChildSpec,
     HostsChange,
     Language,
     RunResult,
@@ -193,6 +194,13 @@ async def create_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     return Answer(shapes.shape_created(await guest.create(spec)))
 
 
+async def run_subagent(guest: Guest, fields: Fields, talk: Talk) -> Answer:
+    named = fields.take_text("parent_session_id")
+    spec = ChildSpec(agent_type=fields.take_text("agent_type"), workspace_path=fields.take_text("workspace_path"))
+    fields.finish()
+    return Answer(shapes.shape_child(await guest.run_subagent(named, spec)))
+
+
 async def destroy_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     name = "name" if "name" in fields else "session_id"
     session_id = fields.take_text(name)
@@ -369,6 +377,7 @@ TABLE: Final[Mapping[str, Tool]] = {
     "sandbox_read_file": read_file,
     "sandbox_list_files": list_files,
     "sandbox_pip_install": pip_install,
+    "sandbox_run_subagent": run_subagent,
     "sandbox_confirm_action": confirm_action,
     "sandbox_list": list_sessions,
     "sandbox_remove": destroy_session,

@@ -311,6 +311,23 @@ TOOLS: Final[tuple[ToolText, ...]] = (
         reaches=True,
     ),
     ToolText(
+        "sandbox_run_subagent",
+        "Make a session for a sub-agent",
+        "A sandbox of its own for work beside yours: it shares /workspace with its parent, live in both directions, "
+        "and has its own processes, /tmp, variables and limits. It can do nothing that its parent cannot, has no "
+        "sub-agents itself, and ends with its parent. Use its session_id with the other tools.",
+        {
+            "parent_session_id": text(
+                "Whose workspace it shares. Left out: your own default session, made when it is first needed."
+            ),
+            "agent_type": text("What kind of agent it is for: a label of letters, digits, _ and -."),
+            "workspace_path": text(
+                "The directory in /workspace where its commands start; made when it is not there.", default="/workspace"
+            ),
+        },
+        outputs={**CREATED, "parent_session_id": text("Whose child it is.")},
+    ),
+    ToolText(
         "sandbox_confirm_action",
         "Ask a person",
         "Before something that cannot be undone: asks a person to approve it. With `action` it asks; if the answer is "

@@ -15,10 +15,11 @@ from typing import Final, Protocol, TypeVar
 
 from k8e.core.access import PART
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import ApprovalService, Caller, SandboxService, Session, SessionSpec
+from k8e.core.model import ApprovalService, Caller, ChildSpec, SandboxService, Session, SessionSpec
 from k8e.doors.mcp.outputs import Outputs
 
 PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections, and parts of a key's; nobody guesses one
+CHILD: Final = re.compile(rf"({PASSING.pattern})-[0-9a-f]{{8}}")  # of a session that only its own name leads to
 HANDLE_TTL: Final = 900.0  # a session that only its own name leads to
 _GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
 
@@ -82,7 +83,7 @@ class Guest:
         if not self._kept:
             return ""
         sessions = await self.service.sessions(self.caller)
-        own = [each for each in sessions if each.tenant == self._own and each.session_id != gone]
+        own = [each for each in sessions if each.tenant == self._own and each.session_id != gone and not each.parent]
         return max(own, key=lambda each: each.last_used).session_id if own else ""
 
     async def _make_default(self) -> Session:
@@ -96,6 +97,15 @@ class Guest:
             self.caller = caller
             return session
         return await self.service.create(self.caller, spec)
+
+    async def run_subagent(self, named: str, spec: ChildSpec) -> Session:
+        async def make(parent: str) -> Session:
+            return await self.service.subagent(self.caller, parent, self._name_child(parent, spec))
+
+        return await self.use(named, make)
+
+    def _name_child(self, parent: str, spec: ChildSpec) -> ChildSpec:
+        return spec
 
     async def destroy(self, session_id: str) -> None:
         await self.service.destroy(self.caller, session_id)
@@ -149,8 +159,14 @@ class PassingGuest(Guest):
         return await super().create(replace(spec, session_id=name, ttl=HANDLE_TTL))
 
     def _enter(self, name: str) -> None:
+        if match := CHILD.fullmatch(name):
+            name = match[1]
         if PASSING.fullmatch(name):
             self.caller = replace(self.caller, tenant=self._within + name)
+
+    def _name_child(self, parent: str, spec: ChildSpec) -> ChildSpec:
+        """So that its name leads to it, too."""
+        return replace(spec, session_id=f"{parent}-{secrets.token_hex(4)}")
 
     async def _make_default(self) -> Session:
         return await self.create(SessionSpec())
