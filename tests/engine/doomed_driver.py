@@ -6,6 +6,7 @@ that many seconds. Where the steps are is not written down anywhere: a child tha
 
     {"do": "create", "name": "x"}                             -> {"ended": "finished", "steps": [...], "seconds": 0.3}
     {"do": "create", "name": "x", "step": "engine._build"}    -> {"ended": "killed"}
+    {"do": "create", "name": "x", "shares": "y"}              "grounds": a directory as in grounds.py, which is mounted
     {"do": "destroy", "name": "x", "after": 0.05}             -> {"ended": "killed"} or finished
 
 "stop" and "start" are told in the same way.
@@ -21,14 +22,16 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import k8e.engine
-from k8e.engine import Runtime, SandboxSpec
+from k8e.engine import Runtime, SandboxSpec, Shape
 from k8e.engine.local import LocalEngine
 from k8e.policy import HostList
+from tests.engine.grounds import Grounds
 from tests.engine.rig import LIMITS, find_report
 
 SOURCE = os.path.dirname(k8e.engine.__file__) + "/local/"
@@ -57,7 +60,9 @@ class Steps:
 
 
 async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> None:
-    spec = SandboxSpec(runtime, order.get("image", "host"), LIMITS, egress=EGRESS)
+    mounts = Grounds(Path(order["grounds"])).mounts() if "grounds" in order else ()
+    spec = SandboxSpec(runtime, order.get("image", "host"), LIMITS, egress=EGRESS, shape=Shape(mounts=mounts))
+    spec = replace(spec, shares=order.get("shares", ""))
     if order["do"] in ("create", "start"):
         await getattr(engine, order["do"])(order["name"], spec)
     else:

@@ -20,6 +20,7 @@ from k8e.engine.local import LocalEngine
 from k8e.engine.local.record import Record
 from k8e.engine.local.tool import run_tool
 from tests.engine.doomed_driver import EGRESS
+from tests.engine.grounds import open_grounds
 from tests.engine.rig import Rig, eventually
 from tests.engine.tiny_images import add_image
 from tests.engine.traces import find_traces, wait_for_no_traces
@@ -159,6 +160,42 @@ async def test_killed_at_every_step_of_stop_and_start(driver: Driver, action: st
     await rig.engine.destroy(name)
     await reclaim(rig)
     assert {end for step, end in ends.items() if not step.startswith("network/route.")} == {"killed"}, ends
+
+
+async def test_killed_while_directories_of_the_machine_are_mounted(driver: Driver) -> None:
+    if not driver.rig.native:
+        pytest.skip("the same steps as natively, before the runtime is started")
+    with open_grounds() as grounds:
+        before = sorted(grounds.top.rglob("*"))
+        order = {"do": "create", "grounds": str(grounds.top)}
+        answer = await driver.ask(**order, name=driver.rig.new_name())
+        assert answer["ended"] == "finished", answer
+        await reclaim(driver.rig)
+        steps = [step for step in answer["steps"] if step.startswith("mounts/")]
+        assert len(steps) > 15, steps
+        for step in steps:
+            assert (await driver.ask(**order, name=driver.rig.new_name(), step=step))["ended"] == "killed", step
+            await reclaim(driver.rig)
+        assert sorted(grounds.top.rglob("*")) == before
+        os.rename(grounds.project / ".git/hooks", grounds.project / "hooks")  # nothing is mounted there any more
+
+
+async def test_killed_while_a_workspace_is_shared(driver: Driver) -> None:
+    if not driver.rig.native:
+        pytest.skip("the same steps as natively, before the runtime is started")
+
+    async def ask(**more: str) -> dict[str, Any]:
+        owner = driver.rig.new_name()
+        await driver.rig.engine.create(owner, driver.rig.spec())
+        await driver.rig.engine.close()
+        answer = await driver.ask(do="create", name=driver.rig.new_name(), shares=owner, **more)
+        await reclaim(driver.rig)
+        return answer
+
+    steps = [step for step in (await ask())["steps"] if step.startswith("mounts/")]
+    assert len(steps) > 3, steps
+    for step in steps:
+        assert (await ask(step=step))["ended"] == "killed", step
 
 
 async def test_killed_at_random_moments(driver: Driver) -> None:
