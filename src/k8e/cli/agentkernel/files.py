@@ -53,9 +53,10 @@ def read_bytes(path: str, *, follow: bool) -> bytes:
                 hint="put the file itself there, or name the one that is meant: --config FILE",
             ) from error
         raise Problem("config_unreadable", f"{path} cannot be read", detail=str(error)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Problem("config_unreadable", f"{path} is no file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Problem("config_unreadable", f"{path} is no file")
         content = file.read(MAX_SIZE + 1)
     if len(content) > MAX_SIZE:
         raise Problem("config_unreadable", f"{path} has more than {MAX_SIZE} bytes")

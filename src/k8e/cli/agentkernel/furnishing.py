@@ -42,9 +42,10 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if trusted else os.O_NOFOLLOW))
     except OSError as error:
         raise Failure("file_unreadable", f"{source} cannot be read", detail=str(error)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Failure("file_unreadable", f"{source} is no file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Failure("file_unreadable", f"{source} is no file")
         content = file.read(MESSAGE + 1)
     if len(content) > MESSAGE:
         raise Failure("file_too_large", f"{source} has more than {MESSAGE} bytes")

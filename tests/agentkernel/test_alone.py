@@ -1,0 +1,321 @@
+"""Commands that need no daemon: they decide, show and write, and none of them starts one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.agentkernel.house import House, link, list_tree
+
+SEED_PERMISSIONS = {
+    "permissions": {
+        "allow": [
+            "mcp__agentkernel__sandbox_run",
+            "mcp__agentkernel__sandbox_exec",
+            "mcp__agentkernel__sandbox_list",
+            "mcp__agentkernel__sandbox_file_read",
+        ],
+        "ask": ["mcp__agentkernel__sandbox_file_write", "mcp__agentkernel__sandbox_create"],
+        "deny": [],
+    }
+}
+
+
+class TestHelp:
+    def test_every_command_has_some(self, house: House) -> None:
+        text = house.ok("--help")
+        words = [line.split()[0] for line in text.partition("commands:\n")[2].splitlines() if line.startswith("  ")]
+        assert {"sandbox", "daemon", "mcp", "init", "trust", "plugin", "audit", "doctor"} <= set(words)
+        for word in words:
+            assert house.ok(word, "--help").startswith("usage: agentkernel " + word), word
+
+    def test_what_is_not_there_is_said_on_stderr_with_a_hint(self, house: House) -> None:
+        said = house.refusal("frobnicate")
+        assert "[usage]" in said
+        assert "hint: agentkernel --help" in said
+
+    def test_versions(self, house: House) -> None:
+        assert house.ok("--version").startswith("agentkernel (k8e) ")
+
+
+class TestDryRun:
+    def test_shows_the_cage_to_people_and_to_programs(self, house: House) -> None:
+        house.write("package.json")
+        text = house.ok("sandbox", "create", "x", "--compatibility-mode", "claude", "--dry-run")
+        assert "node:22-alpine  (package.json is Node.js)" in text
+        assert f"{house.project} at /workspace, writable" in text
+        shown = house.object("sandbox", "create", "x", "--compatibility-mode", "claude", "--dry-run")
+        assert shown["more_hosts"] == ["api.anthropic.com", "cdn.anthropic.com"]
+        assert [mount["target"] for mount in shown["mounts"]] == ["/workspace"]
+
+    def test_a_file_narrows(self, house: House) -> None:
+        house.write("agentkernel.toml", '[sandbox]\nname = "mine"\n[security]\nprofile = "restrictive"\n')
+        shown = house.object("sandbox", "create", "--dry-run")
+        assert (shown["name"], shown["profile"], shown["allowed_hosts"]) == ("mine", "restrictive", [])
+
+    def test_what_the_user_has_decided_holds_in_every_project(self, house: House) -> None:
+        folder = house.home / ".config" / "agentkernel"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text('[security]\nprofile = "restrictive"\n')
+        assert house.object("sandbox", "create", "x", "--dry-run")["profile"] == "restrictive"
+        assert house.object("sandbox", "create", "x", "--profile", "moderate", "--dry-run")["profile"] == "moderate"
+        house.write("agentkernel.toml", '[security]\nprofile = "moderate"\n')
+        assert "[widening_refused]" in house.refusal("sandbox", "create", "x", "--dry-run")
+
+    def test_a_configuration_that_others_can_write_is_not_the_user_s(self, house: House) -> None:
+        folder = house.home / ".config" / "agentkernel"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text('[security]\nprofile = "permissive"\n')
+        (folder / "config.toml").chmod(0o666)
+        assert "[config_untrusted]" in house.refusal("sandbox", "create", "x", "--dry-run")
+
+    def test_values_of_variables_are_never_shown(self, house: House) -> None:
+        env = {"GREETING": "hello-zz", "MY_TOKEN": "secret-zz"}
+        shown = house.ok("sandbox", "create", "x", "--profile", "permissive", "--dry-run", "--json", env=env)
+        assert "GREETING" in json.loads(shown)["env_keys"]
+        assert "MY_TOKEN" in json.loads(shown)["env_withheld"]
+        assert "-zz" not in shown
+
+    @pytest.mark.parametrize("name", ["../../x", "-x", "a b", "x" * 64, "a/b", ""])
+    def test_names_are_checked_before_anything_is_done(self, house: House, name: str) -> None:
+        said = house.refusal("sandbox", "create", "--dry-run", "--", name)
+        assert "[invalid_name]" in said or "[usage]" in said
+
+    def test_a_home_is_no_project(self, house: House) -> None:
+        words = ("sandbox", "create", "x", "--compatibility-mode", "claude", "--dry-run")
+        assert "[project_refused]" in house.refusal(*words, cwd=house.home)
+
+    def test_what_is_wrong_in_a_file_is_said_with_its_line(self, house: House) -> None:
+        house.write("agentkernel.toml", "[sandbox]\n\nnmae = 'x'\n")
+        assert "agentkernel.toml:3: there is no key nmae" in house.refusal("sandbox", "create", "x", "--dry-run")
+
+
+class TestTrust:
+    FILE = '[agent]\ncompatibility_mode = "claude"\n'
+
+    def test_is_given_once_and_ends_with_the_content(self, house: House) -> None:
+        file = house.write("agentkernel.toml", self.FILE)
+        said = house.refusal("sandbox", "create", "x", "--dry-run")
+        assert "[widening_refused]" in said
+        assert "agentkernel.toml:2: agent.compatibility_mode" in said
+        assert "agentkernel trust agentkernel.toml" in said
+        assert "--config agentkernel.toml" in said
+        opens = house.object("trust")["opens"]
+        assert [each["where"] for each in opens] == ["agentkernel.toml:2: agent.compatibility_mode"]
+        assert house.object("sandbox", "create", "x", "--dry-run")["mode"] == "claude"
+        assert house.object("trust", "--list")["trusted"] == [{"path": str(file), "state": "trusted"}]
+        file.write_text(self.FILE + "# changed\n")
+        assert "[widening_refused]" in house.refusal("sandbox", "create", "x", "--dry-run")
+        assert "changed" in house.object("trust", "--list")["trusted"][0]["state"]
+
+    def test_can_be_taken_back(self, house: House) -> None:
+        house.write("agentkernel.toml", self.FILE)
+        house.ok("trust")
+        house.ok("trust", "--revoke")
+        assert "[widening_refused]" in house.refusal("sandbox", "create", "x", "--dry-run")
+        assert "[not_trusted]" in house.refusal("trust", "--revoke")
+
+    def test_a_copy_elsewhere_is_not_meant(self, house: House) -> None:
+        file = house.write("agentkernel.toml", self.FILE)
+        house.ok("trust")
+        other = house.home / "other"
+        other.mkdir()
+        shutil.copy(file, other)
+        assert "[widening_refused]" in house.refusal("sandbox", "create", "x", "--dry-run", cwd=other)
+
+    def test_a_file_that_is_named_is_meant(self, house: House) -> None:
+        house.write("agentkernel.toml", self.FILE)
+        shown = house.object("sandbox", "create", "x", "--config", "agentkernel.toml", "--dry-run")
+        assert shown["mode"] == "claude"
+
+    def test_a_link_borrows_no_trust(self, house: House) -> None:
+        """A repository whose agentkernel.toml is a link to one that its victim trusts."""
+        file = house.write("agentkernel.toml", self.FILE)
+        house.ok("trust")
+        other = house.home / "evil"
+        link(other / "agentkernel.toml", str(file))
+        assert "[config_link]" in house.refusal("sandbox", "create", "x", "--dry-run", cwd=other)
+        assert "[config_link]" in house.refusal("trust", cwd=other)
+
+    def test_what_is_remembered_is_private(self, house: House) -> None:
+        house.write("agentkernel.toml", self.FILE)
+        house.ok("trust")
+        state = house.home / ".local" / "state" / "agentkernel"
+        assert state.stat().st_mode & 0o077 == 0
+        assert (state / "trusted.json").stat().st_mode & 0o077 == 0
+
+    def test_a_memory_that_is_broken_trusts_nobody(self, house: House) -> None:
+        house.write("agentkernel.toml", self.FILE)
+        house.ok("trust")
+        (house.home / ".local" / "state" / "agentkernel" / "trusted.json").write_text("{")
+        assert "[widening_refused]" in house.refusal("sandbox", "create", "x", "--dry-run")
+
+    @pytest.mark.parametrize("kind", ["fifo", "folder", "huge", "not utf-8"])
+    def test_what_is_no_file_does_no_harm(self, house: House, kind: str) -> None:
+        path = house.project / "agentkernel.toml"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(b"#" * (1 << 20) if kind == "huge" else b"\xff\xfe")
+        assert "[config_" in house.refusal("sandbox", "create", "x", "--dry-run")
+
+
+class TestFiles:
+    def test_links_out_of_the_project_are_not_followed(self, house: House) -> None:
+        (house.home / "secret").write_text("s")
+        link(house.project / "innocent", "../secret")
+        link(house.project / "folder", "..")
+        for source in ("innocent", "folder/secret"):
+            house.write("agentkernel.toml", f'[[files]]\nsource = "{source}"\ndest = "/workspace/x"\n')
+            assert "[file_refused]" in house.refusal("sandbox", "create", "x", "--dry-run"), source
+        house.ok("trust")
+        house.ok("sandbox", "create", "x", "--dry-run")
+
+    def test_a_file_that_is_not_there_makes_no_sandbox(self, house: House) -> None:
+        house.write("agentkernel.toml", '[[files]]\nsource = "gone"\ndest = "/workspace/x"\n')
+        assert "[file_unreadable]" in house.refusal("sandbox", "create", "x", "--dry-run")
+
+
+class TestInit:
+    def test_writes_a_file_for_the_project_that_needs_no_trust(self, house: House) -> None:
+        house.write("Cargo.toml")
+        assert house.ok("init") == ""
+        text = (house.project / "agentkernel.toml").read_text()
+        assert tomllib.loads(text)["sandbox"]["name"] == "work"
+        assert "Cargo.toml is Rust" in text
+        shown = house.object("sandbox", "create", "--dry-run")
+        assert (shown["name"], shown["image"]) == ("work", "rust:1.85-alpine")
+
+    def test_never_replaces_one_without_a_word(self, house: House) -> None:
+        file = house.write("agentkernel.toml", "# mine\n")
+        assert "[file_exists]" in house.refusal("init")
+        assert file.read_text() == "# mine\n"
+        house.ok("init", "--force", "--compatibility-mode", "claude")
+        assert 'compatibility_mode = "claude"' in file.read_text()
+        assert "[widening_refused]" in house.refusal("sandbox", "create", "--dry-run")
+
+    def test_does_not_write_through_a_link(self, house: House) -> None:
+        victim = house.home / "victim"
+        victim.write_text("v")
+        link(house.project / "agentkernel.toml", str(victim))
+        for words in (("init",), ("init", "--force")):
+            assert "[file_exists]" in house.refusal(*words)
+        assert victim.read_text() == "v"
+
+    @pytest.mark.parametrize("name", ["Übung 1", "---", "a" * 80, "x.y"])
+    def test_folders_of_any_name(self, house: House, name: str) -> None:
+        folder = house.home / name
+        folder.mkdir()
+        house.ok("init", cwd=folder)
+        house.ok("sandbox", "create", "--dry-run", cwd=folder)
+
+    def test_every_line_that_is_commented_out_can_be_used(self, house: House) -> None:
+        text = house.ok("init", "--dry-run")
+        lines = [
+            line.removeprefix("# ") if " = " in line and line.startswith("# ") else line for line in text.splitlines()
+        ]
+        kept = [line for line in lines if not line.startswith(("runtime", "network", "allowed_hosts"))]
+        house.write("agentkernel.toml", "\n".join(kept) + "\n")
+        shown = house.object("sandbox", "create", "--config", "agentkernel.toml", "--dry-run")
+        assert (shown["mode"], shown["read_only"], shown["limits"]["cpus"]) == ("claude", True, 0.5)
+
+
+class TestPlugin:
+    def test_claude_from_nothing_is_the_seed_s_configuration(self, house: House) -> None:
+        before = list_tree(house.project)
+        house.ok("plugin", "install", "claude")
+        servers = json.loads((house.project / ".mcp.json").read_text())
+        entry = {"command": "agentkernel", "args": ["mcp", "server"], "env": {}}
+        assert servers == {"mcpServers": {"agentkernel": entry}}
+        assert json.loads((house.project / ".claude" / "settings.json").read_text()) == SEED_PERMISSIONS
+        again = house.object("plugin", "install", "claude")
+        assert {each["action"] for each in again["files"]} == {"unchanged"}
+        house.ok("plugin", "install", "claude", "--uninstall")
+        assert list_tree(house.project) == before
+
+    def test_everywhere(self, house: House) -> None:
+        house.ok("plugin", "install", "claude", "--global")
+        servers = json.loads((house.home / ".claude" / "mcp.json").read_text())
+        assert servers["mcpServers"]["agentkernel"] == {"command": "agentkernel", "args": ["mcp", "server"]}
+
+    def test_what_others_wrote_stays_to_the_byte(self, house: House) -> None:
+        servers = '{\n\t"mcpServers": {"other": {"command": "x"}},  // mine\n\t"big": 1.50e3\n}\n'
+        settings = (
+            '{\n  "permissions": {\n    "allow": ["Bash(ls)" /* list */],\n'
+            '    "deny": ["mcp__agentkernel__sandbox_run"]\n  }, "model": "x"\n}'
+        )
+        house.write(".mcp.json", servers)
+        house.write(".claude/settings.json", settings)
+        house.ok("plugin", "install", "claude")
+        merged = (house.project / ".claude" / "settings.json").read_text()
+        assert '"Bash(ls)", "mcp__agentkernel__sandbox_exec"' in merged
+        assert "/* list */" in merged
+        assert "mcp__agentkernel__sandbox_run" not in merged.partition('"deny"')[0]  # what was denied stays denied
+        assert '"model": "x"' in merged
+        assert "// mine" in (house.project / ".mcp.json").read_text()
+        house.ok("plugin", "install", "claude", "--uninstall")
+        assert (house.project / ".mcp.json").read_text() == servers
+        assert (house.project / ".claude" / "settings.json").read_text() == settings
+
+    def test_a_dry_run_writes_nothing(self, house: House) -> None:
+        before = list_tree(house.home)
+        told = house.object("plugin", "install", "claude", "--dry-run")
+        assert [each["action"] for each in told["files"]] == ["created", "created"]
+        assert list_tree(house.home) == before
+
+    def test_codex_and_gemini(self, house: House) -> None:
+        house.ok("plugin", "install", "codex")
+        table = tomllib.loads((house.home / ".codex" / "config.toml").read_text())
+        assert table["mcp_servers"]["agentkernel"] == {"command": "agentkernel", "args": ["mcp", "server"]}
+        house.ok("plugin", "install", "gemini")
+        assert (house.project / ".gemini" / "settings.json").exists()
+        house.ok("plugin", "install", "codex", "--uninstall")
+        assert not (house.home / ".codex" / "config.toml").exists()
+
+    def test_the_agent_of_the_project_is_meant_where_none_is_named(self, house: House) -> None:
+        assert "[usage]" in house.refusal("plugin", "install")
+        house.write("agentkernel.toml", '[agent]\npreferred = "gemini"\n')
+        assert house.object("plugin", "install")["agent"] == "gemini"
+
+    def test_what_is_not_understood_is_left_alone(self, house: House) -> None:
+        house.write(".mcp.json", "{ broken")
+        before = list_tree(house.project)
+        assert "[file_unparsable]" in house.refusal("plugin", "install", "claude")
+        assert list_tree(house.project) == before
+
+    def test_a_project_does_not_choose_what_is_written_to(self, house: House) -> None:
+        victim = house.home / "victim.json"
+        victim.write_text("{}")
+        link(house.project / ".mcp.json", str(victim))
+        assert "[link_refused]" in house.refusal("plugin", "install", "claude")
+        assert victim.read_text() == "{}"
+
+
+def test_the_audit_log_is_shown_to_whoever_may_read_it(house: House, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "audit.log.1").write_text('{"at": 1, "event": "daemon_started", "pid": 7}\n')
+    (state / "audit.log").write_text(
+        '{"at": 2, "event": "session_created", "session": "a", "caller": "uid:0"}\nnot json\n'
+        '{"at": 3, "event": "refused", "session": "a", "host": "evil\\u001b[2J.example"}\n'
+        '{"at": 4, "event": "session_created", "session": "b", "caller": "uid:0"}\n{"at": 5, "ev'
+    )
+    env = {"K8E_STATE_DIR": str(state)}
+    lines = [json.loads(line) for line in house.ok("audit", "--json", env=env).splitlines()]
+    assert [line["at"] for line in lines] == [1, 2, 3, 4]
+    assert [json.loads(line)["at"] for line in house.ok("audit", "--sandbox", "a", "--json", env=env).splitlines()] == [
+        2,
+        3,
+    ]
+    assert len(house.ok("audit", "-n", "1", "--json", env=env).splitlines()) == 1
+    assert house.ok("audit", "--since", "1h", "--json", env=env) == ""
+    shown = house.ok("audit", "--event", "refused", env=env)
+    assert "\x1b" not in shown
+    assert "evil" in shown
