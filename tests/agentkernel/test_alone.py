@@ -218,9 +218,7 @@ class TestInit:
 
     def test_every_line_that_is_commented_out_can_be_used(self, house: House) -> None:
         text = house.ok("init", "--dry-run")
-        lines = [
-            line.removeprefix("# ") if " = " in line and line.startswith("# ") else line for line in text.splitlines()
-        ]
+        lines = [line.removeprefix("# ") if " = " in line else line for line in text.splitlines()]
         kept = [line for line in lines if not line.startswith(("runtime", "network", "allowed_hosts"))]
         house.write("agentkernel.toml", "\n".join(kept) + "\n")
         shown = house.object("sandbox", "create", "--config", "agentkernel.toml", "--dry-run")
@@ -310,10 +308,8 @@ def test_the_audit_log_is_shown_to_whoever_may_read_it(house: House, tmp_path: P
     env = {"K8E_STATE_DIR": str(state)}
     lines = [json.loads(line) for line in house.ok("audit", "--json", env=env).splitlines()]
     assert [line["at"] for line in lines] == [1, 2, 3, 4]
-    assert [json.loads(line)["at"] for line in house.ok("audit", "--sandbox", "a", "--json", env=env).splitlines()] == [
-        2,
-        3,
-    ]
+    of_one = house.ok("audit", "--sandbox", "a", "--json", env=env).splitlines()
+    assert [json.loads(line)["at"] for line in of_one] == [2, 3]
     assert len(house.ok("audit", "-n", "1", "--json", env=env).splitlines()) == 1
     assert house.ok("audit", "--since", "1h", "--json", env=env) == ""
     shown = house.ok("audit", "--event", "refused", env=env)
