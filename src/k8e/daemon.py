@@ -77,6 +77,10 @@ class Paths:
         return self.state_dir / "audit.log"
 
     @property
+    def environments(self) -> Path:
+        return self.state_dir / "environments"
+
+    @property
     def database(self) -> Path:
         return self.state_dir / "k8e.db"
 
@@ -224,7 +228,13 @@ async def serve(
     stop = heed_signals()
     try:
         store = await Store.open(paths.database)
-        service = Service(engine, store, settings=settings, pool=settings.pool, audit_file=paths.audit)
+        service = Service(
+            *(engine, store),
+            settings=settings,
+            pool=settings.pool,
+            audit_file=paths.audit,
+            environments=paths.environments,
+        )
         await service.recover()
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault

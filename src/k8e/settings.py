@@ -224,6 +224,7 @@ class QuotasSettings:
     children: int = key(16, count(0, 1_000_000))
     cpus: float = key(0, number(0, 1_000_000))
     memory: int = key(0, size("0", "1024t"))
+    disk: int = key(0, size("0", "1024t"))
     creates_per_minute: int = key(0, count(0, 1_000_000))
     concurrent_runs: int = key(0, count(0, 1_000_000))
     images: int = key(256, count(0, 1_000_000))

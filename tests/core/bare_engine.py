@@ -76,6 +76,7 @@ class BareEngine:
         layout = Layout(folder.with_name("image-state"), folder.with_name("image-run"))
         self._images = LocalImages(layout, store=ImageStore(layout, fresh=0))
         self.egress_failure: EngineError | None = None  # what setting a list comes to
+        self.stop_failure: EngineError | None = None  # and stopping
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
             RuntimeReport(Runtime.NATIVE, available=True, version="bwrap"),
@@ -197,22 +198,43 @@ class BareEngine:
                 pass
 
     async def destroy(self, sandbox: str) -> None:
+        await self._halt(sandbox)
+        await asyncio.to_thread(shutil.rmtree, self._top(sandbox), ignore_errors=True)
+
+    async def list(self) -> Sequence[str]:
+        return [entry.name for entry in self._folder.iterdir()] if self._folder.exists() else []
+
+    async def _halt(self, sandbox: str) -> None:
         link = self._links.pop(sandbox, None)
         if link is not None:
             await link.close()
         while self.processes(sandbox):
             self.kill_sandbox(sandbox)
             await asyncio.sleep(0.002)
-        await asyncio.to_thread(shutil.rmtree, self._top(sandbox), ignore_errors=True)
-
-    async def list(self) -> Sequence[str]:
-        return [entry.name for entry in self._folder.iterdir()] if self._folder.exists() else []
 
     async def stop(self, sandbox: str) -> None:
-        raise EngineError("sandbox", "bare namespaces cannot be stopped")
+        """The workspace stays, and nothing else does: the rest of such a sandbox is memory."""
+        await self._halt(sandbox)
+        if self.stop_failure is not None:
+            raise self.stop_failure
+        if not self._top(sandbox).exists():
+            raise EngineError("sandbox", f"{sandbox} does not exist")
 
     async def start(self, sandbox: str, spec: SandboxSpec) -> None:
-        raise EngineError("sandbox", "bare namespaces cannot be started")
+        if (await self.health(sandbox)).alive:
+            raise EngineError("sandbox", f"{sandbox} is running already")
+        top = self._top(sandbox)
+        try:
+            (top / "oom_kills").write_text("0")
+            (top / "egress").write_text("\n".join(spec.egress.texts))
+            (top / "run/agent.sock").unlink(missing_ok=True)
+            self._spawn(sandbox, top, top / "workspace")
+            await self._dial(sandbox)
+        except BaseException as error:
+            await self._halt(sandbox)
+            if isinstance(error, OSError | LinkError):
+                raise EngineError("namespaces", str(error)) from error
+            raise
 
     @property
     def images(self) -> Images:

@@ -143,6 +143,22 @@ async def change_hosts(service: Service, engine: BareEngine, store: Store, momen
         tell("changed", hosts=hosts)
 
 
+async def stop_and_start(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:
+    """The moments are those of stopping and starting, with something under way."""
+    spec = SessionSpec(session_id="one", persistent=True, env={"WORD": "kept"}, manifest=[ManifestFile("ledger", b"")])
+    await service.create(ALICE, spec)
+    tell("created", session="one")
+    moments.watch(engine, "stop", "start")
+    moments.watch(store, "stop_session", "start_session")
+    moments.begin()
+    await write_line(service, "one", "a")
+    await service.run(ALICE, RunSpec("one", "sleep 1000", background=True))
+    await service.stop_session(ALICE, "one")
+    tell("stopped")
+    await service.start_session(ALICE, "one")
+    tell("started_again")
+
+
 async def live_wildly(service: Service, seed: int) -> None:
     """Several clients at once, each with sessions of its own, until the end."""
     chance = random.Random(seed)
@@ -183,7 +199,7 @@ async def be_client(service: Service, mine: list[str], chance: random.Random) ->
 
 
 async def main(folder: Path, orders: dict[str, Any]) -> None:
-    moments = Moments(orders.get("moment"), counts=not {"collect", "hosts"} & orders.keys())
+    moments = Moments(orders.get("moment"), counts=not {"collect", "hosts", "lasting"} & orders.keys())
     engine = BareEngine(folder / "sandboxes")
     store = await Store.open(folder / "state.db")
     moments.watch(engine, "create", "attach", "destroy", "health")
@@ -191,13 +207,16 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
     moments.watch(store, "insert_warm", "set_ready", "forget_warm", "claim_warm")
     moments.watch(store, "insert_run", "set_command", "finish_run")
     warm = orders.get("warm")
-    service = Service(engine, store, pool=PoolSettings(min=warm, max=warm) if warm else None)
+    pool = PoolSettings(min=warm, max=warm) if warm else None
+    service = Service(engine, store, pool=pool, environments=folder / "environments")
     await service.recover()
     if "collect" in orders:
         await collect_and_die(service, engine, moments, orders["collect"])
     if "hosts" in orders:
         await change_hosts(service, engine, store, moments)
-    if {"collect", "hosts"} & orders.keys():
+    if "lasting" in orders:
+        await stop_and_start(service, engine, store, moments)
+    if {"collect", "hosts", "lasting"} & orders.keys():
         tell("through", moments=moments.seen)
         os._exit(0)
     service.keep_up(0.05)

@@ -66,7 +66,13 @@ class Rig:
         self.store = store
         audit = folder / "audit.log"
         self.service = Service(
-            engine, store, clock=clock, settings=settings, pool=pool, memory=memory, audit_file=audit
+            *(engine, store),
+            clock=clock,
+            settings=settings,
+            pool=pool,
+            memory=memory,
+            audit_file=audit,
+            environments=folder / "environments",
         )
         self.as_door: SandboxService = self.service
 

@@ -207,6 +207,27 @@ async def test_killed_while_a_list_of_hosts_changes_it_is_the_same_on_record_and
     assert moment > 4 * len(HOSTS), "both steps of every change, before and after"
 
 
+async def test_killed_while_it_stops_or_starts_a_session_its_files_are_there(folder: Path) -> None:
+    status, moment = -signal.SIGKILL, 1
+    while status != 0:  # until one comes through
+        story = Story()
+        status = await live_and_die(folder, story, {"lasting": True, "moment": moment})
+        assert status in (0, -signal.SIGKILL), story.end
+        async with open_rig(folder) as rig:
+            (session,) = await rig.service.sessions(ALICE)
+            assert session.phase in (Phase.ACTIVE, Phase.STOPPED)
+            assert bool(rig.engine.processes(rig.sandbox_of("one"))) == (session.phase is Phase.ACTIVE)
+            running = [run for run in await rig.service.log(ALICE, "one") if run.status is Status.RUNNING]
+            assert session.phase is Phase.ACTIVE or not running
+            await rig.service.start_session(ALICE, "one")
+            result = await rig.run("one", "cat ledger; echo $WORD")
+            assert result.stdout.decode().split() in ([*story.ran, "kept"], [*story.begun, "kept"])
+            await rig.service.destroy(ALICE, "one")
+            await rig.assert_no_trace()
+        moment += 1 if SOAK else 12
+    assert moment > 20
+
+
 @pytest.mark.parametrize("moment", range(1, 14, 1 if SOAK else 4))
 async def test_killed_while_recovering_it_recovers_the_next_time(folder: Path, moment: int) -> None:
     story = Story()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from k8e.core.errors import Fault, Kind
@@ -120,6 +120,7 @@ class StandIn:
     specs: list[SessionSpec | ChildSpec | RunSpec] = field(default_factory=list)
     turned_away: list[tuple[str, str, str]] = field(default_factory=list)
     changes: list[HostsChange] = field(default_factory=list)
+    starts: list[tuple[dict[str, str], dict[str, str]]] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     results: dict[str, RunResult] = field(default_factory=dict)
     fault: Exception | None = None  # raised by whatever is asked next
@@ -146,6 +147,9 @@ class StandIn:
             last_used=2.5,
             ttl=3600.0 if spec.ttl is None else spec.ttl,
             hosts=HostList.parse(["usual.test"] if spec.allowed_hosts is None else spec.allowed_hosts),
+            persistent=spec.persistent,
+            labels=spec.labels,
+            secret_keys=tuple(sorted(spec.secrets)),
             shape=spec.shape,
         )
         self.sessions_by_id[session.session_id] = session
@@ -177,6 +181,24 @@ class StandIn:
     async def destroy(self, caller: Caller, session_id: str) -> None:
         await self.get(caller, session_id)
         self.sessions_by_id[session_id] = replace(self.sessions_by_id[session_id], phase=Phase.DESTROYED)
+
+    async def stop_session(self, caller: Caller, session_id: str) -> Session:
+        session = await self.get(caller, session_id)
+        self.sessions_by_id[session_id] = replace(session, phase=Phase.STOPPED)
+        return self.sessions_by_id[session_id]
+
+    async def start_session(
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Session:
+        session = await self.get(caller, session_id)
+        self.starts.append((dict(env or {}), dict(secrets or {})))
+        self.sessions_by_id[session_id] = replace(session, phase=Phase.ACTIVE)
+        return self.sessions_by_id[session_id]
 
     async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
         session = await self.get(caller, session_id)

@@ -99,6 +99,9 @@ class TestSessions:
             "manifest": manifest,
             "git_repo": "https://example.org/team/app.git",
             "git_ref": "v1",
+            "secrets": {"TOKEN": "secret"},
+            "persistent": True,
+            "labels": {"profile": "moderate"},
         }
         answer = await house.ask("POST", "/v1/sessions", body)
         assert (answer.status, answer.json["session_id"]) == (201, "mine")
@@ -117,6 +120,9 @@ class TestSessions:
                     ManifestFile("a", b"b", 0o600),
                     ManifestRepo("app", "https://example.org/team/app.git", "v1"),
                 ),
+                secrets={"TOKEN": "secret"},
+                persistent=True,
+                labels={"profile": "moderate"},
             )
         ]
         shown = await house.ask("GET", "/v1/sessions/mine")
@@ -135,9 +141,12 @@ class TestSessions:
             "policy": {"allowed_hosts": ["*.example.org", "192.0.2.0/24"]},
             "parent_session_id": None,
             "children": [],
+            "persistent": True,
+            "labels": {"profile": "moderate"},
+            "secret_keys": ["TOKEN"],
             "denied": [],
         }
-        assert b"secret" not in shown.body
+        assert b'"secret"' not in shown.body
 
     async def test_create_with_a_shape(self, house: House) -> None:
         mount = {"source": "/p", "target": "/workspace", "writable": True, "kept": [".git"], "hidden": []}
@@ -202,6 +211,19 @@ class TestSessions:
         assert await names("?phase=all") == [first, second]
         answer = await house.ask("GET", "/v1/sessions?phase=past")
         assert (answer.status, answer.json["field"]) == (400, "phase")
+
+    async def test_stop_and_start(self, house: House) -> None:
+        session = await house.make_session()
+        target = f"/v1/sessions/{session}"
+        stopped = await house.ask("POST", f"{target}/stop", {})
+        assert (stopped.status, stopped.json["phase"]) == (200, "stopped")
+        body = {"env": {"A": "1"}, "secrets": {"B": "2"}}
+        started = await house.ask("POST", f"{target}/start", body)
+        assert (started.status, started.json["phase"]) == (200, "active")
+        assert house.service.starts == [({"A": "1"}, {"B": "2"})]
+        for path, wrong in (("stop", {"env": {}}), ("start", {"env": []}), ("start", {"limits": {}})):
+            assert (await house.ask("POST", f"{target}/{path}", wrong)).status == 400
+        assert (await house.ask("POST", "/v1/sessions/nobody/stop", {})).status == 404
 
 
 class TestRuns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from k8e.cli.client import BYTES, JSON, Response, open_client, quote
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
@@ -69,8 +70,6 @@ def finish(response: Response | Reply) -> int:
 
 
 def create(options: argparse.Namespace) -> int:
-    if options.secret:
-        raise Failure("secrets_not_supported_yet", "--secret cannot be honoured yet", hint="leave it out")
     wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
     wanted.update(describe_wishes(options))
     if options.tenant:
@@ -87,6 +86,8 @@ def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
         "image": options.image,
         "ttl": options.ttl,
         "env": json.loads(f"{{{describe_env(options.env)}}}"),
+        "secrets": read_secrets(options.secret),
+        "persistent": options.persistent,
         "limits": {name: value for name, value in limits.items() if value is not None},
     }
     wanted = {name: value for name, value in given.items() if value}
@@ -102,6 +103,25 @@ def subagent(options: argparse.Namespace) -> int:
             wanted[name] = value
     target = f"/v1/sessions/{quote(options.parent)}/subagents"
     return finish(open_client().request("POST", target, json.dumps(wanted).encode(), JSON))
+
+
+def read_secrets(names: list[str]) -> dict[str, str]:
+    """From our own environment: what stands on a command line can be seen by others."""
+    for name in names:
+        if name not in os.environ:
+            hint = f"export {name}, or put it before the command; the value does not stand on the command line"
+            raise Failure("secret_not_set", f"--secret {name}: there is no variable of that name here", hint=hint)
+    return {name: os.environ[name] for name in names}
+
+
+def stop(options: argparse.Namespace) -> int:
+    return finish(open_client().request("POST", f"/v1/sessions/{quote(options.sid)}/stop", b"{}", JSON))
+
+
+def start(options: argparse.Namespace) -> int:
+    given = {"env": json.loads(f"{{{describe_env(options.env)}}}"), "secrets": read_secrets(options.secret)}
+    body = json.dumps({name: value for name, value in given.items() if value}).encode()
+    return finish(open_client().request("POST", f"/v1/sessions/{quote(options.sid)}/start", body, JSON))
 
 
 def get(options: argparse.Namespace) -> int:

@@ -82,6 +82,15 @@ itself, and ends with its parent.
   wait
 """
 
+START = """\
+Brings a stopped session back on its own files, also after a reboot: a session that was made with --persistent.
+Variables that it had it has again, but for secrets, which no disk has: they have to be given again.
+
+  SID=$(k8e sandbox create --persistent --secret TOKEN | jq -r .session_id)
+  k8e sandbox stop $SID
+  k8e sandbox start $SID --secret TOKEN
+"""
+
 CONFIRM = """\
 Asks a person whether something may be done, and waits for the answer. The command with which they approve
 it is printed on stderr; whoever asks cannot approve it themselves (docs/approvals.md). Exits with 0 when it
@@ -337,6 +346,15 @@ def add_sandbox(parent: Any) -> None:
     add_hosts_options(add("allow-hosts", commands.allow_hosts, "show or change what a session may reach", HOSTS))
     sessions = add("sessions", commands.sessions, "list your sessions")
     sessions.add_argument("--phase", choices=("active", "all"), default="active", help="default: active")
+    stop = add("stop", commands.stop, "end what runs in a persistent session; its files stay")
+    stop.add_argument("sid", metavar="SID")
+    start = add("start", commands.start, "bring a stopped session back, with its files", START)
+    start.add_argument("sid", metavar="SID")
+    for name, noun, about in (
+        ("--env", "NAME=VALUE", "another variable for all its commands, or another value"),
+        ("--secret", "NAME", "a variable with the value that it has here"),
+    ):
+        start.add_argument(name, action="append", default=[], metavar=noun, help=f"{about}; may be given several times")
     add("destroy", commands.destroy, "end a session with all that is in it").add_argument("sid", metavar="SID")
     write = add("write", commands.write, "write standard input to a file of a session")
     write.add_argument("sid", metavar="SID")
@@ -453,7 +471,16 @@ def add_create_options(parser: Parser) -> None:
     add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
     add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
     add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
-    add("--secret", "NAME", "(not supported yet)", action="append", default=[])
+    add(
+        "--secret",
+        "NAME",
+        "a variable with the value that it has here, which is kept on no disk; may be given several times",
+        action="append",
+        default=[],
+    )
+    parser.add_argument(
+        "--persistent", action="store_true", help="it can be stopped and started, and does not end by itself"
+    )
 
 
 def run_parsed(parsed: argparse.Namespace) -> int:

@@ -121,7 +121,7 @@ class Background:
 
     async def poll(self, caller: Caller, run_id: str) -> RunResult:
         record, live, session_id = await self.find(caller, run_id)
-        if live is None or not record.background:
+        if live is None or not record.background or live.phase is Phase.STOPPED:
             return record.show(session_id)
         return await self._undisturbed(self._poll(live, record))
 

@@ -34,6 +34,8 @@ MAX_ARGV: Final = 1 << 20
 MAX_PACKAGES: Final = 256
 MAX_SIGNAL: Final = 64
 MAX_SIDE: Final = 0xFFFF  # of a terminal
+MAX_LABELS: Final = 32
+MAX_LABEL_BYTES: Final = 16 << 10
 MAX_WORDS: Final = 2000  # characters of what people are asked, and of what they say
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
@@ -43,6 +45,7 @@ _TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 HOST: Final = "host"  # the machine's own toolchain
 BASE: Final = "k8e/base"  # what is built here
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 
 # Below these nothing starts; above them somebody mistook the unit.
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
@@ -184,6 +187,15 @@ def check_env(field: str, env: Mapping[str, object]) -> tuple[tuple[bytes, bytes
     return tuple(variables)
 
 
+def check_size_of_env(env: Sequence[tuple[bytes, bytes]]) -> None:
+    """Of what was checked in parts."""
+    if len(env) > MAX_ENV_KEYS:
+        refuse("env", f"has {len(env)} variables with the secrets, the limit is {MAX_ENV_KEYS}")
+    size = sum(len(name) + len(value) + 2 for name, value in env)
+    if size > MAX_ENV_BYTES:
+        refuse("env", f"takes {size} bytes with the secrets, the limit is {MAX_ENV_BYTES}")
+
+
 def check_limits(limits: Limits) -> None:
     for name, (lowest, highest) in _LIMITS.items():
         value = getattr(limits, name)
@@ -229,7 +241,26 @@ def check_session(spec: SessionSpec) -> tuple[tuple[bytes, bytes], ...]:
         check_limits(spec.limits)
     if spec.ttl is not None:
         check_ttl(spec.ttl)
-    return check_env("env", spec.env)
+    check_labels(spec.labels)
+    if twice := sorted(set(spec.env) & set(spec.secrets)):
+        refuse("secrets", f"{twice[0]} is in env as well")
+    env = (*check_env("env", spec.env), *check_env("secrets", spec.secrets))
+    check_size_of_env(env)
+    return env
+
+
+def check_labels(labels: Mapping[str, object]) -> None:
+    if len(labels) > MAX_LABELS:
+        refuse("labels", f"has {len(labels)} entries, the limit is {MAX_LABELS}")
+    size = 0
+    for name, value in labels.items():
+        if not _LABEL.fullmatch(name):
+            refuse("labels", f"{name[:64]!r} is not the name of a label", "1 to 63 of A-Z a-z 0-9 . _ / -")
+        if not isinstance(value, str) or not value.isprintable():
+            refuse(f"labels.{name}", "is not printable text")
+        size += len(name) + len(value.encode())
+    if size > MAX_LABEL_BYTES:
+        refuse("labels", f"takes {size} bytes, the limit is {MAX_LABEL_BYTES}")
 
 
 def check_argv(spec: RunSpec) -> tuple[bytes, ...]:

@@ -37,7 +37,7 @@ class Creation:
     def __init__(self, sessions: Sessions, images: Images) -> None:
         self._sessions = sessions
         self.images = images
-        self._builds = Turns(_BUILDS)
+        self.builds = Turns(_BUILDS)
         self._reserved: dict[str, str] = {}  # the images of reservations, as they were called
 
     @property
@@ -123,7 +123,7 @@ class Creation:
             runtime=runtime,
             image=spec.image,
             limits=spec.limits or self.default_limits,
-            env_keys=tuple(sorted(spec.env)),
+            env_keys=tuple(sorted((*spec.env, *spec.secrets))),
             created=self._sessions.clock.wall(),
             last_used=self._sessions.clock.wall(),
             ttl=self._sessions.settings.limits.ttl if spec.ttl is None else spec.ttl,
@@ -132,7 +132,8 @@ class Creation:
             hosts=hosts,
             persistent=spec.persistent,
             shape=spec.shape,
-            labels=spec.labels,
+            labels=dict(spec.labels),
+            secret_keys=tuple(sorted(spec.secrets)),
         )
 
     async def choose_runtime(self, wanted: Runtime | None) -> Runtime:
@@ -155,6 +156,7 @@ class Creation:
         made_with = live.record.hosts
         sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
         await keep_env(sandbox, live.env)
+        await self._keep_env(live)
         await self._furnish(live, sandbox, place, live.env, manifest)
         await make_workdir(sandbox, place, live.record.workdir)
         await self._log_creation(live, caller)
@@ -162,7 +164,7 @@ class Creation:
             if live.record.hosts != made_with:  # a parent's became narrower meanwhile
                 with translated("putting the session's list of hosts in force"):
                     await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
-            await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE)
+            await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.record.persistent)
             if live.ending is not None:
                 return
             live.enter(Phase.ACTIVE)
@@ -170,25 +172,34 @@ class Creation:
         self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None)
         self._sessions.metrics.sessions.value = len(self._sessions.registry)
 
+    async def _keep_env(self, live: Live) -> None:
+        plain = tuple(pair for pair in live.env if pair[0].decode() not in live.record.secret_keys)
+        if live.record.persistent and plain:
+            await self._sessions.environments.keep(live.sandbox, plain)
+
     async def _make(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
         await self._sessions.store.insert_session(record)
         live.stored = True
-        async with self._builds.take(live.payer):
+        async with self.builds.take(live.payer):
             return await self._make_sandbox(live)
+
+    @staticmethod
+    def describe(record: SessionRecord) -> SandboxSpec:
+        """The sandbox of a session, when it is made and whenever it is started again."""
+        return SandboxSpec(
+            record.runtime,
+            record.digest,
+            record.limits,
+            egress=record.hosts,
+            shape=record.shape,
+            shares=record.parent,
+        )
 
     async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
         with translated("creating the sandbox"):
-            wanted = SandboxSpec(
-                record.runtime,
-                record.digest,
-                record.limits,
-                egress=record.hosts,
-                shape=record.shape,
-                shares=record.parent,
-            )
-            await self._sessions.engine.create(live.sandbox, wanted)
+            await self._sessions.engine.create(live.sandbox, self.describe(record))
             sandbox, place = await self._sessions.engine.attach(live.sandbox)
         await prepare_state(sandbox)
         return sandbox, place

@@ -3,7 +3,8 @@
 One connection in one thread: statements happen in the order they were asked for, and the loop never waits for a disk.
 WAL with synchronous=NORMAL: once a write has returned, a crash of the daemon cannot undo it (the kernel has it). A
 crash of the machine may lose the last writes, never the file's consistency; no sandbox survives that either, and what
-the engine finds of one that the file does not know is removed.
+the engine finds of one that the file does not know is removed. So what is said of a session whose files are to survive
+that is written through to the disk (`durable`), with everything before it.
 
 Environment values, code and output are never stored: no column takes them.
 """
@@ -124,6 +125,7 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
             PRIMARY KEY (owner, tenant, name)
         ) STRICT""",
     ),
+    ("ALTER TABLE sessions ADD COLUMN withheld TEXT NOT NULL DEFAULT '[]'",),
 )
 
 
@@ -194,9 +196,9 @@ class Database:
     async def _execute(self, statement: str, *values: object) -> None:
         await self._transact(lambda connection: connection.execute(statement, values))
 
-    async def _transact(self, work: Callable[[sqlite3.Connection], object]) -> None:
+    async def _transact(self, work: Callable[[sqlite3.Connection], object], *, durable: bool = False) -> None:
         """All of it or nothing. It happens even if the caller is cancelled meanwhile."""
-        await self._call(lambda: self._do_transaction(work))
+        await self._call(lambda: self._do_transaction(work, durable))
 
     async def _call(self, work: Callable[[], T]) -> T:
         try:
@@ -205,12 +207,17 @@ class Database:
         except sqlite3.Error as error:
             raise StoreFailed(error) from error
 
-    def _do_transaction(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+    def _do_transaction(self, work: Callable[[sqlite3.Connection], object], durable: bool) -> None:
+        if durable:
+            self._connection.execute("PRAGMA synchronous = FULL")
         try:
+            self._connection.execute("BEGIN IMMEDIATE")
             work(self._connection)
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+        finally:
+            if durable:
+                self._connection.execute("PRAGMA synchronous = NORMAL")

@@ -8,9 +8,9 @@ from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note
 from k8e.core.live import Gone, Live
-from k8e.core.model import OUTPUT_LIMIT, RunResult, Status
+from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
 from k8e.core.records import RunRecord
-from k8e.core.sessions import LOST, Sessions
+from k8e.core.sessions import LOST, Sessions, describe_end
 from k8e.core.translation import translate
 from k8e.core.verdict import OOM_CODE, judge, suspect_oom
 from k8e.link.model import Outcome
@@ -39,7 +39,8 @@ class Endings:
         )
         self._sessions.metrics.exec_seconds.observe(outcome.wall_seconds)
         denied = await self._sessions.witness.tell(live, mark)
-        return replace(self._put(ended, live), denied=denied)
+        reason = describe_end(live.record.reason) if live.phase is Phase.STOPPING and status is Status.KILLED else ""
+        return replace(self._put(ended, live), denied=denied, reason=reason)
 
     async def conclude(self, live: Live, record: RunRecord, error: Exception) -> RunResult:
         """It was not seen. Says so, unless it is known that memory ended the whole sandbox."""
@@ -52,6 +53,14 @@ class Endings:
         self._put(replace(record, status=Status.LOST), live)
         if not isinstance(error, Gone):
             raise translate(error, "the command") from error
+        if live.record.persistent and live.phase is not Phase.DESTROYING:
+            raise Fault(
+                Kind.LOST,
+                "session_stopped",
+                "the session was stopped while the command ran",
+                detail=str(error),
+                hint=f"Look at what the command had done: k8e sandbox start {live.session_id}",
+            ) from error
         raise Fault(
             Kind.LOST,
             "session_ended",

@@ -32,6 +32,7 @@ class Foreground:
     ) -> None:
         self.record = record
         self.live = live
+        self._gone = live.gone  # this life's: a session that is started again has another one
         self._endings = endings
         self._tasks = tasks
         self._process = process
@@ -80,7 +81,7 @@ class Foreground:
 
     @property
     def _lost(self) -> bool:
-        return self._broken or self.live.gone.done()
+        return self._broken or self._gone.done()
 
     async def _pump(self, stream: int, reader: ByteReader, queue: asyncio.Queue[Chunk | None]) -> None:
         try:
@@ -91,7 +92,7 @@ class Foreground:
         await queue.put(None)
 
     async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
-        await asyncio.wait({self.live.gone})
+        await asyncio.wait({self._gone})
         await queue.put(None)
 
     async def collect(self, stdin: bytes) -> RunResult:
@@ -178,10 +179,10 @@ class Foreground:
 
     async def _wait(self) -> Outcome:
         waiting = asyncio.create_task(self._process.wait())
-        either: set[asyncio.Future[Any]] = {waiting, self.live.gone}
+        either: set[asyncio.Future[Any]] = {waiting, self._gone}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             return waiting.result()
         waiting.cancel()
         await asyncio.wait({waiting})
-        raise self.live.gone.result()
+        raise self._gone.result()

@@ -48,6 +48,7 @@ class Live:
         self.hearing = asyncio.Lock()  # while the engine is asked for refusals
         self.marks: dict[str, Mark] = {}  # where background runs began, by their ids
         self.building: asyncio.Task[None] | None = None
+        self.moving: asyncio.Task[None] | None = None  # from running to stopped, or back
         self.ending: asyncio.Task[None] | None = None
         self.stored = False
         self.ended_by = ""  # nobody: by itself
@@ -97,6 +98,16 @@ class Live:
         if not self.gone.done():
             self.gone.set_result(Gone(reason))
 
+    def revive(self, env: tuple[tuple[bytes, bytes], ...]) -> None:
+        """It runs again, and nothing of what ran before: whoever waited for that has been told."""
+        self.record = replace(self.record, phase=Phase.ACTIVE, reason="")
+        self.env = env
+        self.oom_kills = 0
+        self.background.clear()
+        self.marks.clear()
+        self.gone = asyncio.get_running_loop().create_future()
+        self.touch()
+
     # Idleness
 
     def touch(self) -> None:
@@ -124,6 +135,8 @@ class Live:
 
     @property
     def expired(self) -> bool:
+        if self.record.persistent:
+            return False
         idle = self._clock.monotonic() - self.used_at
         return self.phase is Phase.ACTIVE and not self.busy and idle >= self.record.ttl
 

@@ -116,6 +116,7 @@ class SessionSpec:
     more_hosts: Sequence[str] = ()  # besides the usual ones; not together with allowed_hosts
     manifest: Sequence[ManifestEntry] = ()
     shape: Shape = PLAIN
+    secrets: Mapping[str, str] = field(default_factory=dict)  # like env; their values are never kept on a disk
     persistent: bool = False  # it can be stopped and started, survives a reboot, and never expires
     labels: Mapping[str, str] = field(default_factory=dict)  # what a front door wants to find again (its profile)
 
@@ -177,7 +178,7 @@ class Session:
     runtime: Runtime
     image: str
     limits: Limits
-    env_keys: tuple[str, ...]  # never the values
+    env_keys: tuple[str, ...]  # never the values; secrets' too
     created: float
     last_used: float
     ttl: float
@@ -189,6 +190,7 @@ class Session:
     labels: Mapping[str, str] = field(default_factory=dict)
     children: tuple[str, ...] = ()  # ids of the sub-agents' sessions that it has now
     workdir: str = ""  # where its commands start that say nothing; empty: the workspace
+    secret_keys: tuple[str, ...] = ()  # of a persistent one: to be given again when it is started
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ class RunResult:
     truncated: bool
     duration_ms: int
     denied: Denials = NONE_DENIED  # while it ran, by whatever in the session
+    reason: str = ""  # why it was ended, where that was not the command's own doing nor its caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +362,20 @@ class SandboxService(Protocol):
     async def get(self, caller: Caller, session_id: str) -> Session: ...
     async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]: ...
     async def destroy(self, caller: Caller, session_id: str) -> None: ...
+    async def stop_session(self, caller: Caller, session_id: str) -> Session:
+        """Ends what runs in a persistent one and keeps its files. Fine for one that is stopped."""
+
+    async def start_session(
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Session:
+        """Brings it back on its files. Fine for one that runs, unless there is something new for it. `env` comes on top
+        of what it had; its secrets have to be given again."""
+
     async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
         """In force and on record when it returns; connections that are not allowed any more are cut."""
 

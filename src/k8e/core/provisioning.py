@@ -52,12 +52,18 @@ async def prepare_state(sandbox: Sandbox) -> None:
 async def keep_env(sandbox: Sandbox, env: Variables) -> None:
     if env:
         with translated("keeping the session's environment"):
-            content = b"".join(name + b"=" + value + b"\0" for name, value in env)
-            await sandbox.write_file(_ENV, content, mode=0o600)
+            await sandbox.write_file(_ENV, write_variables(env), mode=0o600)
 
 
 async def recall_env(sandbox: Sandbox) -> Variables:
-    content = await sandbox.read_file(_ENV, limit=_MAX_ENV)
+    return read_variables(await sandbox.read_file(_ENV, limit=_MAX_ENV))
+
+
+def write_variables(env: Variables) -> bytes:
+    return b"".join(name + b"=" + value + b"\0" for name, value in env)
+
+
+def read_variables(content: bytes) -> Variables:
     pairs = (line.partition(b"=") for line in content.split(b"\0") if line)
     return tuple((name, value) for name, _, value in pairs)
 

@@ -13,6 +13,7 @@ from k8e.core.access import Payer
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
 from k8e.core.live import Live
+from k8e.core.model import Phase
 from k8e.engine import Limits
 from k8e.settings import QuotasSettings
 
@@ -31,10 +32,20 @@ class Quotas:
 
     def check_session(self, payer: Payer, limits: Limits, sessions: Iterable[Live]) -> None:
         """Whether there may be one more. Counts it, where it is the rate that counts."""
-        theirs = [live.record.limits for live in sessions if live.payer == payer]
+        theirs = [live for live in sessions if live.payer == payer]
         most = self._settings.sessions
         if most and len(theirs) >= most:
             raise _exhausted("too_many_sessions", f"you have {most} sessions already", _LATER)
+        disk = sum(live.record.limits.disk for live in theirs) + limits.disk
+        if self._settings.disk and disk > self._settings.disk:
+            error = f"your sessions would have {disk} bytes of disk together, the limit is {self._settings.disk}"
+            raise _exhausted("too_much_disk", error, _LATER)
+        self.check_start(payer, limits, theirs)
+        self._count_creation(payer)
+
+    def check_start(self, payer: Payer, limits: Limits, others: Iterable[Live]) -> None:
+        """Whether one more may run. Those that are stopped take no processor and no memory."""
+        theirs = [live.record.limits for live in others if live.payer == payer and live.phase is not Phase.STOPPED]
         cpus = sum(one.cpus for one in theirs) + limits.cpus
         if self._settings.cpus and cpus > self._settings.cpus + 1e-9:
             error = f"your sessions would have {cpus:g} processors together, the limit is {self._settings.cpus:g}"
@@ -43,7 +54,6 @@ class Quotas:
         if self._settings.memory and memory > self._settings.memory:
             error = f"your sessions would have {memory} bytes of memory together, the limit is {self._settings.memory}"
             raise _exhausted("too_much_memory", error, _LATER)
-        self._count_creation(payer)
 
     def check_child(self, parent: Live) -> None:
         """Whether there may be one more. It is a session like any other besides."""

@@ -47,6 +47,7 @@ class SessionRecord:
     persistent: bool = False
     shape: Shape = PLAIN
     labels: Mapping[str, str] = field(default_factory=dict)
+    secret_keys: tuple[str, ...] = ()  # those of env_keys whose values are never kept
     fleeting: bool = False  # there for one command, and gone with it (once.py)
     workdir: str = ""  # where its commands start that say nothing; empty: the workspace
     digest: str = "host"  # of the image, when it was made: what the name means may change
@@ -70,6 +71,7 @@ class SessionRecord:
             shape=self.shape,
             labels=self.labels,
             workdir=self.workdir,
+            secret_keys=self.secret_keys,
         )
 
 
@@ -99,6 +101,7 @@ def write_session(record: SessionRecord) -> tuple[object, ...]:
         record.parent_id,
         record.workdir,
         record.digest,
+        json.dumps(record.secret_keys),
     )
 
 
@@ -130,7 +133,7 @@ def read_hosts(text: str) -> HostList:
 def read_session(row: tuple[Any, ...]) -> SessionRecord:
     sandbox, session_id, tenant, owner, phase, runtime, image, limits, env_keys, *rest = row
     created, last_used, ttl, boot, used_at, reason, hosts, parent, persistent, shape, labels, *more = rest
-    fleeting, parent_id, workdir, digest = more
+    fleeting, parent_id, workdir, digest, withheld = more
     return SessionRecord(
         sandbox=sandbox,
         session_id=session_id,
@@ -156,6 +159,7 @@ def read_session(row: tuple[Any, ...]) -> SessionRecord:
         fleeting=bool(fleeting),
         workdir=workdir,
         digest=digest,
+        secret_keys=tuple(json.loads(withheld)),
     )
 
 

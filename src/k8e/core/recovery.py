@@ -17,7 +17,7 @@ from k8e.core.model import Phase, Status
 from k8e.core.provisioning import recall_env
 from k8e.core.records import RunRecord, SessionRecord
 from k8e.core.runs import Runs
-from k8e.core.sessions import ABANDONED, DESTROYED, FINISHED, LOST, PARENT_ENDED, Opened, describe_end
+from k8e.core.sessions import ABANDONED, DESTROYED, FINISHED, LOST, PARENT_ENDED, STOPPED, Opened, describe_end
 from k8e.core.translation import translated
 from k8e.core.verdict import judge
 from k8e.engine import EngineError
@@ -54,6 +54,7 @@ class Recovery:
         for generation in ([live for live in lives if not live.record.parent], children):
             await self._do(self._settle(live, live.sandbox in found) for live in generation)
         await self._do(self._remove_orphan(sandbox) for sandbox in orphans)
+        await sessions.environments.forget_others({live.sandbox for live in sessions.registry})
         sessions.metrics.sessions.value = len(sessions.registry)
         note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
 
@@ -95,6 +96,10 @@ class Recovery:
             await self._end(live, PARENT_ENDED)
         elif not exists:
             await self._end(live, LOST)
+        elif live.phase in (Phase.STOPPING, Phase.STARTING):
+            await asyncio.wait({self._sessions.halt(live, live.record.reason or STOPPED)})
+        elif live.phase is Phase.STOPPED:
+            pass
         else:
             await self._adopt(live)
 
@@ -105,7 +110,7 @@ class Recovery:
     async def _adopt(self, live: Live) -> None:
         # Asked first: dialling an agent that is dead takes its time.
         if not (await self._sessions.examine(live)).alive:
-            await self._end(live, LOST)
+            await asyncio.wait({self._sessions.give_up(live)})
             return
         try:
             opened = await self._sessions.enter(live)
@@ -117,7 +122,7 @@ class Recovery:
         except (Fault, LinkError) as error:
             # Nobody could use it as it was meant to be.
             warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
-            await self._end(live, LOST)
+            await asyncio.wait({self._sessions.give_up(live)})
 
     async def _match_runs(self, opened: Opened) -> None:
         live = opened.live

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import importlib.metadata
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ from k8e.core.children import Children
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.creation import Creation
 from k8e.core.egress import Egress
+from k8e.core.environments import Environments
 from k8e.core.errors import Fault, Kind
 from k8e.core.files import Files
 from k8e.core.images import Images
@@ -42,6 +43,7 @@ from k8e.core.model import (
     SessionSpec,
 )
 from k8e.core.once import Once
+from k8e.core.persistence import Persistence
 from k8e.core.pool import Pool
 from k8e.core.recovery import Recovery
 from k8e.core.runs import Runs
@@ -94,6 +96,7 @@ class Service:
         pool: PoolSettings | None = None,  # None: nothing is made ahead
         memory: Memory | None = None,
         audit_file: Path | None = None,
+        environments: Path | None = None,  # where sessions that last keep theirs
     ) -> None:
         clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -103,7 +106,8 @@ class Service:
         pool = pool or PoolSettings(enabled=False)
         self._pool = Pool(engine, store, clock, self.metrics, self._tasks, pool, memory or SystemMemory())
         self._sessions = Sessions(
-            engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit
+            *(engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit),
+            Environments(environments),
         )
         quotas, registry = self.settings.quotas, self._sessions.registry
         self._images = Images(engine, store, clock, self.audit, registry, quotas)
@@ -115,6 +119,7 @@ class Service:
         self._once = Once(self._creation, self._runs)
         self._files = Files(self._sessions)
         self._approvals = Approvals(self._sessions)
+        self._persistence = Persistence(self._creation, self._runs, self._approvals)
         self._upkeep: asyncio.Task[None] | None = None
 
     # The service's own life
@@ -216,6 +221,21 @@ class Service:
     @counted
     async def destroy(self, caller: Caller, session_id: str) -> None:
         await self._sessions.destroy(caller, session_id)
+
+    @counted
+    async def stop_session(self, caller: Caller, session_id: str) -> Session:
+        return await self._persistence.stop(caller, session_id)
+
+    @counted
+    async def start_session(
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Session:
+        return await self._persistence.start(caller, session_id, env or {}, secrets or {})
 
     @counted
     async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:

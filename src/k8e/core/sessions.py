@@ -7,13 +7,14 @@ finish, and whoever comes second waits for the first instead of doing it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from k8e.core import checks
 from k8e.core.audit import Audit
 from k8e.core.clock import Clock
+from k8e.core.environments import Environments
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note, warn
 from k8e.core.live import Live, Registry
@@ -34,16 +35,20 @@ from k8e.settings import Settings
 DESTROYED: Final = "destroyed"
 EXPIRED: Final = "expired"
 LOST: Final = "lost"
+STOPPED: Final = "stopped"
 ABANDONED: Final = "abandoned"  # before it was ready; such a session leaves no record
 FINISHED: Final = "finished"  # its one command has ended; nor does such a session
 PARENT_ENDED: Final = "parent_ended"
 UNBOUND: Final = "unbound"
 
+# Those that somebody can use, or have back.
+_THERE: Final = frozenset({Phase.ACTIVE, Phase.STOPPING, Phase.STOPPED, Phase.STARTING})
 # What somebody hears who comes too late.
 _ENDS: Final = {
     DESTROYED: "it was destroyed",
     EXPIRED: "it expired: nobody used it for longer than its ttl",
     LOST: "its sandbox ended by itself",
+    STOPPED: "it was stopped",
     FINISHED: "it was there for one command, which has ended",
     PARENT_ENDED: "its parent ended, and it with it",
     UNBOUND: "its list of hosts could not be narrowed with its parent's",
@@ -63,6 +68,14 @@ def describe_end(reason: str) -> str:
     return _ENDS.get(reason, reason)
 
 
+async def _either(one: asyncio.Task[None], other: asyncio.Future[Any]) -> None:
+    waiting: set[asyncio.Future[Any]] = {one, other}
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if not one.done():
+        one.cancel()
+        await asyncio.wait({one})
+
+
 def _failed(task: asyncio.Task[None]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
@@ -78,6 +91,7 @@ class Sessions:
         settings: Settings,
         pool: Pool,
         audit: Audit,
+        environments: Environments,
     ) -> None:
         self.registry = Registry()
         self.engine = engine
@@ -90,6 +104,7 @@ class Sessions:
         self.pool = pool
         self.quotas = Quotas(settings.quotas, clock)
         self.audit = audit
+        self.environments = environments
         self.witness = Witness(engine, metrics, audit)
 
     # Asking
@@ -104,7 +119,7 @@ class Sessions:
         checks.check_caller(caller)
         living = [live.show() for live in self.registry.visible(caller)]
         if not all_phases:
-            return [session for session in living if session.phase is Phase.ACTIVE]
+            return [session for session in living if session.phase in _THERE]
         ended = await self.store.ended_sessions(caller)
         return [*(record.show() for record in ended), *living]
 
@@ -117,10 +132,23 @@ class Sessions:
 
     def check_active(self, live: Live) -> None:
         if live.phase is not Phase.ACTIVE:
-            what, hint = "is being destroyed", "Create a new session; what was in this one is gone."
-            if live.phase is Phase.CREATING:
-                what, hint = "is still being created", "Try again when the answer to its creation has come."
-            raise Fault(Kind.CONFLICT, f"session_{live.phase.value}", f"session {live.session_id} {what}", hint=hint)
+            raise self.describe_phase(live)
+
+    def describe_phase(self, live: Live) -> Fault:
+        """Why it cannot be used now."""
+        what, hint = "is being destroyed", "Create a new session; what was in this one is gone."
+        detail = ""
+        if live.phase is Phase.CREATING:
+            what, hint = "is still being created", "Try again when the answer to its creation has come."
+        elif live.phase is Phase.STARTING:
+            what, hint = "is being started", "Try again when the answer to that has come."
+        elif live.phase is Phase.STOPPING:
+            what, hint = "is being stopped", "Its files are kept; start it again when it has stopped."
+        elif live.phase is Phase.STOPPED:
+            what, hint = "is stopped", f"Its files are kept. Start it: k8e sandbox start {live.session_id}"
+            detail = describe_end(live.record.reason)
+        error = f"session {live.session_id} {what}"
+        return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, detail=detail, hint=hint)
 
     async def enter(self, live: Live) -> Opened:
         self.check_active(live)
@@ -134,7 +162,7 @@ class Sessions:
         return Opened(live, sandbox, place)
 
     async def examine(self, live: Live) -> Health:
-        """Asks the engine how a sandbox is; the session of a dead one is ended."""
+        """Asks the engine how a sandbox is; the session of a dead one is ended, or stopped if it is to last."""
         try:
             health = await self.engine.health(live.sandbox)
         except EngineError as error:
@@ -143,10 +171,22 @@ class Sessions:
         live.oom_kills = max(live.oom_kills, health.oom_kills)
         if not health.alive and live.phase is Phase.ACTIVE:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
-            self.end(live, LOST)
+            self.give_up(live)
         return health
 
+    def give_up(self, live: Live) -> asyncio.Task[None]:
+        """A session whose sandbox is dead."""
+        return self.halt(live, LOST) if live.record.persistent else self.end(live, LOST)
+
     def describe_loss(self, live: Live) -> Fault:
+        if live.phase in _THERE:
+            return Fault(
+                Kind.CONFLICT,
+                "session_stopped",
+                f"session {live.session_id} is stopped",
+                detail=describe_end(live.record.reason),
+                hint=f"Its files are kept. Start it: k8e sandbox start {live.session_id}",
+            )
         return Fault(
             Kind.NOT_FOUND,
             "session_not_found",
@@ -158,6 +198,44 @@ class Sessions:
     async def probe(self) -> Sequence[RuntimeReport]:
         with translated("trying the runtimes"):
             return await self.engine.probe()
+
+    # Stopping
+
+    def halt(self, live: Live, reason: str, goodbye: Coroutine[Any, Any, None] | None = None) -> asyncio.Task[None]:
+        """Begins to stop a session that lasts, once; `goodbye` is what comes before everything in it is killed."""
+        if live.phase is not Phase.STOPPING or live.moving is None or _failed(live.moving):
+            if live.phase is not Phase.STOPPING:
+                live.record = replace(live.record, phase=Phase.STOPPING, reason=reason)
+            if goodbye is None:
+                live.part(describe_end(reason))
+            live.moving = self.tasks.spawn(self._halt(live, goodbye))
+            self._end_children(live)
+        elif goodbye is not None:
+            goodbye.close()
+        return live.moving
+
+    async def _halt(self, live: Live, goodbye: Coroutine[Any, Any, None] | None) -> None:
+        reason = live.record.reason
+        try:
+            await self.store.set_phase(live.sandbox, Phase.STOPPING, reason, durable=True)
+        except Fault as fault:
+            # Goes on: a session that lasts, with a dead sandbox, is what the next daemon would find and stop.
+            warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
+        if goodbye is not None:
+            await _either(self.tasks.spawn(goodbye), live.gone)
+        live.part(describe_end(reason))
+        await self.witness.hear(live)  # for the last time
+        await self._wait_for_children(live)
+        with translated("stopping the sandbox"):
+            await self.engine.stop(live.sandbox)
+        if live.ending is None:
+            await self.store.stop_session(live.sandbox, reason, self.clock.wall())
+        if live.ending is None:
+            live.enter(Phase.STOPPED)
+            live.background.clear()
+            note("session_stopped", session=live.session_id, sandbox=live.sandbox, reason=reason)
+            self.audit.note("session_stopped", **live.identity, caller=live.ended_by, reason=reason)
+            live.ended_by = ""
 
     # Ending
 
@@ -174,19 +252,25 @@ class Sessions:
     def end(self, live: Live, reason: str) -> asyncio.Task[None]:
         """Begins to end a session, once; the first reason counts."""
         if live.ending is None or _failed(live.ending):
-            if not live.record.reason:
+            if live.phase is not Phase.DESTROYING or not live.record.reason:
+                self._let_go(live)
                 live.enter(Phase.DESTROYING, ABANDONED if live.phase is Phase.CREATING else reason)
             live.part(describe_end(live.record.reason))
             live.ending = self.tasks.spawn(self._end(live))
-            for child in live.children:
-                child.ended_by = live.ended_by
-                self.end(child, PARENT_ENDED)
+            self._end_children(live)
         return live.ending
+
+    def _let_go(self, live: Live) -> None:
+        """A start is given up. A stop goes on to its end, which comes at once: nobody waits for anything any more."""
+        if live.phase is Phase.STARTING and live.moving is not None:
+            live.moving.cancel()
 
     async def _end(self, live: Live) -> None:
         if live.building is not None and not live.building.done():
             live.building.cancel()
             await asyncio.wait({live.building})
+        if live.moving is not None and not live.moving.done():
+            await asyncio.wait({live.moving})
         try:
             await self.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
         except Fault as fault:
@@ -198,6 +282,8 @@ class Sessions:
         await self._wait_for_children(live)
         with translated("destroying the sandbox"):
             await self.engine.destroy(live.sandbox)
+        if live.record.persistent:
+            await self.environments.forget(live.sandbox)
         reason = live.record.reason
         if reason in (ABANDONED, FINISHED):
             await self.store.forget_session(live.sandbox)
@@ -210,6 +296,11 @@ class Sessions:
         self.metrics.sessions.value = len(self.registry)
         note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
         self.audit.note("session_ended", **live.identity, caller=live.ended_by, reason=reason)
+
+    def _end_children(self, live: Live) -> None:
+        for child in live.children:
+            child.ended_by = live.ended_by
+            self.end(child, PARENT_ENDED)
 
     async def _wait_for_children(self, live: Live) -> None:
         """They are gone before their parent is, because what they share is the parent's."""
@@ -237,8 +328,10 @@ class Sessions:
         return [live.session_id for live in expired]
 
     def resume_ends(self) -> None:
-        """Tries again to end what could not be ended."""
+        """Tries again to end what could not be ended, and to stop what could not be stopped."""
         for live in self.registry:
+            if live.phase is Phase.STOPPING and live.moving is not None and _failed(live.moving):
+                self.halt(live, live.record.reason)
             if live.ending is not None and _failed(live.ending):
                 self.end(live, live.record.reason)
 

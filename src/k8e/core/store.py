@@ -3,6 +3,7 @@ session."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -33,6 +34,15 @@ from k8e.policy import HostList
 KEPT_SESSIONS: Final = 1000  # records of sessions that are gone
 
 _NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
+
+
+def _close_runs(connection: sqlite3.Connection, sandbox: str, now: float) -> None:
+    """Those of a sandbox that is no more: their output was in its memory."""
+    connection.execute(
+        "UPDATE runs SET status = ?, finished = ? WHERE sandbox = ? AND finished IS NULL",
+        (Status.LOST.value, now, sandbox),
+    )
+    connection.execute(f"UPDATE runs SET {_NO_OUTPUT} WHERE sandbox = ? AND kept_stdout NOTNULL", (sandbox,))
 
 
 class Store(Database):
@@ -69,8 +79,30 @@ class Store(Database):
 
         await self._transact(work)
 
-    async def set_phase(self, sandbox: str, phase: Phase, reason: str = "") -> None:
-        await self._execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", phase.value, reason, sandbox)
+    async def set_phase(self, sandbox: str, phase: Phase, reason: str = "", *, durable: bool = False) -> None:
+        statement, values = (
+            "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?",
+            (phase.value, reason, sandbox),
+        )
+        await self._transact(lambda connection: connection.execute(statement, values), durable=durable)
+
+    async def stop_session(self, sandbox: str, reason: str, now: float) -> None:
+        """Stopped: what is not known to have ended is lost, and all output is gone with the sandbox's memory."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            _close_runs(connection, sandbox, now)
+            stopped = Phase.STOPPED.value
+            connection.execute(
+                "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (stopped, reason, sandbox)
+            )
+
+        await self._transact(work, durable=True)
+
+    async def start_session(self, sandbox: str, env_keys: Sequence[str], secret_keys: Sequence[str]) -> None:
+        """It runs again."""
+        statement = "UPDATE sessions SET phase = ?, reason = '', env_keys = ?, withheld = ? WHERE sandbox = ?"
+        values = (Phase.ACTIVE.value, json.dumps(tuple(env_keys)), json.dumps(tuple(secret_keys)), sandbox)
+        await self._transact(lambda connection: connection.execute(statement, values), durable=True)
 
     async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
         await self._execute("UPDATE sessions SET hosts = ? WHERE sandbox = ?", write_hosts(hosts), sandbox)
@@ -80,13 +112,7 @@ class Store(Database):
 
         def work(connection: sqlite3.Connection) -> None:
             if keep_runs:
-                connection.execute(
-                    "UPDATE runs SET status = ?, finished = ? WHERE sandbox = ? AND finished IS NULL",
-                    (Status.LOST.value, now, sandbox),
-                )
-                connection.execute(
-                    f"UPDATE runs SET {_NO_OUTPUT} WHERE sandbox = ? AND kept_stdout NOTNULL", (sandbox,)
-                )
+                _close_runs(connection, sandbox, now)
             else:
                 connection.execute("DELETE FROM runs WHERE sandbox = ?", (sandbox,))
             gone = Phase.DESTROYED.value

@@ -72,6 +72,8 @@ class Routes:
             Route("GET", (*sessions, "*"), self._get_session),
             Route("DELETE", (*sessions, "*"), self._destroy),
             Route("POST", (*sessions, "*", "subagents"), self._run_subagent, (JSON,)),
+            Route("POST", (*sessions, "*", "stop"), self._stop, (JSON,)),
+            Route("POST", (*sessions, "*", "start"), self._start, (JSON,)),
             Route("GET", (*sessions, "*", "hosts"), self._get_hosts),
             Route("POST", (*sessions, "*", "hosts"), self._set_hosts, (JSON,)),
             Route("POST", (*sessions, "*", "runs"), self._run, (JSON, frames.CONTENT_TYPE)),
@@ -195,6 +197,17 @@ class Routes:
     async def _destroy(self, exchange: Exchange, request: Request) -> None:
         await self._service.destroy(exchange.caller, request.path[2])
         await exchange.send_json(200, {"ok": True})
+
+    async def _stop(self, exchange: Exchange, request: Request) -> None:
+        specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
+        session = await self._service.stop_session(exchange.caller, request.path[2])
+        await exchange.send_json(200, shapes.shape_session(session))
+
+    async def _start(self, exchange: Exchange, request: Request) -> None:
+        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        env, secrets = specs.read_start(fields)
+        session = await self._service.start_session(exchange.caller, request.path[2], env=env, secrets=secrets)
+        await exchange.send_json(200, shapes.shape_session(session))
 
     # --- runs --------------------------------------------------------------------------------------------------------
 

@@ -124,6 +124,9 @@ def shape_session(session: Session) -> Json:
         "policy": shape_policy(session),
         "parent_session_id": session.parent or None,
         "children": list(session.children),
+        "persistent": session.persistent,
+        "labels": dict(session.labels),
+        "secret_keys": list(session.secret_keys),
     }
 
 
@@ -151,6 +154,7 @@ def shape_run_summary(run: RunResult) -> Json:
         "truncated": run.truncated,
         "stdout_bytes": run.stdout_bytes,
         "stderr_bytes": run.stderr_bytes,
+        **({"reason": run.reason} if run.reason else {}),
         **shape_denials(run.denied),
     }
 

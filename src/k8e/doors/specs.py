@@ -205,6 +205,13 @@ def read_hosts_change(fields: Fields) -> HostsChange:
     return change
 
 
+def read_start(fields: Fields) -> tuple[dict[str, str], dict[str, str]]:
+    """What a session is started with on top of what it had: variables and secrets."""
+    given = fields.take_mapping("env"), fields.take_mapping("secrets")
+    fields.finish()
+    return given
+
+
 def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
     """`limits` are for what the request does not say."""
     defaults = SessionSpec()
@@ -219,6 +226,9 @@ def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
         allowed_hosts=fields.take_texts("allowed_hosts"),
         more_hosts=fields.take_texts("more_hosts") or (),
         shape=_read_shape(fields),
+        secrets=fields.take_mapping("secrets"),
+        persistent=fields.take_flag("persistent"),
+        labels=fields.take_mapping("labels"),
         manifest=_read_manifest(fields),
     )
     fields.finish()

@@ -9,6 +9,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     Approval,
     ApprovalStatus,
@@ -51,9 +52,14 @@ def split_env(env: Mapping[str, str]) -> dict[str, Any]:
 def write_session(wanted: Json) -> pb.CreateSessionRequest:
     hosts = wanted.get("allowed_hosts")
     names = ("session_id", "tenant_id", "image", "ttl", "manifest", "git_repo", "git_ref")
+    known = {*names, "env", "secrets", "runtime", "limits", "allowed_hosts"}
+    if unknown := sorted(name for name, value in wanted.items() if value and name not in known):
+        hint = "use it on the gateway's machine"
+        raise Fault(Kind.NOT_YET, "not_remote", f"{unknown[0]} cannot be asked for over a gateway yet", hint=hint)
+    # Secrets are variables there: what cannot be stopped keeps no value anywhere.
     return pb.CreateSessionRequest(
         **{name: wanted[name] for name in names if wanted.get(name) is not None},
-        **split_env(wanted.get("env") or {}),
+        **split_env({**(wanted.get("env") or {}), **(wanted.get("secrets") or {})}),
         runtime_class=wanted.get("runtime") or "",
         limits=pb.Limits(**wanted["limits"]) if wanted.get("limits") else None,
         allowed_hosts=hosts or (),

@@ -1,0 +1,82 @@
+"""The environments of sessions that can be stopped: part of their configuration, and so to be there at the next start,
+after a reboot too.
+
+Of other sessions no file of the machine has a value (provisioning.py), nor of any session's secrets. Here is what
+somebody gave as plain variables of a session that was to last: a file for each, root's alone, gone with its session.
+Files and not rows, because a database goes on having what was deleted from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from k8e.core.database import StoreFailed
+from k8e.core.provisioning import Variables, read_variables, write_variables
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Environments:
+    def __init__(self, folder: Path | None) -> None:
+        """Without a folder nothing can be kept, and whoever needs it is told."""
+        self._folder = folder
+
+    async def keep(self, sandbox: str, env: Variables) -> None:
+        """On the disk when it returns."""
+        await self._do(self._keep, sandbox, env)
+
+    async def recall(self, sandbox: str) -> Variables:
+        return await self._do(self._recall, sandbox)
+
+    async def forget(self, sandbox: str) -> None:
+        if self._folder is not None:
+            await self._do(self._path(sandbox).unlink, missing_ok=True)
+
+    async def forget_others(self, sandboxes: Collection[str]) -> None:
+        """What a daemon left that was killed between the end of a session and this."""
+        if self._folder is not None:
+            await self._do(self._forget_others, frozenset(sandboxes))
+
+    async def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except OSError as error:
+            raise StoreFailed(error) from error
+
+    def _path(self, sandbox: str) -> Path:
+        if self._folder is None:
+            raise OSError("there is no place for the environments of sessions that last")
+        return self._folder / sandbox
+
+    def _keep(self, sandbox: str, env: Variables) -> None:
+        path = self._path(sandbox)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = path.with_suffix(".new")
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, write_variables(env))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        draft.rename(path)
+
+    def _recall(self, sandbox: str) -> Variables:
+        try:
+            return read_variables(self._path(sandbox).read_bytes())
+        except FileNotFoundError:
+            return ()
+
+    def _forget_others(self, sandboxes: frozenset[str]) -> None:
+        assert self._folder is not None
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._folder):
+                if name not in sandboxes:
+                    (self._folder / name).unlink(missing_ok=True)
