@@ -128,6 +128,25 @@ def test_mknod_makes_no_device(machine: str, mode: int) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
+@given(mode=WORDS, flags=WORDS)
+def test_no_file_becomes_set_user_id_where_files_are_the_machines(machine: str, mode: int, flags: int) -> None:
+    profile = seccomp.build_profile(machine, set_user_id=False)
+    allowed = not mode & stat.S_ISUID
+    for call, arguments in (
+        *(("chmod", [0, mode]), ("fchmod", [0, mode]), ("fchmodat", [0, 0, mode]), ("fchmodat2", [0, 0, mode, 0])),
+        *(("creat", [0, mode]), ("open", [0, flags | os.O_CREAT, mode]), ("openat", [0, 0, flags | os.O_CREAT, mode])),
+        *(("open", [0, flags | os.O_TMPFILE, mode]), ("openat", [0, 0, flags | os.O_TMPFILE, mode])),
+    ):
+        assert (verdict(profile, call, arguments) == "SCMP_ACT_ALLOW") == allowed, call
+        assert verdict(PROFILES[machine], call, arguments) == "SCMP_ACT_ALLOW", call
+    plain = flags & ~(os.O_CREAT | os.O_TMPFILE)  # then what is in the register means nothing
+    assert verdict(profile, "openat", [0, 0, plain, mode]) == "SCMP_ACT_ALLOW"
+    assert verdict(profile, "openat2", [0] * 6) == "SCMP_ACT_ERRNO"
+    node = mode & ~stat.S_IFMT(0o170000) | stat.S_IFIFO
+    assert (verdict(profile, "mknodat", [0, 0, node, 0]) == "SCMP_ACT_ALLOW") == allowed
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_a_filter_denies_by_default_and_knows_one_architecture(machine: str) -> None:
     profile = PROFILES[machine]
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"

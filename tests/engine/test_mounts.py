@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,37 @@ async def test_set_user_id_and_devices_mean_nothing(guest: Room) -> None:
     for options in BOTH:
         assert (await guest.run("head", "-c1", "device", **options)).outcome.exit_code != 0
         assert (await guest.run("mknod", "own-device", "c", "1", "5", **options)).outcome.exit_code != 0
+
+
+async def test_no_file_of_the_owner_becomes_set_user_id(guest: Room, grounds: Grounds) -> None:
+    """Out there it would make its owner of whoever runs it."""
+    code = """
+import ctypes, os, stat
+libc = ctypes.CDLL(None)
+open("made", "w").close()
+for call in (
+    lambda: os.chmod("made", 0o4755),
+    lambda: os.fchmod(os.open("made", os.O_RDWR), 0o4755),
+    lambda: os.chmod("made", 0o4755, dir_fd=os.open(".", os.O_RDONLY)),
+    lambda: os.close(os.open("opened", os.O_CREAT | os.O_WRONLY, 0o4755)),
+    lambda: os.mknod("node", stat.S_IFREG | 0o4755),
+    lambda: libc.syscall(452, -100, b"made", 0o4755, 0),  # fchmodat2
+):
+    try:
+        call()
+    except OSError:
+        pass
+os.chmod("made", 0o2755)
+"""
+    for options in BOTH:
+        await guest.python(code, **options)
+        for name in ("made", "opened", "node"):
+            path = grounds.project / name
+            assert not path.exists() or not path.stat().st_mode & stat.S_ISUID
+            path.unlink(missing_ok=True)
+    done = await guest.run("python3", "-S", "-c", code)
+    assert done.outcome.exit_code == 0, done
+    await guest.output("sh", "-c", "cp -p /etc/hostname copy; tar c copy | tar x; rm made copy")
 
 
 async def test_links_lead_to_the_sandboxs_own_files(guest: Room) -> None:

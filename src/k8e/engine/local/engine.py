@@ -295,7 +295,11 @@ class LocalEngine:
             limits=spec.limits,
             overlays=root.overlays(),
             first_id=record.first_id,
-            seccomp=build_profile(platform.machine(), runtime.native),
+            seccomp=build_profile(
+                platform.machine(),
+                runtime.native,
+                set_user_id=not any(mount.writable for mount in spec.shape.mounts),
+            ),
             hard_files=hard_files,
             network=namespace,
             binds=binds,

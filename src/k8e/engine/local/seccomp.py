@@ -28,6 +28,12 @@ _TYPE_MASK = 0o170000
 
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
+_SET_USER_ID = 0o4000
+_CREATES = 0x40 | 0x400000  # O_CREAT, O_TMPFILE: only then the mode is looked at
+# Where the mode stands among the arguments of calls that set one.
+_MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1}
+_OPENS = {"open": (1, 2), "openat": (2, 3)}  # flags, mode
+
 
 def match(index: int, value: int, mask: int = 0xFFFFFFFF) -> dict[str, Any]:
     """Compares the bits of an argument that the kernel looks at; the rest could hide anything."""
@@ -59,23 +65,42 @@ def allow(names: Iterable[str], args: list[dict[str, Any]] | None = None) -> dic
     return {"names": sorted(names), "action": "SCMP_ACT_ALLOW", **({"args": args} if args else {})}
 
 
-def build_profile(machine: str, native: bool = True) -> Mapping[str, Any]:
+def _without_set_user_id() -> list[dict[str, Any]]:
+    """Files of a directory of the machine belong to one of its users out there: whoever runs one with this bit would be
+    that user."""
+    rules = [allow([call], [match(index, 0, _SET_USER_ID)]) for call, index in _MODE_AT.items()]
+    for call, (flags, mode) in _OPENS.items():
+        rules.append(allow([call], [match(flags, 0, _CREATES)]))
+        rules.append(allow([call], [match(flags, 0x40, 0x40), match(mode, 0, _SET_USER_ID)]))
+        rules.append(allow([call], [match(flags, 0x400000, 0x400040), match(mode, 0, _SET_USER_ID)]))
+    return rules
+
+
+def build_profile(machine: str, native: bool = True, *, set_user_id: bool = True) -> Mapping[str, Any]:
+    """`set_user_id`: whether files can be given that bit, which does nothing inside."""
     lists = json.loads(resources.files("k8e.engine.local").joinpath("syscalls.json").read_text())
     plain = set(lists["any"]) | set(lists.get(machine, ()))
-    rules = [allow(plain)]
+    absent = set(lists["absent"])
+    rules = []
+    if not set_user_id:
+        plain -= {"openat2", *_MODE_AT, *_OPENS}
+        absent.add("openat2")  # a filter cannot see its mode
+        rules += _without_set_user_id()
+    rules.append(allow(plain))
     rules.append(allow(["clone"], [match(0, 0, _NAMESPACE_FLAGS | _NEWTIME)]))
     rules += [allow(["socket"], [match(0, family)]) for family in _FAMILIES]
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))
     rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]
+    mask = _TYPE_MASK if set_user_id else _TYPE_MASK | _SET_USER_ID
     for kind in _NODE_TYPES:
-        rules.append(allow(["mknod"], [match(1, kind, _TYPE_MASK)]))
-        rules.append(allow(["mknodat"], [match(2, kind, _TYPE_MASK)]))
+        rules.append(allow(["mknod"], [match(1, kind, mask)]))
+        rules.append(allow(["mknodat"], [match(2, kind, mask)]))
     # PER_LINUX, and the query; 32-bit personalities and ADDR_NO_RANDOMIZE's neighbours are not needed.
     rules += [allow(["personality"], [match(0, value)]) for value in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)]
     # gVisor knows no other errno than EPERM, on which glibc does not fall back and no thread starts. But it answers
     # ENOSYS to a call that an absent tracer should decide on; whoever brings one is alone with gVisor's own kernel.
     answer = {"action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS} if native else {"action": "SCMP_ACT_TRACE"}
-    rules.append({"names": sorted(lists["absent"]), **answer})
+    rules.append({"names": sorted(absent), **answer})
     architectures = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64"]}
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
