@@ -108,9 +108,9 @@ class Rig:
         return Room(name, link, place, self.engine.layout.sandbox(name))
 
     @contextlib.asynccontextmanager
-    async def room(self, limits: Limits = LIMITS) -> AsyncIterator[Room]:
+    async def room(self, limits: Limits = LIMITS, image: str = "host") -> AsyncIterator[Room]:
         name = self.new_name()
-        await self.engine.create(name, self.spec(limits))
+        await self.engine.create(name, self.spec_of(image, limits))
         try:
             yield await self.enter(name)
         finally:

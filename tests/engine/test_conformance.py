@@ -27,17 +27,20 @@ class Shared:
 
     rig: Rig
     dialers: dict[Path, CuttableDialer]
+    image: str = "host"
+    top: bytes = b"/workspace"  # where checks have their directories
     stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     room: Room | None = None
 
     async def enter(self) -> Room:
-        room = await self.stack.enter_async_context(self.rig.room(LIMITS if self.rig.native else GVISOR_LIMITS))
+        limits = LIMITS if self.rig.native else GVISOR_LIMITS
+        room = await self.stack.enter_async_context(self.rig.room(limits, self.image))
         done = await room.as_agent("install", "-d", "-m", "1777", SMALL)
         assert done.outcome.exit_code == 0, done
         return room
 
     async def subject(self, room: Room, name: str) -> Subject:
-        directory = room.place.workspace + b"/" + name.encode()
+        directory = self.top + b"/" + name.encode()
         await room.output("install", "-d", "-m", "0777", directory)
         return Subject(
             sandbox=room.link,
@@ -47,7 +50,7 @@ class Shared:
             bulk=BULK,
             link=self.dialers[room.paths.socket],
             small=SMALL if self.rig.native else None,
-            read_only=b"/usr",
+            read_only=b"/usr" if self.image == "host" else None,
             # gVisor's inotify has no limit, so nothing is ever lost there.
             inotify_limit=inotify_limit() if self.rig.native else None,
         )
@@ -55,7 +58,7 @@ class Shared:
     async def run(self, check: Check) -> None:
         room, self.room = self.room or await self.enter(), None
         subject = await self.subject(room, check.name)
-        assert check.needs <= subject.provides | {"inotify_limit", "small"}
+        assert check.needs <= subject.provides | {"inotify_limit", "small", "read_only"}
         if not check.needs <= subject.provides:
             self.room = room
             pytest.skip(f"{self.rig.runtime.value} has no {', '.join(check.needs - subject.provides)}")
@@ -76,8 +79,8 @@ async def clean(room: Room, subject: Subject) -> None:
             pass
 
 
-@pytest.fixture(scope="module")
-async def shared(rig: Rig) -> AsyncIterator[Shared]:
+@contextlib.asynccontextmanager
+async def share(rig: Rig, image: str = "host", top: bytes = b"/workspace") -> AsyncIterator[Shared]:
     dialers: dict[Path, CuttableDialer] = {}
 
     def make_dialer(path: Path) -> CuttableDialer:
@@ -85,9 +88,15 @@ async def shared(rig: Rig) -> AsyncIterator[Shared]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("k8e.engine.local.engine.UnixDialer", make_dialer)
-        shared = Shared(rig, dialers)
+        shared = Shared(rig, dialers, image, top)
         async with shared.stack:
             yield shared
+
+
+@pytest.fixture(scope="module")
+async def shared(rig: Rig) -> AsyncIterator[Shared]:
+    async with share(rig) as shared:
+        yield shared
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

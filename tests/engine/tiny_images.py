@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,11 +76,5 @@ async def add_image(engine: LocalEngine, *layers: bytes, alone: bytes = b"", **c
         return await engine.images.add(write_layout(Path(file.name), built), ignore)
 
 
-@contextlib.asynccontextmanager
-async def enter_image(rig: Rig, image: Image, limits: Limits = LIMITS) -> AsyncIterator[Room]:
-    name = rig.new_name()
-    await rig.engine.create(name, rig.spec_of(image.digest, limits))
-    try:
-        yield await rig.enter(name)
-    finally:
-        await rig.engine.destroy(name)
+def enter_image(rig: Rig, image: Image, limits: Limits = LIMITS) -> AbstractAsyncContextManager[Room]:
+    return rig.room(limits, image.digest)

@@ -75,8 +75,12 @@ def plan(kind: Kind, place: Place, env: Variables) -> ExecSpec:
 async def park(sandbox: Sandbox, place: Place, memory: int, env: Variables = (), *, keep: float | None = None) -> None:
     """One of each kind that the sandbox has and has room for; returns when they wait. `memory` is the sandbox's limit;
     without `keep` they wait until they are used."""
-    for kind in NEEDED_MEMORY:
-        await _park(sandbox, place, memory, env, kind, keep)
+    failed = [kind for kind in NEEDED_MEMORY if not await _park(sandbox, place, memory, env, kind, keep)]
+    if failed and place.capable:
+        # At its first start root's Python writes what it compiles beside its sources: too young then to rely on.
+        await asyncio.sleep(PAUSE)
+        for kind in failed:
+            await _park(sandbox, place, memory, env, kind, keep)
 
 
 async def _park(sandbox: Sandbox, place: Place, memory: int, env: Variables, kind: Kind, keep: float | None) -> bool:
