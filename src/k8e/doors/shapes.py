@@ -126,7 +126,7 @@ def shape_session(session: Session) -> Json:
         "children": list(session.children),
         "persistent": session.persistent,
         "labels": dict(session.labels),
-        "secret_keys": list(session.secret_keys),
+        **({"secret_keys": list(session.secret_keys)} if session.secret_keys else {}),
     }
 
 
