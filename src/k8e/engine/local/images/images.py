@@ -68,8 +68,14 @@ class LocalImages:
         except OSError as error:
             raise unusable(error) from error
 
-    async def build_base(self, report: Report) -> Image:
-        raise EngineError("image", "cannot be built yet")
+    async def build_base(self, report: Report, packages: Sequence[str] = ()) -> Image:
+        from k8e.engine.local.images import base
+
+        await self._clean()
+        try:
+            return await base.build_base(self.store, self._limits, report, packages or base.PACKAGES)
+        except OSError as error:
+            raise unusable(error) from error
 
     async def add(self, archive: Path, report: Report) -> Image:
         from k8e.engine.local.images.archive import import_archive

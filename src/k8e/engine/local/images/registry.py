@@ -314,6 +314,8 @@ class Registry:
                     return _NotTls()
                 text = f"{host_of(url)} does not speak TLS as it should: {cause.reason or cause}"
                 return EngineError("image", text, reason="unreachable")
+            if isinstance(cause, ConnectionRefusedError) and self._reference.loopback:
+                return unreachable(host_of(url), error)  # nobody is there, and nothing on the way is to blame
             cause = cause.__cause__ or cause.__context__
         return Transient(unreachable(host_of(url), error))
 
