@@ -12,8 +12,9 @@ import asyncio
 import json
 import os
 import platform
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,8 +35,9 @@ PACKAGES: Final = (
 )
 _EPOCH: Final = "1700000000"  # no file is newer: the same packages make the same image
 _DEADLINE: Final = 1800.0
-_HOOKS: Final = Path("/usr/share/mmdebstrap/hooks/file-mirror-automount")
-_LIST: Final = "$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)"
+_LIST: Final = "$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)|$(SOURCESENTRY)"
+_KEY: Final = re.compile(r"^(?:Signed-By:\s*|[^#\n]*\bsigned-by=)(/[^\s\],]+)", re.ASCII | re.MULTILINE | re.IGNORECASE)
+_TRUSTED: Final = re.compile(r"^(?:Trusted:\s*|[^#\n]*\btrusted=)yes\b", re.ASCII | re.MULTILINE | re.IGNORECASE)
 _SPACE: Final = 4 << 30  # bytes that have to be free before it begins
 _WITHOUT: Final = ("doc", "info", "locale", "man", "lintian")  # of /usr/share
 # Whatever was only for building, and whatever may be secret, does not stay.
@@ -54,26 +56,33 @@ class Source:
     uri: str
     suite: str
     component: str
+    options: str = ""  # who vouches for it
 
     @property
     def line(self) -> str:
-        return f"deb {self.uri} {self.suite} {self.component}"
+        """For building. What lies on a disk is copied: within the new root nobody could see it."""
+        uri = f"copy:{self.uri.removeprefix('file:')}" if self.uri.startswith("file:") else self.uri
+        return f"deb {f'[{self.options}] ' if self.options else ''}{uri} {self.suite} {self.component}"
 
     @property
     def public(self) -> str:
-        """Without what only this machine may know."""
+        """Without what only this machine knows or has."""
         parts = urlsplit(self.uri)
         uri = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
         return f"deb {uri} {self.suite} {self.component}"
 
 
-def choose_sources(listing: str, codename: str) -> tuple[Source, ...]:
-    """Of all that apt knows: the distribution itself, with its updates and fixes; nobody else's packages."""
+def choose_sources(listing: str, codename: str, read: Callable[[str], str]) -> tuple[Source, ...]:
+    """Of all that apt knows: the distribution itself, with its updates and fixes; nobody else's packages. `read` gives
+    the text of one of apt's files, which has the key that the source is signed with."""
     found = []
     for line in listing.splitlines():
-        origin, name, suite, component, uri = line.split("|")
-        if origin in ("Debian", "Ubuntu") and name.partition("-")[0] == codename and suite.count("backports") == 0:
-            found.append(Source(uri, suite, component))
+        origin, name, suite, component, uri, entry = line.split("|")
+        if origin in ("Debian", "Ubuntu") and name.partition("-")[0] == codename and "backports" not in suite:
+            text = read(entry.rpartition(":")[0])
+            key, trusted = _KEY.search(text), _TRUSTED.search(text)
+            options = [f"signed-by={key[1]}"] if key else ["trusted=yes"] if trusted else []
+            found.append(Source(uri, suite, component, " ".join(options)))
     return tuple(dict.fromkeys(found))
 
 
@@ -88,8 +97,17 @@ def read_release(text: str) -> Mapping[str, str]:
     return {name: value.strip("\"'") for name, equals, value in pairs if equals}
 
 
-async def build_base(store: Store, limits: ImageLimits, report: Report, packages: Sequence[str] = PACKAGES) -> Image:
-    """`packages`: fewer, for who has no minutes."""
+async def build_base(
+    store: Store,
+    limits: ImageLimits,
+    report: Report,
+    packages: Sequence[str] = PACKAGES,
+    *,
+    variant: str = "minbase",
+    apt: Mapping[str, str] | None = None,
+) -> Image:
+    """For who has no minutes: fewer `packages`, and the variant `extract`, which has nothing else and starts nothing.
+    `apt`: variables with which apt is asked, for another configuration than the machine's."""
     tool = find_tool("mmdebstrap")
     if tool is None:
         hint = "install mmdebstrap (Debian and Ubuntu: apt-get install mmdebstrap)"
@@ -97,39 +115,40 @@ async def build_base(store: Store, limits: ImageLimits, report: Report, packages
     report(Progress("asking apt for its sources", 0, 0))
     release = read_release(await asyncio.to_thread(Path("/etc/os-release").read_text))
     codename = release.get("VERSION_CODENAME", "")
-    listing = await run_tool("apt-get", "indextargets", "--format", _LIST, "Created-By: Packages", capture=True)
-    sources = choose_sources(listing, codename)
+    listing = await run_tool(
+        "apt-get", "indextargets", "--format", _LIST, "Created-By: Packages", capture=True, env=apt
+    )
+    sources = await asyncio.to_thread(choose_sources, listing, codename, lambda name: Path(name).read_text())
     if not sources:
         hint = "`apt-get update` first; the sources have to have the distribution that this machine is."
         raise EngineError("image", f"apt knows no packages of {release.get('ID', '?')} {codename}", hint)
-    options = choose_options(await run_tool("apt-config", "dump", "Acquire", capture=True))
+    options = choose_options(await run_tool("apt-config", "dump", "Acquire", capture=True, env=apt))
     with store.scratch() as scratch:
         free = os.statvfs(scratch)
         if free.f_bavail * free.f_frsize < _SPACE:
             cause = f"there are less than {_SPACE >> 30} GiB free in {store.partial.parent}"
             raise EngineError("image", cause, "Make room: `k8e image prune`.", "disk_full")
         target = scratch / "base.tar"
-        await _run(_describe(tool, codename, sources, options, packages, target), scratch, sources, report)
+        command = _describe(tool, variant, codename, options, packages, target)
+        await _run(command, scratch, sources, report)
         return await _keep(store, limits, target, report)
 
 
 def _describe(
     tool: str,
+    variant: str,
     codename: str,
-    sources: Sequence[Source],
     options: Sequence[str],
     packages: Sequence[str],
     target: Path,
 ) -> list[str]:
-    local = any(source.uri.startswith(("file:", "copy:")) for source in sources)
     return [
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
-        *(tool, "--mode=root", "--variant=minbase", "--format=tar", "--skip=output/dev"),
+        *(tool, "--mode=root", f"--variant={variant}", "--format=tar", "--skip=output/dev"),
         *(f"--include={','.join(packages)}", "--dpkgopt=force-unsafe-io"),  # if the machine goes down, so does it
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _WITHOUT),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         *(f"--aptopt={option}" for option in options),
-        *([f"--hook-dir={_HOOKS}"] if local else []),
         f"--customize-hook={_CLEAN}",
         f"--customize-hook=upload {target.with_name('sources.list')} /etc/apt/sources.list",
         *(codename, str(target), str(target.with_name("building.list"))),
