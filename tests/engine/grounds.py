@@ -17,7 +17,7 @@ from k8e.engine import Mount
 
 OWNER = 12345  # nobody has this account; its files are as real as anybody's
 SECRET = "the-secret-of-this-test"
-KEPT = (".git/config", ".git/hooks", "Makefile")
+KEPT = (".git/config", ".git/hooks", "Makefile", ".envrc")
 HIDDEN = (".ssh", ".netrc", ".config/gh", ".aws", ".kube/config", ".later")
 
 

@@ -32,6 +32,7 @@ from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.mounts.sharing import share_workspace
 from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.network.addresses import Pool, Wire
@@ -477,6 +478,7 @@ class LocalEngine:
         await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
         await self._network.remove(sandbox)
         await disk.unmount_below(self.layout.sandbox(sandbox).top)
+        await asyncio.to_thread(remove_placeholders, self.layout.sandbox(sandbox))
         await asyncio.to_thread(self._cgroups.remove, sandbox)
 
     async def list(self) -> Sequence[str]:

@@ -69,6 +69,11 @@ class SandboxPaths:
         return self.top / "veils"
 
     @property
+    def placeholders(self) -> Path:
+        """Notes of what was made in directories of the machine and has to be removed there."""
+        return self.top / "placeholders.json"
+
+    @property
     def bundle(self) -> Path:
         return self.top / "bundle"
 

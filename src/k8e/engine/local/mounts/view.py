@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from k8e.engine.local.mounts.kernel import (
     id_map,
 )
 from k8e.engine.local.mounts.owner import Owner, find_owner
+from k8e.engine.local.mounts.placeholders import stand_in
 from k8e.engine.local.mounts.source import open_source
 from k8e.engine.local.mounts.veil import draw_veil, resolve_hidden
 from k8e.link.model import Identity
@@ -83,16 +85,19 @@ def _show(
         _map_owners(mount, copy, owner, first_id, user)
         if mount.hidden:
             veil = paths.veils / name
-            veil.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(veil, ignore_errors=True)  # of the last time, if it was stopped
+            veil.mkdir(parents=True)
             hidden = resolve_hidden(mount, source, owner)
             draw_veil(copy, hidden, veil, make_mount_point(paths, f"{name}-below"), target)
         else:
             attach_mount(copy, target)
         yield Bind(os.fspath(target), mount.target, mount.writable, whole=True)
         if mount.writable:
-            for part, writable in keep_parts(mount, copy):
-                if first_id is None:
-                    # gVisor's kernel has to know the mount points: it does not ask the machine's before a rename.
+            with stand_in(mount, owner, source, paths) as complete:
+                parts = list(keep_parts(complete, copy))
+            if first_id is None:
+                # gVisor's kernel has to know the mount points: it does not ask the machine's before a rename.
+                for part, writable in parts:
                     yield Bind(os.fspath(target / part), f"{mount.target}/{part}", writable, whole=True)
 
 

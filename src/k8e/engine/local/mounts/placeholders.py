@@ -1,0 +1,135 @@
+"""Kept parts of a directory that do not exist: a project without .git, in which code could put a .git whose hooks the
+machine's git would run.
+
+What is not there cannot be mounted over. So an empty directory takes its place for as long as the sandbox lives, made
+and removed with the owner's rights, and only if it is empty and has our mark. Which ones there are is noted before they
+are made, so that destroying finds them after any crash; one that two sandboxes need is noted by both, and goes with the
+second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from k8e.engine import Mount
+from k8e.engine.local.layout import SandboxPaths
+from k8e.engine.local.mounts.kernel import AT_FDCWD, NO_MAGICLINKS, open_resolved
+from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
+
+MARK = "user.k8e.placeholder"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_turn = threading.Lock()  # one sandbox's must not be removed while another begins to count on it
+
+
+@contextlib.contextmanager
+def stand_in(mount: Mount, owner: Owner, source: int, paths: SandboxPaths) -> Iterator[Mount]:
+    """The mount with kept parts that all exist while this lasts: after that, those that are mounted over stay."""
+    with _turn:
+        kept = [_fill(mount, owner, source, paths, part) for part in mount.kept]
+        yield replace(mount, kept=tuple(dict.fromkeys(part for part in kept if part)))
+
+
+def remove_placeholders(paths: SandboxPaths) -> None:
+    """When nothing is mounted there any more."""
+    with _turn:
+        for source, uid, part in _read_notes(paths):
+            with contextlib.suppress(OSError):  # it was moved, filled, removed, or another sandbox still needs it
+                act_as(find_owner(uid), lambda source=source, part=part: _remove(source, part))  # type: ignore[misc]
+        paths.placeholders.unlink(missing_ok=True)
+
+
+def _fill(mount: Mount, owner: Owner, source: int, paths: SandboxPaths, part: str) -> str:
+    """What is to be kept for that part: itself, or the first step to it that is missing; empty when its owner could not
+    make it either, and so nobody inside."""
+    steps = part.split("/")
+    parent = os.dup(source)
+    try:
+        for index, step in enumerate(steps):
+            so_far = "/".join(steps[: index + 1])
+            try:
+                found = os.open(step, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            except FileNotFoundError:
+                return so_far if _make(mount, owner, parent, paths, so_far) else ""
+            os.close(parent)
+            parent = found
+            if act_as(owner, lambda found=found: _is_ours(found)):  # type: ignore[misc]
+                _note(paths, mount, so_far)
+                return so_far
+    except NotADirectoryError:
+        pass  # a file or a link is on the way: see keeping.py
+    finally:
+        os.close(parent)
+    return part
+
+
+def _make(mount: Mount, owner: Owner, parent: int, paths: SandboxPaths, part: str) -> bool:
+    _note(paths, mount, part)
+    name = part.rpartition("/")[2]
+
+    def make() -> None:
+        os.mkdir(name, 0o755, dir_fd=parent)
+        handle = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            os.setxattr(handle, MARK, b"")
+        except OSError:
+            os.rmdir(name, dir_fd=parent)
+            raise
+        finally:
+            os.close(handle)
+
+    try:
+        act_as(owner, make)
+    except PermissionError:
+        return False
+    return True
+
+
+def _is_ours(found: int) -> bool:
+    try:
+        handle = os.open(".", _FOLDER, dir_fd=found)
+    except OSError:
+        return False
+    try:
+        return not os.listdir(handle) and os.getxattr(handle, MARK) == b""
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def _remove(source: str, part: str) -> None:
+    parent = open_resolved(AT_FDCWD, source, os.O_PATH | os.O_DIRECTORY, NO_MAGICLINKS)
+    try:
+        *steps, name = part.split("/")
+        for step in steps:
+            found = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            os.close(parent)
+            parent = found
+        handle = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            ours = _is_ours(handle)
+        finally:
+            os.close(handle)
+        if ours:
+            os.rmdir(name, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _note(paths: SandboxPaths, mount: Mount, part: str) -> None:
+    noted = [*_read_notes(paths), (mount.source, mount.owner, part)]
+    partial = paths.placeholders.with_suffix(".new")
+    partial.write_text(json.dumps(noted))
+    partial.rename(paths.placeholders)
+
+
+def _read_notes(paths: SandboxPaths) -> list[tuple[str, int, str]]:
+    try:
+        return [(source, uid, part) for source, uid, part in json.loads(paths.placeholders.read_text())]
+    except FileNotFoundError:
+        return []
