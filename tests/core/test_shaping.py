@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import REMOTE, Caller
+from k8e.core.model import REMOTE, Caller, SessionSpec
 from k8e.core.shaping import MAX_MOUNTS, MAX_PART, MAX_PARTS, check_shape
-from k8e.engine import PLAIN, Mount, Shape
+from k8e.core.translation import translate
+from k8e.engine import PLAIN, Mount, MountRefused, Shape
+from tests.core.rig import ALICE, Rig, fault
+from tests.sandboxes import needs_root
 
 USER = Caller(1234)
 PROJECT = Mount("/home/ann/project", "/workspace", owner=1234, writable=True, kept=(".git", ".git/config"))
@@ -77,3 +80,36 @@ def test_there_are_not_too_many() -> None:
     with pytest.raises(Fault) as raised:
         check_shape(USER, Shape(mounts=mounts))
     assert raised.value.field == "mounts"
+
+
+@needs_root
+async def test_a_sessions_shape_is_on_record_and_in_the_audit_log(rig: Rig) -> None:
+    wanted = Shape(mounts=(replace(PROJECT, owner=0),), read_only=True, powerless=True)
+    session = await rig.create(spec=SessionSpec(shape=wanted))
+    shape = (await rig.service.get(ALICE, session)).shape
+    assert shape == replace(wanted, mounts=(replace(PROJECT, owner=ALICE.uid),))
+    record = await rig.store.find_session(rig.sandbox_of(session))
+    assert record is not None
+    assert record.shape == shape
+    await rig.service.destroy(ALICE, session)
+    await rig.service.close()
+    (line,) = [line for line in rig.read_audit() if line["event"] == "session_created"]
+    assert line["shape"]["mounts"][0]["source"] == PROJECT.source
+    assert line["shape"]["mounts"][0]["owner"] == ALICE.uid
+
+
+@needs_root
+async def test_nothing_is_made_of_what_is_refused(rig: Rig) -> None:
+    with fault(Kind.DENIED, "mounts_denied", "mounts"):
+        await rig.create(Caller(REMOTE, tenant="t", name="key"), SessionSpec(shape=Shape(mounts=(PROJECT,))))
+    with fault(Kind.INVALID, "invalid_argument", "mounts[0].source"):
+        await rig.create(spec=SessionSpec(shape=Shape(mounts=(replace(PROJECT, source="/x/../y"),))))
+    with fault(Kind.INVALID, "invalid_argument", "more_hosts"):
+        await rig.create(spec=SessionSpec(allowed_hosts=[], more_hosts=["a.test"]))
+    assert await rig.engine.list() == []
+
+
+def test_what_the_engine_refuses_to_show_is_said_with_its_hint() -> None:
+    problem = translate(MountRefused("mount /", "it is the whole machine", "Name another."), "creating the sandbox")
+    assert (problem.kind, problem.code, problem.field) == (Kind.DENIED, "mount_refused", "mounts")
+    assert (problem.detail, problem.hint) == ("mount /: it is the whole machine", "Name another.")
