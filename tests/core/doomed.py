@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e.core.errors import Fault
-from k8e.core.model import HostsChange, ManifestFile, RunSpec, SessionSpec, Status
+from k8e.core.model import ChildSpec, HostsChange, ManifestFile, RunSpec, SessionSpec, Status
 from k8e.core.service import Service
 from k8e.core.store import Store
 from k8e.settings import PoolSettings
@@ -159,6 +159,30 @@ async def stop_and_start(service: Service, engine: BareEngine, store: Store, mom
     tell("started_again")
 
 
+async def raise_family(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:
+    """The moments are those of having children, taking something from all of them, and ending with them."""
+    tell("creating", session="parent")
+    await service.create(ALICE, SessionSpec(session_id="parent", allowed_hosts=["a.test", "b.test"]))
+    tell("created", session="parent")
+    moments.watch(engine, "set_egress")
+    moments.watch(store, "set_hosts")
+    moments.begin()
+    for child in ("one", "two"):
+        tell("creating", session=child)
+        spec = ChildSpec(session_id=child, env={"WORD": "kept"}, workspace_path=f"of-{child}")
+        await service.subagent(ALICE, "parent", spec)
+        tell("created", session=child)
+    await service.run(ALICE, RunSpec("one", "sleep 1000", background=True, timeout=2000))
+    tell("changing", hosts=["a.test"])
+    await service.set_hosts(ALICE, "parent", HostsChange(hosts=["a.test"]))
+    tell("changed", hosts=["a.test"])
+    for session in ("one", "two", "parent"):
+        tell("destroying", session=session)
+    await service.destroy(ALICE, "parent")
+    for session in ("one", "two", "parent"):
+        tell("destroyed", session=session)
+
+
 async def live_wildly(service: Service, seed: int) -> None:
     """Several clients at once, each with sessions of its own, until the end."""
     chance = random.Random(seed)
@@ -199,7 +223,8 @@ async def be_client(service: Service, mine: list[str], chance: random.Random) ->
 
 
 async def main(folder: Path, orders: dict[str, Any]) -> None:
-    moments = Moments(orders.get("moment"), counts=not {"collect", "hosts", "lasting"} & orders.keys())
+    apart = {"collect", "hosts", "lasting", "family"} & orders.keys()
+    moments = Moments(orders.get("moment"), counts=not apart)
     engine = BareEngine(folder / "sandboxes")
     store = await Store.open(folder / "state.db")
     moments.watch(engine, "create", "attach", "destroy", "health")
@@ -216,7 +241,9 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
         await change_hosts(service, engine, store, moments)
     if "lasting" in orders:
         await stop_and_start(service, engine, store, moments)
-    if {"collect", "hosts", "lasting"} & orders.keys():
+    if "family" in orders:
+        await raise_family(service, engine, store, moments)
+    if apart:
         tell("through", moments=moments.seen)
         os._exit(0)
     service.keep_up(0.05)

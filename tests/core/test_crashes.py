@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from k8e.core.model import Phase, SessionSpec, Status
+from k8e.policy import excess
 from k8e.settings import PoolSettings
 from tests.core.bare_engine import find_processes
 from tests.core.doomed import HOSTS
@@ -254,6 +255,40 @@ async def test_killed_at_random_under_a_mixed_load_again_and_again(folder: Path)
         alive = await check_sessions(rig, story)
         await check_commands(rig, story, alive)
         await check_service(rig, alive)
+
+
+# With children
+
+FAMILY = range(1, 100, 1 if SOAK else 9)
+
+
+@pytest.mark.parametrize("moment", FAMILY)
+async def test_killed_at_every_step_of_a_family_it_leaves_no_orphan(folder: Path, moment: int) -> None:
+    story = Story()
+    status = await live_and_die(folder, story, {"family": True, "moment": moment})
+    assert status in (0, -signal.SIGKILL), story.end
+    async with open_rig(folder) as rig:
+        alive = await check_sessions(rig, story)
+        assert not alive or "parent" in alive, "a child outlived its parent"
+        shown = {session.session_id: session for session in await rig.service.sessions(ALICE)}
+        for child in alive - {"parent"}:
+            assert shown[child].parent == "parent"
+            assert not excess(shown[child].hosts, shown["parent"].hosts)
+            assert rig.engine.egress(rig.sandbox_of(child)) == shown[child].hosts.texts
+            run = await rig.run(child, "pwd; echo $WORD; echo written > file")
+            assert run.stdout == f"/workspace/of-{child}\nkept\n".encode()
+            assert await rig.service.read_file(ALICE, "parent", f"of-{child}/file") == b"written\n"
+        if alive:
+            assert set(shown["parent"].children) == alive - {"parent"}
+            assert list(shown["parent"].hosts.texts) in (story.answered or [["a.test", "b.test"], ["a.test"]])
+            await rig.service.destroy(ALICE, "parent")
+        await rig.assert_no_trace()
+
+
+async def test_the_steps_of_a_family_are_all_tried(folder: Path) -> None:
+    story = Story()
+    assert await live_and_die(folder, story, {"family": True}) == 0
+    assert 40 < story.end["moments"] < FAMILY.stop
 
 
 # With sandboxes made ahead
