@@ -442,6 +442,24 @@ async def test_a_parent_waits_for_a_child_that_cannot_be_ended(family: Rig, monk
     await family.assert_no_trace()
 
 
+async def test_it_ends_when_its_parent_is_stopped(rig: Rig) -> None:
+    await rig.create(spec=SessionSpec(session_id=PARENT, persistent=True))
+    child = await make_child(rig, ttl=100_000.0)
+    await rig.run(child, "echo kept > file")
+    run = asyncio.create_task(rig.run(child, "sleep 1000"))
+    while not await rig.processes_inside(child):
+        await asyncio.sleep(0.01)
+    await rig.service.stop_session(ALICE, PARENT)
+    with fault(Kind.LOST, "session_ended"):
+        await run
+    with fault(Kind.NOT_FOUND, "session_not_found"):
+        await rig.service.get(ALICE, child)
+    with fault(Kind.CONFLICT, "session_stopped"):
+        await make_child(rig)
+    await rig.service.start_session(ALICE, PARENT)
+    assert (await rig.run(await make_child(rig), "cat file")).stdout == b"kept\n"
+
+
 # Time
 
 

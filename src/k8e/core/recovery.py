@@ -92,7 +92,7 @@ class Recovery:
             await self._end(live, live.record.reason or DESTROYED)
         elif live.record.fleeting:
             await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
-        elif live.record.parent and live.parent is None:
+        elif live.record.parent and (live.parent is None or live.parent.phase is not Phase.ACTIVE):
             await self._end(live, PARENT_ENDED)
         elif not exists:
             await self._end(live, LOST)

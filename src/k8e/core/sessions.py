@@ -50,7 +50,7 @@ _ENDS: Final = {
     LOST: "its sandbox ended by itself",
     STOPPED: "it was stopped",
     FINISHED: "it was there for one command, which has ended",
-    PARENT_ENDED: "its parent ended, and it with it",
+    PARENT_ENDED: "its parent ended or was stopped, and it with it",
     UNBOUND: "its list of hosts could not be narrowed with its parent's",
 }
 
