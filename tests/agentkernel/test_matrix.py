@@ -97,7 +97,7 @@ READS = [
 ]
 WRITES = [
     *("/workspace/made", "/workspace/.git/config", "/workspace/.git/hooks/pre-commit", "/workspace/.git/commondir"),
-    *("/workspace/agentkernel.toml", "/home/user/made", "/tmp/made"),
+    *("/workspace/agentkernel.toml", "/workspace/.claude/settings.json", "/home/user/made", "/tmp/made"),
 ]
 ENVIRONMENT = {"GREETING": "hello", "MY_API_TOKEN": "secret-zz"}
 
@@ -144,8 +144,9 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
     assert written["/workspace/made"] == ("written" if project == "yes" or read_only == "no" else "!OSError")
     assert (house.project / "made").exists() == (project == "yes")
     if project == "yes":
-        for path in WRITES[1:5]:
+        for path in WRITES[1:6]:
             assert written[path].startswith("!"), path
+        assert not (house.project / ".claude").exists()  # it stood there while the sandbox lived
         assert (house.project / "made").stat().st_uid == os.geteuid()
     assert (read["/home/user/notes.txt"] == "home") == (home == "yes")
     assert (read["/home/user/.config/app/x"] == "config") == (home == "yes")

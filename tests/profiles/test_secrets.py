@@ -107,7 +107,9 @@ class TestProject:
         assert mount.source == cwd
 
     def test_what_runs_on_the_machine_is_kept(self) -> None:
-        assert choose_kept({".git", "src", ".vscode", "agentkernel.toml"}) == (".git", ".vscode", "agentkernel.toml")
+        always = {".git", ".vscode", ".claude", ".codex", ".gemini"}
+        assert set(choose_kept({"src"})) == always
+        assert set(choose_kept({"src", ".envrc", "agentkernel.toml"})) == always | {".envrc", "agentkernel.toml"}
         assert find_new({"src"}, {"src", ".git", "x"}) == (".git",)
 
     def test_a_home_that_is_none_is_not_mounted(self) -> None:

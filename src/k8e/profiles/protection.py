@@ -31,6 +31,10 @@ KEPT = (
     "agentkernel.toml",  # ours
 )
 
+# Kept from coming into being, too: programs that many people run in every folder look here by themselves. While the
+# sandbox lives an empty directory stands in for one that is missing, so there are few of them and no files.
+ALWAYS = (".git", ".claude", ".codex", ".gemini", ".vscode")
+
 # Nobody's project: a mount of these would be a mount of the machine.
 SYSTEM = (
     *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root"),
@@ -41,8 +45,8 @@ NEVER_BELOW = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/l
 
 def choose_kept(names: Iterable[str]) -> tuple[str, ...]:
     """Of the names in the project's folder."""
-    present = frozenset(names)
-    return tuple(name for name in KEPT if name in present)
+    kept = frozenset(names) | frozenset(ALWAYS)
+    return tuple(name for name in KEPT if name in kept)
 
 
 def find_new(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,144 @@
+"""A repository that wants out: all of it was written by somebody else, and its code runs in a sandbox that mounts it.
+
+What its agentkernel.toml may ask for is in test_alone.py; here is what its code can do to the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agentkernel.house import House, link, list_tree
+from tests.cli.machine import Done, Machine, make_folder
+from tests.sandboxes import needs_root
+from tests.scenarios.user import clear_machine
+
+pytestmark = needs_root
+CLAUDE = ("--image", "host", "--compatibility-mode", "claude", "--no-network")
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with make_folder() as folder:
+        (folder / "k8e.toml").write_text('[pool]\nenabled = false\n[gateway]\nlisten = ""\n')
+        machine = Machine(folder, folder)
+        try:
+            yield machine
+        finally:
+            clear_machine(machine)
+
+
+@pytest.fixture
+def house(machine: Machine, tmp_path: Path) -> Iterator[House]:
+    house = House(machine.folder, tmp_path)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("secret-zz")
+    git(house, "init", "-q", "-b", "main")
+    house.write("README", "hello")
+    yield house
+    house.ak("sandbox", "remove", "cage")
+
+
+def git(house: House, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=x", "-c", "user.email=x@example.com", *words],
+        cwd=house.project,
+        env={"PATH": os.environ["PATH"], "HOME": str(house.home), "GIT_CONFIG_NOSYSTEM": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def attack(house: House, script: str) -> Done:
+    house.ok("sandbox", "create", "cage", *CLAUDE)
+    done = house.run("--session-id", "cage", "--raw", script)
+    house.ok("sandbox", "remove", "cage")
+    return done
+
+
+# Each leads git on the machine to a program of the repository's choice.
+GIT = {
+    "configure a program": "git config core.fsmonitor 'touch /workspace/OWNED'",
+    "add to the configuration": "printf '[core]\\n fsmonitor = touch /workspace/OWNED\\n' >> .git/config",
+    "replace the configuration": "mv .git/config x; printf '[core]\\n fsmonitor = touch OWNED\\n' > .git/config",
+    "replace the repository": "mv .git x; cp -r x .git; printf '[core]\\n fsmonitor = touch OWNED\\n' >> .git/config",
+    "remove the repository": "rm -rf .git; git init -q .; git config core.fsmonitor 'touch OWNED'",
+    "make a hook": "printf '#!/bin/sh\\ntouch OWNED\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit",
+    "a configuration elsewhere": "mkdir evil; cp -r .git/. evil; echo ../evil > .git/commondir",
+    "a worktree's own": "echo x > .git/config.worktree; mkdir -p .git/worktrees/x",
+    "mount over it": "mount -t tmpfs x .git; mount --bind /tmp .git",
+    "link it": "ln -sfn /workspace/evil .git; ln -sf /workspace/evil .git/config",
+}
+
+
+@pytest.fixture(scope="module")
+def once(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One sandbox for all that only tries things."""
+    house = House(machine.folder, tmp_path_factory.mktemp("hostile"))
+    git(house, "init", "-q", "-b", "main")
+    house.write("README", "hello")
+    git(house, "add", "README")
+    git(house, "commit", "-q", "-m", "first")
+    house.ok("sandbox", "create", "tried", *CLAUDE)
+    yield house
+    house.ok("sandbox", "remove", "tried")
+
+
+@pytest.mark.parametrize("way", GIT)
+def test_git_on_the_machine_runs_nothing_of_it(once: House, way: str) -> None:
+    before = list_tree(once.project / ".git")
+    done = once.run("--session-id", "tried", "--raw", GIT[way])
+    assert done.code is not None
+    assert list_tree(once.project / ".git") == before, done
+    git(once, "status")
+    once.write("README", way)
+    git(once, "commit", "-q", "-a", "-m", way)
+    assert not (once.project / "OWNED").exists()
+
+
+def test_a_repository_does_not_come_into_being_where_there_was_none(house: House) -> None:
+    subprocess.run(["rm", "-rf", house.project / ".git"], check=True)
+    attack(
+        house,
+        "git init -q .; git config core.fsmonitor 'touch OWNED'; mkdir -p .claude; echo {} > .claude/settings.json",
+    )
+    assert not (house.project / ".git").exists()
+    assert not (house.project / ".claude").exists()
+
+
+def test_links_lead_nowhere_outside(house: House) -> None:
+    link(house.project / "out", str(house.home / "outside"))
+    link(house.project / "shadow", "/etc/shadow")
+    link(house.project / "up", "../outside/secret")
+    done = attack(house, "cat out/secret shadow up ../outside/secret; ls ..; echo owned > out/secret; echo owned > up")
+    assert b"secret-zz" not in done.stdout + done.stderr
+    assert b"root:" not in done.stdout
+    assert (house.home / "outside" / "secret").read_text() == "secret-zz"
+
+
+def test_files_it_makes_are_the_user_s_and_nobody_is_root_through_them(house: House) -> None:
+    attack(house, "cp /bin/sh shell; chmod 4755 shell; chmod 6777 .; mknod disk b 8 0; echo x > made")
+    assert (house.project / "made").stat().st_uid == os.geteuid()
+    for path in house.project.iterdir():
+        if not path.is_dir():
+            assert not path.lstat().st_mode & 0o6000, path
+    assert not (house.project / "disk").exists()
+
+
+def test_a_dockerfile_is_nobody_s_to_build(house: House) -> None:
+    house.write("Dockerfile", "FROM scratch\nRUN touch /OWNED\n")
+    house.write("agentkernel.toml", '[build]\ndockerfile = "Dockerfile"\n')
+    assert "[config_refused]" in house.refusal("sandbox", "create", "cage")
+    assert "[config_refused]" in house.refusal("sandbox", "create", "cage", "--config", "agentkernel.toml")
+
+
+def test_a_git_that_is_a_link_is_not_mounted(house: House) -> None:
+    subprocess.run(["rm", "-rf", house.project / ".git"], check=True)
+    link(house.project / ".git", str(house.home / "outside"))
+    assert "[mount_refused]" in house.refusal("sandbox", "create", "cage", *CLAUDE)
