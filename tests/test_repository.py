@@ -46,6 +46,7 @@ def layers(tmp_path: Path) -> Layers:
 ROOMS = {
     "k8e.cli.main": "import k8e.core.service\n",
     "k8e.doors.grpc": "import grpc\nimport k8e.core.service\n",
+    "k8e.profiles.effective": "import k8e.policy\n",
     "k8e.core.service": "import k8e.engine.protocol\nimport k8e.link.model\n",
     "k8e.engine.protocol": "import k8e.link.model\n",
     "k8e.engine.local.network": "import k8e.link.model\n",
@@ -70,6 +71,9 @@ OFFENCES = [
     ("k8e.engine.local.offender", "import k8e.core.service"),
     ("k8e.engine.local.offender", "import k8e.engine.kubernetes.pods"),
     ("k8e.engine.kubernetes.offender", "import k8e.engine.local.runtime"),
+    ("k8e.profiles.offender", "import k8e.core.service"),
+    ("k8e.profiles.offender", "import k8e.settings"),
+    ("k8e.policy.offender", "import k8e.profiles.effective"),
     ("k8e.unplaced", ""),
 ]
 
