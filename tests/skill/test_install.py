@@ -261,10 +261,12 @@ def machine() -> Iterator[Machine]:
 
 
 EXAMPLES = re.findall(r"```bash\n(.*?)```", SKILL_MD.read_text(), re.DOTALL)
-PRINTED = ["42", "hello from a file", "allowed_hosts", "production-data"]
+PRINTED = ["42", "hello from a file", "from one\nfrom two\n", "allowed_hosts", "production-data"]
 
 
-@pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED, strict=True)), ids=PRINTED)
+@pytest.mark.parametrize(
+    ("example", "printed"), list(zip(EXAMPLES, PRINTED, strict=True)), ids=[text.split("\n")[0] for text in PRINTED]
+)
 def test_every_example_runs_as_it_stands(machine: Machine, example: str, printed: str) -> None:
     done = subprocess.run(
         ["bash", "-e", "-c", example], env=machine.env, cwd=machine.home, capture_output=True, text=True, timeout=120

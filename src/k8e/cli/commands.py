@@ -72,8 +72,12 @@ def finish(response: Response | Reply) -> int:
 def create(options: argparse.Namespace) -> int:
     wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
     wanted.update(describe_wishes(options))
-    if options.tenant:
-        wanted["tenant_id"] = options.tenant
+    own = {
+        "tenant_id": options.tenant,
+        "secrets": read_secrets(options.secret),
+        "persistent": options.persistent,
+    }
+    wanted.update({name: value for name, value in own.items() if value})
     return finish(open_client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
 
 
@@ -86,8 +90,6 @@ def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
         "image": options.image,
         "ttl": options.ttl,
         "env": json.loads(f"{{{describe_env(options.env)}}}"),
-        "secrets": read_secrets(options.secret),
-        "persistent": options.persistent,
         "limits": {name: value for name, value in limits.items() if value is not None},
     }
     wanted = {name: value for name, value in given.items() if value}
@@ -98,6 +100,8 @@ def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
 
 def subagent(options: argparse.Namespace) -> int:
     wanted = describe_wishes(options)
+    if options.secret:  # no variable of a child is ever kept on a disk
+        wanted["env"] = {**wanted.get("env", {}), **read_secrets(options.secret)}
     for name in ("agent_type", "workspace_path", "read_only", "powerless"):
         if value := getattr(options, name):
             wanted[name] = value

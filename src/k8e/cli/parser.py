@@ -438,6 +438,13 @@ def add_wishes(
         action="append",
         default=[],
     )
+    add(
+        "--secret",
+        "NAME",
+        "a variable with the value that it has here, which is kept on no disk; may be given several times",
+        action="append",
+        default=[],
+    )
     add("--cpus", "N", f"default: {cpus}", type=float)
     add("--memory", "SIZE", f"such as 512m or 2g; default: {memory}", type=size)
     add("--disk", "SIZE", f"default: {disk}", type=size)
@@ -471,13 +478,6 @@ def add_create_options(parser: Parser) -> None:
     add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
     add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
     add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
-    add(
-        "--secret",
-        "NAME",
-        "a variable with the value that it has here, which is kept on no disk; may be given several times",
-        action="append",
-        default=[],
-    )
     parser.add_argument(
         "--persistent", action="store_true", help="it can be stopped and started, and does not end by itself"
     )
