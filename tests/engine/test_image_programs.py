@@ -86,8 +86,8 @@ async def parks(room: Room, kind: tuple[bytes, ...]) -> bool:
 @pytest.mark.parametrize("kind", [BASH, PYTHON], ids=["bash", "python"])
 async def test_interpreters_of_the_image_wait_for_programs(room: Room, kind: tuple[bytes, ...]) -> None:
     """With the powers that commands there have."""
-    python = b"import os; os.chown('/opt', 7, 7); print(os.stat('/opt').st_uid)"
-    program = python if kind == PYTHON else b"chown 7 /opt; stat -c %u /opt"
+    python = b"import os; os.chown('/var', 7, 7); print(os.stat('/var').st_uid)"
+    program = python if kind == PYTHON else b"chown 7 /var; stat -c %u /var"
     await eventually(lambda: parks(room, kind), "it has compiled its library and waits")
     spec = ExecSpec((*kind, program), room.place.env, identity=room.place.user, keep_capabilities=True, parked=True)
     process = await room.link.start(spec)

@@ -8,7 +8,7 @@ a machine that nobody uses keeps nothing ready.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,6 +79,13 @@ class Demand:
         self._asked[template] = asked
         if len(self._asked) > KINDS:
             del self._asked[next(iter(self._asked))]
+
+    def forget_images(self, left: Collection[str]) -> None:
+        """Nobody asks any more for what is made of any other image."""
+        for template in [each for each in self._asked if each.image not in left]:
+            del self._asked[template]
+        for name in [name for name, (template, _) in self._reserved.items() if template.image not in left]:
+            del self._reserved[name]
 
     def resume(self, template: Template, now: float) -> None:
         """One was found ready that an earlier daemon saw a need for."""

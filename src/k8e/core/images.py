@@ -23,6 +23,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note
 from k8e.core.live import Registry
 from k8e.core.model import REMOTE, Caller, NamedImage, Phase, Scope
+from k8e.core.pool import Pool
 from k8e.core.records import ImageRecord
 from k8e.core.store import Store
 from k8e.engine import Engine, EngineError
@@ -65,6 +66,7 @@ class Images:
         audit: Audit,
         registry: Registry,
         quotas: QuotasSettings,
+        pool: Pool,
     ) -> None:
         self._engine = engine
         self._store = store
@@ -72,6 +74,7 @@ class Images:
         self._audit = audit
         self._registry = registry
         self._quotas = quotas
+        self._pool = pool
         self._working: collections.Counter[Payer] = collections.Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -207,6 +210,7 @@ class Images:
         """The engine keeps what has a name, and what sandboxes are made of."""
         named = {record.digest for record in await self._store.images()}
         made = {live.record.digest for live in self._registry} - {HOST}
+        await self._pool.forget_images({HOST, *named})
         with translated("removing images"):
             return await self._engine.images.retain(named | made)
 

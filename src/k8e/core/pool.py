@@ -255,6 +255,17 @@ class Pool:
             self._tasks.spawn(self._destroy(name))
         self._nudge()
 
+    async def forget_images(self, left: Collection[str]) -> None:
+        """Gives back what is made of any other image: as long as it is there, so are that image's layers."""
+        self._demand.forget_images(left)
+        gone = [kind for kind in self._ready if kind.image not in left]
+        names = [name for kind in gone for name in self._ready.pop(kind)]
+        self._metrics.warm.value = self.warm
+        for name in names:
+            self._metrics.discards.add("outdated")
+            note("warm_discarded", sandbox=name, reason="outdated")
+        await asyncio.gather(*(self._destroy(name) for name in names))
+
     async def _look_at_memory(self) -> None:
         self._free = await asyncio.to_thread(self._memory.free_share)
 

@@ -110,7 +110,7 @@ class Service:
             Environments(environments),
         )
         quotas, registry = self.settings.quotas, self._sessions.registry
-        self._images = Images(engine, store, clock, self.audit, registry, quotas)
+        self._images = Images(engine, store, clock, self.audit, registry, quotas, self._pool)
         self._creation = Creation(self._sessions, self._images)
         self._children = Children(self._sessions, self._creation)
         self._egress = Egress(self._sessions)
