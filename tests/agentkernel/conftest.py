@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.agentkernel.house import House
-from tests.cli.machine import make_folder
+from tests.agentkernel.machine import Kernel
+from tests.cli.machine import make_folder, run_launcher
 
 
 @pytest.fixture
@@ -15,3 +17,33 @@ def house(tmp_path: Path) -> Iterator[House]:
     with make_folder() as folder:
         yield House(folder, tmp_path)
         assert not (folder / "r").exists(), "a daemon was started"
+
+
+@pytest.fixture(scope="session")
+def shared_kernel() -> Iterator[Kernel]:
+    """One daemon for many tests, with the test engine: what is tested is the way to it and back."""
+    if os.geteuid() != 0:
+        pytest.skip("namespaces without a user namespace need root")
+    with make_folder() as folder:
+        kernel = Kernel(folder, folder)
+        with run_launcher(kernel):
+            try:
+                yield kernel
+            finally:
+                for session in kernel.live_sessions():
+                    kernel.k8e("sandbox", "destroy", session)
+
+
+@pytest.fixture
+def kernel(shared_kernel: Kernel, tmp_path: Path) -> Kernel:
+    """With a home of this test's own."""
+    return Kernel(shared_kernel.folder, tmp_path)
+
+
+@pytest.fixture
+def lone_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """Nothing runs on it yet."""
+    if os.geteuid() != 0:
+        pytest.skip("the daemon needs root")
+    with make_folder() as folder:
+        yield Kernel(folder, tmp_path)

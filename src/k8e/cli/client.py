@@ -229,9 +229,15 @@ class Client:
         try:
             while piece := read_some(descriptor):
                 self._connection.sendall(pack_chunk(STDIN, piece))
+        except OSError:
+            return  # the command has ended, and with it the connection
+        self.end_feed()
+
+    def end_feed(self) -> None:
+        try:
             self._connection.sendall(b"0\r\n\r\n")
         except OSError:
-            pass  # the command has ended, and with it the connection
+            pass
 
     def _exchange(self, request: bytes) -> Response:
         if not self._usable:

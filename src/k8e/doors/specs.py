@@ -20,6 +20,7 @@ from k8e.core.model import (
     HostsChange,
     Language,
     ManifestEntry,
+    ManifestFile,
     ManifestRepo,
     RunSpec,
     SessionSpec,
@@ -307,7 +308,18 @@ def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
         entries.extend(parse_manifest(text))
     if repo:
         entries.append(ManifestRepo(name_clone(repo), repo, ref))
+    entries.extend(_read_file(index, value) for index, value in enumerate(fields.take_list("files")))
     return tuple(entries)
+
+
+def _read_file(index: int, value: object) -> ManifestFile:
+    """What YAML cannot carry: any bytes."""
+    if not isinstance(value, dict):
+        raise invalid(f"files[{index}]", f"files[{index}] is not an object")
+    fields = Fields(value, f"files[{index}].")
+    file = ManifestFile(fields.take_text("path"), fields.take_bytes("content"), fields.take_count("mode", 0o644))
+    fields.finish()
+    return file
 
 
 def name_clone(repo: str) -> str:

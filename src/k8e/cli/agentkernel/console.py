@@ -1,0 +1,53 @@
+"""The terminal that somebody sits at, handed to a command: raw while it has it, as it was whenever it has not."""
+
+from __future__ import annotations
+
+import os
+import termios
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+INPUT, OUTPUT = 0, 1
+IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
+
+
+def is_there() -> bool:
+    return os.isatty(INPUT) and os.isatty(OUTPUT)
+
+
+def measure() -> tuple[int, int]:
+    """Rows and columns."""
+    try:
+        columns, rows = os.get_terminal_size(OUTPUT)
+    except OSError:  # it is gone
+        return 24, 80
+    return rows, columns
+
+
+class Console:
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def hand_over(self) -> None:
+        """Every key is the command's from now on, ^C too."""
+        try:
+            self._before = self._before or termios.tcgetattr(INPUT)
+            mode = [*self._before[:CC], list(self._before[CC])]
+            mode[IFLAG] &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
+            mode[OFLAG] &= ~termios.OPOST
+            mode[CFLAG] = mode[CFLAG] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
+            mode[LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
+            mode[CC][termios.VMIN], mode[CC][termios.VTIME] = 1, 0
+            termios.tcsetattr(INPUT, termios.TCSADRAIN, mode)
+        except termios.error:
+            pass  # gone, and with it whoever would have typed
+
+    def take_back(self) -> None:
+        if self._before is not None:
+            try:
+                termios.tcsetattr(INPUT, termios.TCSADRAIN, self._before)
+            except termios.error:
+                pass
+            self._before = None

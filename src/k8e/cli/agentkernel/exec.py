@@ -1,0 +1,90 @@
+"""`agentkernel exec` and `agentkernel attach`: a command, or a shell, in a sandbox that is there."""
+
+from __future__ import annotations
+
+from k8e.cli.agentkernel import console
+from k8e.cli.agentkernel.following import Follower, Refused
+from k8e.cli.agentkernel.jsontext import pack
+from k8e.cli.agentkernel.run import describe_terminal
+from k8e.cli.agentkernel.telling import tell
+from k8e.cli.agentkernel.words import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
+from k8e.cli.client import quote
+from k8e.cli.ending import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+USAGE = "exec [options] NAME COMMAND [ARGUMENT ...]"
+ABOUT = """\
+Runs a command in the sandbox NAME, as if it were started here: its streams, its terminal and its exit code are ours.
+What comes after COMMAND is the command's. Exit codes are those of `agentkernel run`."""
+ATTACH_USAGE = "attach [options] NAME"
+ATTACH_ABOUT = "A shell in the sandbox NAME. It goes with your terminal; what it started in the background does, too."
+
+TABLE = {
+    **TIMEOUT,
+    "--env": (list, "NAME=VALUE", "a variable for this command; may be given several times"),
+    "--workdir": (str, "DIR", "where it starts; default: as the sandbox has it"),
+}
+ATTACH_TABLE = {**TABLE, "--shell": (str, "PROGRAM", "default: bash, where the sandbox has none sh")}
+
+# Whichever there is. It reads what we are given, be it a terminal or not.
+FIND_SHELL = "command -v bash > /dev/null && exec bash; exec sh"
+
+
+class ExecOptions:
+    def __init__(self) -> None:
+        self.timeout = MOST_SECONDS
+        self.env: list[str] = []
+        self.workdir = ""
+        self.shell = ""
+
+
+def main(words: list[str]) -> int:
+    if wants_help(words, TABLE):
+        return show_help(USAGE, ABOUT, TABLE)
+    options = ExecOptions()
+    name, *command = take_options(words, TABLE, options) or [""]
+    if not name or not command:
+        raise Failure("usage", "a sandbox and a command are needed", hint=f"agentkernel {USAGE}")
+    return execute(name, command, options)
+
+
+def attach(words: list[str]) -> int:
+    if wants_help(words, ATTACH_TABLE):
+        return show_help(ATTACH_USAGE, ATTACH_ABOUT, ATTACH_TABLE)
+    options = ExecOptions()
+    rest = take_options(words, ATTACH_TABLE, options)
+    if len(rest) != 1:
+        raise Failure("usage", "a sandbox is needed, and nothing else", hint=f"agentkernel {ATTACH_USAGE}")
+    return execute(rest[0], [options.shell] if options.shell else ["sh", "-c", FIND_SHELL], options)
+
+
+def execute(name: str, command: list[str], options: ExecOptions) -> int:
+    from k8e.cli.agentkernel.options import split_assignment
+
+    terminal = console.Console() if console.is_there() else None
+    members: dict[str, Any] = {"argv": command, "timeout": options.timeout}
+    if options.env:
+        members["env"] = dict(split_assignment(each) for each in options.env)
+    if options.workdir:
+        members["workdir"] = options.workdir
+    text = pack(members)[1:-1]
+    if terminal is not None:
+        text += f', "terminal": {describe_terminal()}'
+    follower = Follower(f"/v1/sessions/{quote(name)}/runs", terminal)
+    try:
+        return follower.follow(follower.start(text))
+    except Refused as refused:
+        tell(explain(refused.body, name))
+        return refused.status
+
+
+def explain(body: dict[str, str], name: str) -> dict[str, str]:
+    """In this front door's words."""
+    hints = {
+        "session_stopped": f"agentkernel sandbox start {name}",
+        "session_not_found": "agentkernel sandbox list",
+    }
+    return {**body, "hint": hints.get(body["code"], body["hint"])}

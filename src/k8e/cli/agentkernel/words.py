@@ -1,0 +1,84 @@
+"""Command lines that end in somebody else's: options of ours, then a command whose words are not looked at.
+
+argparse would take options of the command for ours, and importing it costs as much as starting Python. It still words
+the help.
+"""
+
+from __future__ import annotations
+
+from k8e.cli.ending import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Table = Mapping[str, tuple[Callable[[str], object] | None, str, str]]
+
+# Seconds. Without --timeout a command has all the time there is: a day, which is the most that the service gives.
+MOST_SECONDS = 86_400.0
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def read_span(text: str) -> float:
+    unit = text.lstrip("0123456789.")
+    seconds = float(text.removesuffix(unit)) * UNITS.get(unit, float("nan"))
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(text)
+    return seconds
+
+
+TIMEOUT: Table = {"--timeout": (read_span, "SECONDS", "end it after that long (5m, 2h), exit code 124; default: a day")}
+
+
+def take_options(words: list[str], table: Table, into: object) -> list[str]:
+    """Sets the attributes that the options before the first other word say; returns the words from there on."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        if words[at] == "--":
+            return words[at + 1 :]
+        name, equals, value = words[at].partition("=")
+        if name not in table:
+            raise Failure("usage", f"there is no option {name!r}", hint=f"one of: {', '.join(table)}")
+        read, noun, _ = table[name]
+        attribute = name[2:].replace("-", "_")
+        at += 1
+        if read is None:
+            if equals:
+                raise Failure("usage", f"{name} takes no value")
+            setattr(into, attribute, True)
+            continue
+        if not equals:
+            if at == len(words) or words[at].startswith("-"):
+                raise Failure("usage", f"{name} wants a {noun}", hint=f"one that begins with -: {name}=...")
+            value = words[at]
+            at += 1
+        if read is list:
+            getattr(into, attribute).append(value)
+            continue
+        try:
+            setattr(into, attribute, read(value))
+        except ValueError:
+            raise Failure("usage", f"{name}: {value!r} is no {noun}", hint=table[name][2]) from None
+    return words[at:]
+
+
+def wants_help(words: list[str], table: Table) -> bool:
+    """Among the options; after the first other word it is the command's."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        if words[at] in ("-h", "--help"):
+            return True
+        takes = words[at] in table and table[words[at]][0] is not None
+        at += 2 if takes else 1
+    return False
+
+
+def show_help(usage: str, about: str, table: Table) -> int:
+    from k8e.cli.ending import write_all
+
+    heads = [f"{name} {noun}".rstrip() for name, (_, noun, _) in table.items()]
+    width = max(map(len, heads), default=0)
+    lines = [f"  {head:<{width}}  {entry[2]}" for head, entry in zip(heads, table.values(), strict=True)]
+    text = "\n".join([f"usage: agentkernel {usage}", "", about, "", *(["options:", *lines] if lines else [])])
+    write_all(1, text.rstrip().encode() + b"\n")
+    return 0
