@@ -18,6 +18,7 @@ from k8e.engine.local.mounts.view import NOBODYS_ID
 from k8e.link.model import AGENT, ExecOptions
 from tests.engine.grounds import KEPT, OWNER, SECRET, Grounds, as_owner, open_grounds
 from tests.engine.rig import Rig, Room
+from tests.engine.tiny_images import add_image
 
 STRONGEST: ExecOptions = {"identity": AGENT, "keep_capabilities": True}
 BOTH: tuple[ExecOptions, ...] = ({}, STRONGEST)
@@ -372,6 +373,32 @@ async def test_who_shares_a_workspace_that_is_a_project_has_the_same_mount(rig: 
     assert (await other.run("sh", "-c", "echo x > .git/config")).outcome.exit_code != 0
     await asyncio.gather(rig.engine.destroy(owner.name), rig.engine.destroy(name))
     assert (grounds.project / ".git/config").exists()
+
+
+@pytest.mark.parametrize("user", ["", "worker"])
+async def test_in_an_image_they_are_its_users(rig: Rig, grounds: Grounds, user: str) -> None:
+    """Root of an image has powers there; not over what belongs to others on the machine."""
+    image = await add_image(rig.engine, User=user)
+    name = rig.new_name()
+    await rig.engine.create(
+        name, replace(rig.spec(), image=image.digest, shape=Shape(mounts=(grounds.project_mount(),)))
+    )
+    room = await rig.enter(name)
+    assert await room.output("stat", "-c", "%u:%g", "private") == ("1234:1235\n" if user else "0:0\n")
+    await room.output("sh", "-c", "cat private; mkdir made; echo x > made/file; mv made/file made/moved")
+    status = (grounds.project / "made/moved").stat()
+    assert (status.st_uid, status.st_gid) == (OWNER, OWNER)
+    capable = room.place.capable
+    assert capable == (not user)
+    attacks = "chown 1 made; chown 0:1 made; chmod 777 roots-private; cat roots-private; rm -f roots-public; echo x > "
+    done = await room.run("sh", "-c", f"{attacks} .git/config", keep_capabilities=capable)
+    assert b"root's" not in done.stdout
+    assert (grounds.project / "made").stat().st_uid == OWNER
+    assert (grounds.project / "roots-private").stat().st_mode & 0o777 == 0o600
+    assert (grounds.project / "roots-public").exists()
+    assert "[core]" in (grounds.project / ".git/config").read_text()
+    shutil.rmtree(grounds.project / "made")
+    await rig.engine.destroy(name)
 
 
 async def test_afterwards_all_is_as_it_was(rig: Rig) -> None:

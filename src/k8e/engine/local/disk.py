@@ -141,7 +141,7 @@ async def unmount_below(top: Path, deadline: float = 10.0) -> None:
             await asyncio.sleep(_BUSY_PAUSE)
 
 
-def _remove_mount_points(folder: Path) -> None:
+def remove_mount_points(folder: Path) -> None:
     """One by one, and only if they are empty: behind them were directories of the machine's users. If one were mounted
     there still, whatever we think, this fails and removes nothing."""
     with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ def remove_tree(top: Path) -> None:
     """Removes a sandbox's directory. Nothing is mounted there any more, so what a sandbox wrote is inside the image."""
     if mounts_below(top):
         raise EngineError("disk", f"{top} still has mounts")
-    _remove_mount_points(SandboxPaths(top).mounts)
+    remove_mount_points(SandboxPaths(top).mounts)
     with contextlib.suppress(FileNotFoundError):
         for parent, directories, files, handle in os.fwalk(top, topdown=False, follow_symlinks=False):
             for name in files:

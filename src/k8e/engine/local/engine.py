@@ -81,7 +81,8 @@ class LocalEngine:
         pool: Pool | None = None,
         nameservers: Sequence[Address | Server] = (),
     ) -> None:
-        self.layout = Layout(state_dir, run_dir)
+        # The kernel names mounts by where they really are, and by that we find them again.
+        self.layout = Layout(state_dir.resolve(), run_dir.resolve())
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
         self._templates = Templates(self.layout, self._tools)
@@ -249,7 +250,7 @@ class LocalEngine:
             (wire, namespace), _ = await do_both(self._network.open(sandbox, spec.egress, spec.hostname), mounting)
             place = await root.place(paths)
             binds = await finish_in_thread(self._bind, spec, record, paths, place.user)
-            config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds)
+            config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds, place)
             await finish_in_thread(furnish, paths, record, wire)
             await finish_in_thread(write_bundle, paths, build_config(config))
             await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
@@ -282,6 +283,7 @@ class LocalEngine:
         root: Root,
         hidden: Sequence[str],
         binds: Sequence[Bind],
+        place: Place,
     ) -> BundleSpec:
         paths = self.layout.sandbox(sandbox)
         _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -299,7 +301,7 @@ class LocalEngine:
             seccomp=build_profile(
                 platform.machine(),
                 runtime.native,
-                set_user_id=not any(mount.writable for mount in spec.shape.mounts),
+                set_user_id=place.capable or not any(mount.writable for mount in spec.shape.mounts),
             ),
             hard_files=hard_files,
             network=namespace,
@@ -541,7 +543,8 @@ def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
 def put_down(paths: SandboxPaths) -> None:
     """What was made for one start only. Nothing of it was ever in the sandbox's hands, but the disk, which is none."""
     kept_disk.sync_kept(paths.disk_image, paths.record)
-    for path in (paths.bundle, paths.mounts):
+    disk.remove_mount_points(paths.mounts)
+    for path in (paths.bundle, paths.veils):
         disk.remove_tree(path)  # which looks once more whether anything is mounted there
     for path in (paths.runtime_log, paths.egress):
         path.unlink(missing_ok=True)
