@@ -92,6 +92,7 @@ class TestProject:
         "cwd",
         [
             *("/", "/etc", "/etc/ssh", "/usr/local", "/proc/1", "/home", "/home/ann", "/home/ann/.ssh", "/tmp"),
+            *("/home/ann/.config", "/home/ann/.local/share", "/home/bob", "/home/bob/.ssh", "/root/.ssh"),
             *("/home/ann/.aws/sso", "/root", "/var/lib/k8e", "/run/user/0", "", "relative"),
         ],
     )
@@ -101,7 +102,10 @@ class TestProject:
         assert caught.value.code in ("project_refused", "no_project")
         assert caught.value.hint
 
-    @pytest.mark.parametrize("cwd", ["/home/ann/work", "/srv/app", "/tmp/x", "/root/x", "/home/ann/.config/app"])
+    @pytest.mark.parametrize(
+        "cwd",
+        ["/home/ann/work", "/srv/app", "/tmp/x", "/root/x", "/home/ann/.config/app", "/home/bob/x", "/home/anna/x"],
+    )
     def test_a_project_is(self, cwd: str) -> None:
         (mount,) = build_cage(Wishes(mode="claude"), SCENE.but(cwd=cwd)).mounts
         assert mount.source == cwd

@@ -62,3 +62,8 @@ def is_private(path: str) -> bool:
 def is_credential_path(path: str) -> bool:
     """Whether a path below a home is hidden there, or lies below what is."""
     return any(path == hidden or path.startswith(hidden + "/") for hidden in HIDDEN)
+
+
+def has_credentials(path: str) -> bool:
+    """Whether something below a path of a home is hidden there."""
+    return any(hidden.startswith(path + "/") for hidden in HIDDEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.profiles.credentials import HIDDEN, is_credential_path
+from k8e.profiles.credentials import HIDDEN, has_credentials, is_credential_path
 from k8e.profiles.effective import HOME
 from k8e.profiles.problem import Problem
 from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept
@@ -52,11 +52,20 @@ def check_project(scene: Scene) -> None:
         raise Problem("no_project", "there is no project folder to mount", hint="run it in the project's folder")
     if where in SYSTEM or any(where.startswith(system + "/") for system in NEVER_BELOW):
         raise _too_wide(where, "it is a part of the system")
-    home = scene.home.rstrip("/")
-    if home and (where == home or home.startswith(where + "/")):
-        raise _too_wide(where, "it is your home, or has it inside")
-    if home and where.startswith(home + "/") and is_credential_path(where.removeprefix(home + "/")):
-        raise _too_wide(where, "it is where credentials are kept")
+    for home in list_homes(scene):
+        if where == home or home.startswith(where + "/"):
+            raise _too_wide(where, "it is a home, or has one inside")
+        below = where.removeprefix(home + "/")
+        if below != where and (is_credential_path(below) or has_credentials(below)):
+            raise _too_wide(where, "it is where credentials are kept")
+
+
+def list_homes(scene: Scene) -> tuple[str, ...]:
+    """The user's own, and whose folder it is: with sudo the one is not the other."""
+    _, first, second, *_ = (*scene.cwd.split("/"), "", "")
+    others = (f"/{first}/{second}",) if first in ("home", "Users") and second else ()
+    own = scene.home.rstrip("/")
+    return (*((own,) if own else ()), "/root", *others)
 
 
 def _too_wide(where: str, cause: str) -> Problem:
