@@ -36,6 +36,9 @@ NAMES = {
     "sandbox_remove",
     "sandbox_file_write",
     "sandbox_file_read",
+    "sandbox_create",
+    "sandbox_start",
+    "sandbox_stop",
 }
 
 
@@ -101,7 +104,17 @@ async def test_an_unknown_parameter_is_a_mistake_that_is_explained(agent: Client
         ("sandbox_run", {"code": "id", "max_output": 1}, "max_output"),
         ("sandbox_run", {"command": []}, "command"),
         ("sandbox_run", {"command": "id"}, "command"),
-        ("sandbox_run", {"command": ["id"], "profile": "restrictive"}, "profile"),
+        ("sandbox_run", {"command": ["id"], "profile": "cobol"}, "profile"),
+        ("sandbox_run", {"command": ["id"], "image": "-v/:/host"}, "image"),
+        ("sandbox_run", {"command": ["id"], "env": {"--privileged": "1"}}, "env"),
+        ("sandbox_run", {"command": ["id"], "cwd": "/tmp\0"}, "cwd"),
+        ("sandbox_create", {"name": "../../x"}, "name"),
+        ("sandbox_create", {"name": "--privileged"}, "name"),
+        ("sandbox_create", {"name": "x" * 64}, "name"),
+        ("sandbox_create", {"name": "x", "image": "-v/:/host"}, "image"),
+        ("sandbox_create", {"name": "x", "profile": ["restrictive"]}, "profile"),
+        ("sandbox_start", {"name": "../../x"}, "name"),
+        ("sandbox_stop", {}, "name"),
         ("sandbox_run", {"command": ["id"], "compatibility_mode": "cobol"}, "compatibility_mode"),
         ("sandbox_exec", {}, "command"),
         ("sandbox_exec", {"command": 1}, "command"),

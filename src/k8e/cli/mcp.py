@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 SHUT_RDWR = 2
 
 
-def bridge(tenant: str) -> int:
-    """Standard output is the protocol's: what has to be said to people goes to stderr."""
+def bridge(tenant: str, front: str = "", first: bytes = b"") -> int:
+    """Standard output is the protocol's: what has to be said to people goes to stderr. `first` is a line of ours about
+    where we are, before the agent's."""
     try:
         if (place := find_elsewhere()) is not None:
             from k8e.cli.client import quieten_grpc
@@ -24,11 +25,20 @@ def bridge(tenant: str) -> int:
             quieten_grpc()
             from k8e.cli.remote.agents import bridge_far
 
+            if front:
+                raise Failure(
+                    "mcp_not_remote",
+                    f"{front} mcp server serves the daemon of this machine only",
+                    hint="k8e sandbox-mcp carries an agent to a gateway",
+                )
             return bridge_far(place, tenant)
-        target = "/v1/mcp" + (f"?tenant_id={quote(tenant)}" if tenant else "")
+        target = f"/v1/mcp?cwd={quote(find_folder())}&home={quote(os.path.realpath(os.environ.get('HOME') or '/'))}"
+        target += f"&tenant_id={quote(tenant)}" if tenant else ""
+        target += f"&front={front}&described=1" if front else ""
         head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         connection = connect()
-        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii"))
+        chunk = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii") + chunk)
         from _thread import start_new_thread
 
         left: list[bool] = []
@@ -72,6 +82,14 @@ def listen(address: str, tenant: str) -> int:
     for piece in response.pieces():
         write_all(1, piece)
     return 0
+
+
+def find_folder() -> str:
+    """Where we were started; empty when that is gone."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return ""
 
 
 def find_elsewhere() -> str | None:

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import os
+
+NAMES = 10_000
+
 
 def main(arguments: list[str]) -> int:
     if arguments == ["server"]:  # as agents start it: without argparse
-        from k8e.cli.mcp import bridge
-
-        return bridge("")
+        return serve("", permissive=False)
     from k8e.cli.agentkernel.parsing import make_parser
 
     parser = make_parser("mcp", ABOUT)
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
     server = subcommands.add_parser("server", help="speak the Model Context Protocol on stdin and stdout")
-    server.add_argument("--tenant-id", default="", metavar="NAME", help="keep sessions for this tenant")
+    server.add_argument("--tenant-id", default="", metavar="NAME", help="keep sandboxes for this tenant")
+    server.add_argument(
+        "--allow-permissive",
+        action="store_true",
+        help="let agents choose the profile permissive: this folder, your home and your variables are theirs then",
+    )
     parsed = parser.parse_args(arguments)
+    return serve(parsed.tenant_id, permissive=parsed.allow_permissive)
+
+
+def serve(tenant: str, *, permissive: bool) -> int:
+    """Says where we are before the agent says anything: what lies in this folder tells which image fits."""
+    import json
+
     from k8e.cli.mcp import bridge
 
-    return bridge(parsed.tenant_id)
+    told: dict[str, object] = {"names": list_names()}
+    if permissive:
+        told |= {"allow_permissive": True, "environ": dict(os.environ)}
+    return bridge(tenant, "agentkernel", json.dumps(told).encode() + b"\n")
+
+
+def list_names() -> list[str]:
+    try:
+        return os.listdir()[:NAMES]
+    except OSError:
+        return []  # gone, or not ours to look into: then it is no project
 
 
 ABOUT = """\

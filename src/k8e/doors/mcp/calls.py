@@ -14,13 +14,13 @@ from k8e.core.model import (
     Approval,
     ApprovalStatus,
     ChildSpec,
-    HostsChange,
     Language,
     RunResult,
     RunSpec,
     SessionSpec,
 )
 from k8e.doors import shapes
+from k8e.doors.mcp.cages import Cages
 from k8e.doors.mcp.catalogue import ToolText
 from k8e.doors.mcp.execution import Execution, Report
 from k8e.doors.mcp.guest import Guest
@@ -33,13 +33,6 @@ from k8e.engine import Runtime
 MAX_FILE: Final = 8 << 20  # JSON carries it twice, base64 adds a third
 PATIENCE: Final = 20.0  # for an answer, in one call
 MAX_WAIT: Final = 300.0
-# What agents call at home (shared/seeds of agentkernel), beside the usual list.
-MODES: Final[Mapping[str, tuple[str, ...]]] = {
-    "native": (),
-    "claude": ("api.anthropic.com", "cdn.anthropic.com"),
-    "codex": ("api.openai.com", "cdn.openai.com"),
-    "gemini": ("*.googleapis.com",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +52,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """What can be said to the client while a call lasts; None: it does not want to hear it."""
+    """What a call comes with: how sessions are made for it, and what can be said to the client while it lasts; None: it
+    does not want to hear it."""
 
+    cages: Cages
     report: Report | None = None
     ask: Callable[[str, str], Awaitable[bool | None]] | None = None  # a person, who may leave it open; with its id
     heard: tuple[str, bool | None] | None = None  # the id of a question that this same call asked before, its answer
@@ -71,25 +66,25 @@ Tool = Callable[[Guest, Fields, Talk], Awaitable[Answer]]
 
 async def run(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     if "command" in fields:
-        return await _run_command(guest, fields, talk)
+        return await run_command(guest, fields, talk)
     if "code" not in fields:
         raise invalid("code", "neither code nor command is given", hint="code is a script, command is a list of words")
     named = fields.take_text("session_id")
-    limit = _take_limit(fields)
+    limit = take_limit(fields)
     spec = RunSpec(
         "",
         code=fields.take_text("code"),
         language=fields.take_choice("language", Language) or Language.BASH,
-        timeout=_take_timeout(fields),
+        timeout=take_timeout(fields),
         workdir=fields.take_text("cwd"),
         env=fields.take_mapping("env"),
     )
     _refuse_wishes(fields, "code runs in a session")
     fields.finish()
-    return await _execute(guest, spec, named, talk, limit)
+    return await execute_in(guest, spec, named, talk, limit)
 
 
-async def _run_command(guest: Guest, fields: Fields, talk: Talk) -> Answer:
+async def run_command(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     """In a sandbox that is made for it and does not outlive it."""
     for name in ("code", "language"):
         if name in fields:
@@ -97,35 +92,22 @@ async def _run_command(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     argv = fields.take_texts("command")
     if not argv:
         raise invalid("command", "command is empty", hint="a list such as ['python3', '-c', 'print(1)']")
-    limit = _take_limit(fields)
+    limit = take_limit(fields)
     spec = RunSpec(
         "",
-        argv=_encode(argv),
-        timeout=_take_timeout(fields),
+        argv=encode_words(argv),
+        timeout=take_timeout(fields),
         workdir=fields.take_text("cwd"),
         env=fields.take_mapping("env"),
     )
     if named := fields.take_text("session_id"):
         _refuse_wishes(fields, "session_id names a session that is there")
         fields.finish()
-        return await _execute(guest, spec, named, talk, limit)
-    profile = fields.take_text("profile", "moderate")
-    if profile != "moderate":
-        hint = "moderate; network: false if it must reach nothing, and files are written with sandbox_write_file"
-        raise invalid("profile", f"{profile!r} is no profile that this version can apply", hint=hint)
-    mode = fields.take_text("compatibility_mode", "native")
-    if mode not in MODES:
-        raise invalid("compatibility_mode", f"{mode!r} is no mode", hint=f"one of: {', '.join(MODES)}")
-    isolated = "network" in fields and not fields.take_flag("network")
-    image = fields.take_text("image", "host")
-    fields.finish()
-    session = await guest.create(SessionSpec(image=image, allowed_hosts=() if isolated else None))
-    try:
-        if MODES[mode] and not isolated:
-            await guest.service.set_hosts(guest.caller, session.session_id, HostsChange(add=MODES[mode]))
-        return await _execute(guest, spec, session.session_id, talk, limit)
-    finally:
-        guest.abandon(session.session_id)
+        return await execute_in(guest, spec, named, talk, limit)
+    made = await talk.cages.choose(guest, fields, talk.report, argv)
+    spec = replace(spec, entrypoint=made.asked_image)
+    answer = await _finish(guest, Execution(guest, talk.report, limit), lambda run: run.run_once(made.spec, spec))
+    return replace(answer, body={**answer.body, "notes": list(made.notes)}) if made.notes else answer
 
 
 def _refuse_wishes(fields: Fields, why: str) -> None:
@@ -137,22 +119,25 @@ def _refuse_wishes(fields: Fields, why: str) -> None:
 async def execute(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     named = _take_session(fields)
     words = fields.take_words("command")
-    limit = _take_limit(fields)
+    limit = take_limit(fields)
     spec = RunSpec(
         "",
         code=words if isinstance(words, str) else "",
-        argv=() if isinstance(words, str) else _encode(words),
+        argv=() if isinstance(words, str) else encode_words(words),
         timeout=fields.take_number("timeout", RunSpec("").timeout),
         workdir=fields.take_text("workdir"),
         env=fields.take_mapping("env"),
     )
     fields.finish()
-    return await _execute(guest, spec, named, talk, limit)
+    return await execute_in(guest, spec, named, talk, limit)
 
 
-async def _execute(guest: Guest, spec: RunSpec, named: str, talk: Talk, limit: int) -> Answer:
-    execution = Execution(guest, talk.report, limit)
-    result = await execution.run(spec, named)
+async def execute_in(guest: Guest, spec: RunSpec, named: str, talk: Talk, limit: int) -> Answer:
+    return await _finish(guest, Execution(guest, talk.report, limit), lambda run: run.run(spec, named))
+
+
+async def _finish(guest: Guest, execution: Execution, work: Callable[[Execution], Awaitable[RunResult]]) -> Answer:
+    result = await work(execution)
     body = shapes.shape_run(result)
     kept = execution.kept()
     if not kept:
@@ -332,7 +317,7 @@ def _take_session(fields: Fields) -> str:
     return named or alias
 
 
-def _take_timeout(fields: Fields) -> float:
+def take_timeout(fields: Fields) -> float:
     if "timeout" in fields and "timeout_ms" in fields:
         raise invalid("timeout_ms", "timeout and timeout_ms are both given", hint="give one of them")
     default = RunSpec("").timeout
@@ -341,7 +326,7 @@ def _take_timeout(fields: Fields) -> float:
     return fields.take_number("timeout", default)
 
 
-def _take_limit(fields: Fields) -> int:
+def take_limit(fields: Fields) -> int:
     limit = fields.take_count("max_output", OUTPUT_LIMIT)
     if not 2 <= limit <= OUTPUT_LIMIT:
         raise invalid("max_output", f"max_output must be 2 to {OUTPUT_LIMIT}")
@@ -362,7 +347,7 @@ def _decode_base64(content: str) -> bytes:
         raise invalid("content", "content is not base64") from error
 
 
-def _encode(words: list[str]) -> tuple[bytes, ...]:
+def encode_words(words: list[str]) -> tuple[bytes, ...]:
     return tuple(word.encode("utf-8", "surrogateescape") for word in words)
 
 
@@ -386,7 +371,7 @@ TABLE: Final[Mapping[str, Tool]] = {
 }
 
 
-async def call(tool: ToolText, guest: Guest, arguments: Mapping[str, Any], talk: Talk) -> Answer:
+async def call(tool: ToolText, work: Tool, guest: Guest, arguments: Mapping[str, Any], talk: Talk) -> Answer:
     """Raises Fault."""
     for name in arguments:
         if name not in tool.inputs:
@@ -395,4 +380,14 @@ async def call(tool: ToolText, guest: Guest, arguments: Mapping[str, Any], talk:
     for name in tool.required:
         if arguments.get(name) is None:
             raise invalid(name, f"{name} is missing", hint=f"{tool.name} needs: {', '.join(tool.required)}")
-    return await TABLE[tool.name](guest, Fields(arguments), talk)
+    try:
+        return await work(guest, Fields(arguments), talk)
+    except Fault as fault:
+        fault.field = _call_it(fault.field, tool)
+        raise
+
+
+def _call_it(field: str, tool: ToolText) -> str:
+    """A parameter as this tool calls it, which the service may know by another name."""
+    other = {"workdir": "cwd", "session_id": "name"}.get(field, "")
+    return other if field not in tool.inputs and other in tool.inputs else field

@@ -145,6 +145,20 @@ HOSTS: Final = texts(
 )
 IMAGE: Final = text("What the sandbox's file system is made of; host is this machine's own tools.", default="host")
 
+PROFILE: Final = text(
+    "What it may. restrictive: no network, nothing but /tmp can be written, no capabilities. moderate: the network, no "
+    "folder of the machine. permissive: the project's folder, the home and the variables too, where this server was "
+    "started with --allow-permissive.",
+    enum=["restrictive", "moderate", "permissive"],
+)
+MODE: Final = text(
+    "As an agent of that kind needs it. native: the network. claude, codex, gemini: the package registries and the "
+    "agent's own interface, with the project's folder at /workspace; codex can write nothing else.",
+    enum=["native", "claude", "codex", "gemini"],
+)
+NETWORK: Final[Schema] = {"type": "boolean", "description": "Whether it has one, instead of what the profile says."}
+NOTES: Final[Mapping[str, Schema]] = {"notes": texts("What was done otherwise than asked for, and why.")}
+
 EXEC_INPUTS: Final[Mapping[str, Schema]] = {
     "session_id": SESSION,
     "name": NAME,
@@ -162,20 +176,16 @@ TOOLS: Final[tuple[ToolText, ...]] = (
         "Run code or a command, isolated from the machine. With `code`: in your own session, which is made when there "
         "is none, so that files and installed packages are there at the next call. With `command` (a list): in a "
         "temporary sandbox, with profile, compatibility_mode, network and image, unless session_id names a session. "
-        "No directory of the machine is mounted. If `denied` is not empty, the network refused something: its hint "
-        "says what to ask for.",
+        "If `denied` is not empty, the network refused something: its hint says what to ask for.",
         {
             "code": CODE,
             "language": LANGUAGE,
             "timeout": TIMEOUT,
             "session_id": SESSION,
             "command": ARGV,
-            "profile": text("Which rules: moderate has the network's usual list and no mounts.", enum=["moderate"]),
-            "compatibility_mode": text(
-                "Adds the hosts of an agent's own interface to what the temporary sandbox may reach.",
-                enum=["native", "claude", "codex", "gemini"],
-            ),
-            "network": {"type": "boolean", "description": "false: the temporary sandbox reaches nothing."},
+            "profile": PROFILE,
+            "compatibility_mode": MODE,
+            "network": NETWORK,
             "cwd": CWD,
             "env": ENV,
             "timeout_ms": number("As timeout, in milliseconds.", default=30000),
@@ -183,7 +193,7 @@ TOOLS: Final[tuple[ToolText, ...]] = (
             "max_output": MAX_OUTPUT,
         },
         outputs=RUN_OUTPUTS,
-        optional=RUN_OPTIONAL,
+        optional={**RUN_OPTIONAL, **NOTES},
         destroys=True,
         reaches=True,
     ),

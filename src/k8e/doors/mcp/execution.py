@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from k8e.core.model import OUTPUT_LIMIT, LiveRun, RunResult, RunSpec
+from k8e.core.model import OUTPUT_LIMIT, LiveRun, RunResult, RunSpec, SessionSpec
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.outputs import Kept, Recorder
 
@@ -29,7 +29,13 @@ class Execution:
         async def start(session_id: str) -> LiveRun:
             return await self._guest.service.start(self._guest.caller, replace(spec, session_id=session_id))
 
-        live = await self._guest.use(named, start)
+        return await self._follow(await self._guest.use(named, start))
+
+    async def run_once(self, session: SessionSpec, spec: RunSpec) -> RunResult:
+        """In a session that is made for it and does not outlive it."""
+        return await self._follow(await self._guest.service.start_once(self._guest.caller, session, spec))
+
+    async def _follow(self, live: LiveRun) -> RunResult:
         reporting = asyncio.create_task(self._tell(self._report)) if self._report else None
         result: RunResult | None = None
         try:

@@ -11,23 +11,23 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from k8e.core.access import PART
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import ApprovalService, Caller, ChildSpec, SandboxService, Session, SessionSpec
+from k8e.core.model import Caller, ChildSpec, Session, SessionSpec, WholeService
 from k8e.doors.mcp.outputs import Outputs
 
 PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections, and parts of a key's; nobody guesses one
 CHILD: Final = re.compile(rf"({PASSING.pattern})-[0-9a-f]{{8}}")  # of a session that only its own name leads to
+USERS: Final = "default"  # where the command line has a user's sandboxes
 HANDLE_TTL: Final = 900.0  # a session that only its own name leads to
 _GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
 
 T = TypeVar("T")
 
 
-class Service(SandboxService, ApprovalService, Protocol):
-    """What agents call."""
+Service = WholeService  # what agents call
 
 
 def invent_name() -> str:
@@ -44,6 +44,7 @@ class Guest:
         self._reach: tuple[str, ...] = (caller.tenant, *caller.tenants) if caller.tenant else ()
         self.caller = replace(caller, tenant=tenant or self._within + invent_name(), tenants=(), confined=True)
         self.outputs: Outputs | None = Outputs()
+        self.kept = ""  # the tenant of what is made by name; empty: the same
         self._kept = bool(tenant)
         self.known = known
         self._default = ""
@@ -128,6 +129,37 @@ class Guest:
         await asyncio.gather(*self._abandoned, return_exceptions=True)
         if not self._kept:
             await destroy_all(self.service, self.caller, self._own)
+
+
+class KeepingGuest(Guest):
+    """An agent of a front that keeps sandboxes by name for their user. It sees those beside its own, and nothing else
+    that its user has in the same tenant."""
+
+    def __init__(self, service: Service, caller: Caller, tenant: str, front: str) -> None:
+        super().__init__(service, caller, tenant, known=True)
+        self._front = front
+        self.kept = tenant or USERS
+        self.caller = replace(self.caller, tenants=(self.kept,))
+
+    async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
+        if named:
+            await self._look_for(named)
+        return await super().use(named, work)
+
+    async def destroy(self, session_id: str) -> None:
+        await self._look_for(session_id)
+        await super().destroy(session_id)
+
+    async def sessions(self) -> list[Session]:
+        return [each for each in await super().sessions() if self._shows(each)]
+
+    async def _look_for(self, name: str) -> None:
+        if not self._shows(await self.service.get(self.caller, name)):
+            hint = "sandbox_list lists those that are yours."
+            raise Fault(Kind.NOT_FOUND, "session_not_found", f"there is no session {name}", hint=hint)
+
+    def _shows(self, session: Session) -> bool:
+        return session.tenant == self._own or session.labels.get("front") == self._front
 
 
 class PassingGuest(Guest):

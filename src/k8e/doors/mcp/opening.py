@@ -22,6 +22,7 @@ from k8e.doors.shapes import encode
 
 if TYPE_CHECKING:
     from k8e.doors.mcp.certificates import Certificates
+    from k8e.doors.mcp.fronts import Front, Surroundings
     from k8e.doors.mcp.guest import Guest, Service
     from k8e.doors.mcp.listener import Listener
     from k8e.doors.mcp.stream import Pieces, Stream
@@ -69,11 +70,27 @@ class Opening:
     async def connect(self, exchange: Exchange, request: Request) -> None:
         """One agent, for as long as its lines come."""
         query = specs.Fields(request.query)
-        tenant = query.take_text("tenant_id")
+        tenant, name = query.take_text("tenant_id"), query.take_text("front", "k8e")
+        cwd, home = query.take_text("cwd"), query.take_text("home")
+        described = query.take_text("described") == "1"
         query.finish()
+        await self._load()
+        from k8e.doors.mcp.fronts import FRONTS, Surroundings
+        from k8e.doors.mcp.guest import KeepingGuest
+        from k8e.doors.mcp.surroundings import Begun, read_surroundings
+
+        if name not in FRONTS:
+            raise specs.invalid("front", f"{name[:64]!r} is no front", hint=f"one of: {', '.join(FRONTS)}")
+        front = FRONTS[name]
         guest = await self.greet(exchange.caller, tenant)
+        if front.keeps:
+            guest = KeepingGuest(self._service, exchange.caller, tenant, front.name)
+        pieces = Begun(exchange)
+        around = Surroundings(cwd, home)
         await exchange.start_pieces(JSON_LINES)
-        await self.attend(guest, exchange)
+        if described:
+            around = read_surroundings(await pieces.read_line(), around)
+        await self.attend(guest, pieces, front, around)
         await exchange.end_frames()
 
     async def greet(self, caller: Caller, tenant: str) -> Guest:
@@ -87,12 +104,15 @@ class Opening:
         await self._service.sessions(guest.caller)
         return guest
 
-    async def attend(self, guest: Guest, pieces: Pieces) -> None:
+    async def attend(
+        self, guest: Guest, pieces: Pieces, front: Front | None = None, surroundings: Surroundings | None = None
+    ) -> None:
         """Until it has no more to say, or is cancelled. Then everything of it ends."""
         from k8e.doors.mcp.desk import Desk
+        from k8e.doors.mcp.fronts import K8E, NOWHERE
         from k8e.doors.mcp.stream import Stream
 
-        stream = Stream(pieces, Desk(guest))
+        stream = Stream(pieces, Desk(guest, front or K8E, surroundings or NOWHERE))
         self._open.add(stream)
         try:
             await stream.serve()
