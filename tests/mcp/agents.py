@@ -28,7 +28,9 @@ INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 
 @contextlib.asynccontextmanager
 async def stdio_agent(machine: Machine, *words: str, mode: str = "legacy") -> AsyncIterator[Client]:
-    server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp", *words], env=machine.env)
+    folder = machine.home / "project"  # as whoever works in one
+    folder.mkdir(exist_ok=True)
+    server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp", *words], env=machine.env, cwd=folder)
     async with Client(server, mode=mode) as client:
         yield client
 

@@ -24,6 +24,7 @@ from k8e.profiles.effective import HOST_IMAGE, Cage
 from k8e.profiles.fallback import fall_back
 from k8e.profiles.problem import Problem
 from k8e.profiles.profile import PERMISSIVE
+from k8e.profiles.protection import find_new
 from k8e.profiles.trust import decide
 from k8e.profiles.wishes import Wishes
 
@@ -50,6 +51,7 @@ class Made:
     spec: SessionSpec
     asked_image: bool
     notes: tuple[str, ...] = ()
+    protected: frozenset[str] = frozenset()  # what was there of a project that it gets, and could run on the machine
 
 
 class Cages:
@@ -80,6 +82,7 @@ class Cages:
         fields.finish()
         try:
             scene = await asyncio.to_thread(self._surroundings.look)
+            protected = await asyncio.to_thread(self._surroundings.find_protected)
             cage = decide(wishes, scene, command, name=name, persistent=persistent)
         except Problem as problem:
             raise _explain(problem) from problem
@@ -89,7 +92,16 @@ class Cages:
         if not self._front.detects and wishes.mode is None and cage.hosts.everywhere:
             del request["allowed_hosts"]  # k8e's own default: the usual list
         spec = read_session_spec(Fields(request), guest.service.default_limits)
-        return Made(spec, cage.image_by == "asked" and cage.image != HOST_IMAGE, notes)
+        return Made(spec, cage.image_by == "asked" and cage.image != HOST_IMAGE, notes, protected)
+
+    async def review(self, made: Made) -> tuple[str, ...]:
+        """What is to be said when its command has ended."""
+        if not made.spec.shape.mounts:
+            return made.notes
+        now = await asyncio.to_thread(self._surroundings.find_protected)
+        new = [name for name in find_new(made.protected, now) if name != ".git"]  # which cannot be made from inside
+        told = (f"{name} is new in the project and may run on the machine: look at it first" for name in new)
+        return (*made.notes, *told)
 
     def _refuse_permissive(self, cage: Cage) -> None:
         if cage.profile != PERMISSIVE.name or self._surroundings.allow_permissive:

@@ -107,7 +107,8 @@ async def run_command(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     made = await talk.cages.choose(guest, fields, talk.report, argv)
     spec = replace(spec, entrypoint=made.asked_image)
     answer = await _finish(guest, Execution(guest, talk.report, limit), lambda run: run.run_once(made.spec, spec))
-    return replace(answer, body={**answer.body, "notes": list(made.notes)}) if made.notes else answer
+    notes = await talk.cages.review(made)
+    return replace(answer, body={**answer.body, "notes": list(notes)}) if notes else answer
 
 
 def _refuse_wishes(fields: Fields, why: str) -> None:

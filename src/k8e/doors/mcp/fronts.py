@@ -39,9 +39,12 @@ class Surroundings:
     allow_permissive: bool = False
 
     def look(self) -> Scene:
-        """What must not be written is looked for again each time: it may have come meanwhile."""
-        kept = {name for name in KEPT if self.cwd and os.path.lexists(os.path.join(self.cwd, name))}
-        return Scene(self.cwd, self.home, self.names | kept, self.environ)
+        """What must not be written is looked for again each time: it may have come meanwhile. A repository is not to be
+        made either."""
+        return Scene(self.cwd, self.home, self.names | self.find_protected() | {".git"}, self.environ)
+
+    def find_protected(self) -> frozenset[str]:
+        return frozenset(name for name in KEPT if self.cwd and os.path.lexists(os.path.join(self.cwd, name)))
 
 
 NOWHERE: Final = Surroundings()
