@@ -139,13 +139,13 @@ async def test_a_missing_image_is_fetched_and_told_about(agent: Client, registry
 async def test_a_mode_brings_the_project_and_the_hosts_of_its_agent(
     machine: Machine, agent: Client, project: Path
 ) -> None:
-    script = "cat readme; echo new > made; echo evil > .git/hooks/pre-commit; echo more >> .envrc; mkdir .vscode"
+    script = "cat readme; echo new > made; echo evil > .git/hooks/pre-commit; echo more >> .envrc; mkdir .claude .idea"
     (project / ".envrc").write_text("ours\n")  # after the server was started
     run = await call(agent, "sandbox_run", command=["bash", "-c", script], compatibility_mode="claude", image="host")
     assert run["stdout"] == "of the project\n"
     [note] = run["notes"]
-    assert note.startswith(".vscode is new in the project")
-    (project / ".vscode").rmdir()
+    assert note.startswith(".idea is new in the project")
+    (project / ".idea").rmdir()
     assert (project / "made").read_text() == "new\n"
     assert list((project / ".git" / "hooks").iterdir()) == []
     assert (project / ".envrc").read_text() == "ours\n"

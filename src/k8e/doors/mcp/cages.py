@@ -51,7 +51,6 @@ class Made:
     spec: SessionSpec
     asked_image: bool
     notes: tuple[str, ...] = ()
-    protected: frozenset[str] = frozenset()  # what was there of a project that it gets, and could run on the machine
 
 
 class Cages:
@@ -82,7 +81,6 @@ class Cages:
         fields.finish()
         try:
             scene = await asyncio.to_thread(self._surroundings.look)
-            protected = await asyncio.to_thread(self._surroundings.find_protected)
             cage = decide(wishes, scene, command, name=name, persistent=persistent)
         except Problem as problem:
             raise _explain(problem) from problem
@@ -92,14 +90,14 @@ class Cages:
         if not self._front.detects and wishes.mode is None and cage.hosts.everywhere:
             del request["allowed_hosts"]  # k8e's own default: the usual list
         spec = read_session_spec(Fields(request), guest.service.default_limits)
-        return Made(spec, cage.image_by == "asked" and cage.image != HOST_IMAGE, notes, protected)
+        return Made(spec, cage.image_by == "asked" and cage.image != HOST_IMAGE, notes)
 
     async def review(self, made: Made) -> tuple[str, ...]:
         """What is to be said when its command has ended."""
         if not made.spec.shape.mounts:
             return made.notes
-        now = await asyncio.to_thread(self._surroundings.find_protected)
-        new = [name for name in find_new(made.protected, now) if name != ".git"]  # which cannot be made from inside
+        kept = [name for mount in made.spec.shape.mounts for name in mount.kept]
+        new = find_new(kept, await asyncio.to_thread(self._surroundings.find_protected))
         told = (f"{name} is new in the project and may run on the machine: look at it first" for name in new)
         return (*made.notes, *told)
 

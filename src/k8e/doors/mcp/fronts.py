@@ -39,9 +39,8 @@ class Surroundings:
     allow_permissive: bool = False
 
     def look(self) -> Scene:
-        """What must not be written is looked for again each time: it may have come meanwhile. A repository is not to be
-        made either."""
-        return Scene(self.cwd, self.home, self.names | self.find_protected() | {".git"}, self.environ)
+        """What must not be written is looked for again each time: it may have come meanwhile."""
+        return Scene(self.cwd, self.home, self.names | self.find_protected(), self.environ)
 
     def find_protected(self) -> frozenset[str]:
         return frozenset(name for name in KEPT if self.cwd and os.path.lexists(os.path.join(self.cwd, name)))
