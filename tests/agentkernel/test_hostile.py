@@ -142,3 +142,12 @@ def test_a_git_that_is_a_link_is_not_mounted(house: House) -> None:
     subprocess.run(["rm", "-rf", house.project / ".git"], check=True)
     link(house.project / ".git", str(house.home / "outside"))
     assert "[mount_refused]" in house.refusal("sandbox", "create", "cage", *CLAUDE)
+
+
+def test_what_runs_by_itself_and_is_new_is_said(house: House) -> None:
+    done = house.ak("run", *CLAUDE, "sh", "-c", "echo 'touch OWNED' > .envrc; mkdir -p sub; echo x > plain")
+    assert done.code == 0, done
+    assert done.stderr.decode() == ("agentkernel: look at it before you use this folder: the command made .envrc\n")
+    assert house.ak("run", *CLAUDE, "true").stderr == b""
+    again = house.ak("run", *CLAUDE, "sh", "-c", "echo more >> .envrc")
+    assert again.code != 0  # it is there now, and kept

@@ -82,6 +82,21 @@ def read_start(path: str) -> bytes:
         os.close(descriptor)
 
 
+def tell_new(plan: Plan) -> None:
+    """After a command that could write the project: what it made there that runs by itself is to be looked at first."""
+    if not any(mount.writable for mount in plan.cage.mounts):
+        return
+    from k8e.cli.agentkernel.telling import say
+    from k8e.profiles.protection import find_new
+
+    try:
+        found = find_new(plan.scene.names, os.listdir(plan.scene.cwd))
+    except OSError:
+        return
+    if found:
+        say(f"look at it before you use this folder: the command made {', '.join(found)}")
+
+
 def find_file(named: str | None) -> tuple[Config | None, bool]:
     """The project's file, and whether it is trusted: because it was named, or because somebody said so."""
     if named is None and not os.path.lexists(FILE_NAME):

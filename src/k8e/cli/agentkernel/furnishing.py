@@ -9,18 +9,15 @@ from __future__ import annotations
 import os
 import stat
 
-from k8e.cli.client import BYTES, JSON, quote
 from k8e.cli.ending import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.client import AnyClient
     from k8e.profiles.config import Config
     from k8e.profiles.effective import Cage
     from k8e.profiles.wishes import FileWish
 
-MESSAGE = 64 << 20
-PLAIN = 0o644
+LARGEST = 32 << 20  # base64 takes a third more, and the request has to fit into a message
 
 
 def read_files(cage: Cage, config: Config | None, *, trusted: bool) -> list[tuple[FileWish, bytes]]:
@@ -46,26 +43,15 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
         os.close(descriptor)
         raise Failure("file_unreadable", f"{source} is no file")
     with os.fdopen(descriptor, "rb") as file:
-        content = file.read(MESSAGE + 1)
-    if len(content) > MESSAGE:
-        raise Failure("file_too_large", f"{source} has more than {MESSAGE} bytes")
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise Failure("file_too_large", f"{source} has more than {LARGEST} bytes")
     return content
 
 
-def furnish(client: AnyClient, session_id: str, files: list[tuple[FileWish, bytes]]) -> None:
-    import json
+def describe_file(file: FileWish, content: bytes) -> dict[str, object]:
+    """As a request brings it."""
+    from binascii import b2a_base64
 
-    for file, content in files:
-        target = f"/v1/sessions/{quote(session_id)}/files?path={quote(file.dest)}&mode=w"
-        response = client.request("PUT", target, content, BYTES)
-        answer = json.loads(response.read())
-        if response.status >= 300:
-            raise Failure.of(answer)
-        if file.mode != PLAIN:
-            run = {"argv": ["chmod", f"{file.mode:o}", "--", file.dest]}
-            response = client.request("POST", f"/v1/sessions/{quote(session_id)}/runs", json.dumps(run).encode(), JSON)
-            answer = json.loads(response.read())
-            if response.status >= 300:
-                raise Failure.of(answer)
-            if response.exit_code != 0:
-                raise Failure("file_mode", f"the mode of {file.dest} could not be set", detail=answer["stderr"])
+    text = b2a_base64(content, newline=False).decode("ascii")
+    return {"path": file.dest, "content_base64": text, "mode": file.mode}

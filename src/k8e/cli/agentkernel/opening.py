@@ -6,7 +6,7 @@ import json
 import os
 
 from k8e.cli.agentkernel.telling import say
-from k8e.cli.client import JSON, quote
+from k8e.cli.client import JSON
 from k8e.cli.ending import Failure
 
 TYPE_CHECKING = False
@@ -28,25 +28,22 @@ def open_session(client: Client, plan: Plan) -> tuple[Cage, dict[str, Any]]:
     cage = plan.cage
     if cage.env_left_out:
         say(f"no room for these variables: {', '.join(cage.env_left_out)}")
-    answer = attempt(client, cage)
+    answer = attempt(client, plan, cage)
     if "session_id" not in answer and is_about_image(answer):
         cage = obtain(client, cage, answer)
-        answer = attempt(client, cage)
+        answer = attempt(client, plan, cage)
     if "session_id" not in answer:
         raise Failure.of(answer)
-    if plan.files:
-        from k8e.cli.agentkernel.furnishing import furnish
-
-        try:
-            furnish(client, answer["session_id"], plan.files)
-        except Failure:
-            client.request("DELETE", f"/v1/sessions/{quote(answer['session_id'])}").read()
-            raise
     return cage, answer
 
 
-def attempt(client: Client, cage: Cage) -> dict[str, Any]:
-    response = client.request("POST", "/v1/sessions", json.dumps(cage.to_request()).encode(), JSON)
+def attempt(client: Client, plan: Plan, cage: Cage) -> dict[str, Any]:
+    body = cage.to_request()
+    if plan.files:
+        from k8e.cli.agentkernel.furnishing import describe_file
+
+        body["files"] = [describe_file(file, content) for file, content in plan.files]
+    response = client.request("POST", "/v1/sessions", json.dumps(body).encode(), JSON)
     answer: dict[str, Any] = json.loads(response.read())
     return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel import console
-from k8e.cli.agentkernel.cage import prepare
+from k8e.cli.agentkernel.cage import prepare, tell_new
 from k8e.cli.agentkernel.following import Follower, Refused
 from k8e.cli.agentkernel.jsontext import pack
 from k8e.cli.agentkernel.options import OPTIONS, CageOptions
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from k8e.cli.agentkernel.cage import Plan
     from k8e.cli.client import Response
     from k8e.profiles.effective import Cage
-    from k8e.profiles.wishes import FileWish
 
 USAGE = "run [options] COMMAND [ARGUMENT ...]"
 ABOUT = """\
@@ -79,6 +78,7 @@ class Run:
         try:
             return self._follower.follow(response)
         finally:
+            tell_new(self._plan)
             if self._options.keep and self._follower.session_id:
                 name = self._follower.session_id
                 say(f"kept as {name}: agentkernel exec {name} COMMAND, agentkernel sandbox remove {name}")
@@ -107,6 +107,8 @@ class Run:
             cage = cage.but(name=f"run-{os.urandom(4).hex()}", persistent=True)
         session = cage.to_request()
         if self._plan.files:
+            from k8e.cli.agentkernel.furnishing import describe_file
+
             session["files"] = [describe_file(file, content) for file, content in self._plan.files]
         members = f'"session": {pack(session)}, "argv": {pack(command)}, "timeout": {self._options.timeout!r}'
         if entrypoint:
@@ -116,13 +118,6 @@ class Run:
         if self._console is not None:
             members += f', "terminal": {describe_terminal()}'
         return members
-
-
-def describe_file(file: FileWish, content: bytes) -> dict[str, object]:
-    from binascii import b2a_base64
-
-    text = b2a_base64(content, newline=False).decode("ascii")
-    return {"path": file.dest, "content_base64": text, "mode": file.mode}
 
 
 def describe_terminal() -> str:
