@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.policy import FORBIDDEN, AddressKind, kind_of, may_answer, may_list
+from k8e.policy import FORBIDDEN, GLOBAL, AddressKind, Network, kind_of, may_answer, may_list
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,20 @@ def test_who_may_answer() -> None:
         assert (may_answer(address, registry=False), may_answer(address, registry=True)) == may[kind_of(address)]
 
 
-EDGES = [
-    ip_address(int(edge) + step) if edge.version == 4 else IPv6Address(int(edge) + step)
-    for network in FORBIDDEN
-    for edge, step in ((network.network_address, 0), (network.broadcast_address, 0),
-                       (network.network_address, -1), (network.broadcast_address, 1))
-    if 0 <= int(edge) + step < 1 << network.max_prefixlen
-]  # fmt: skip
+NAT64 = IPv6Network("64:ff9b::/32")  # Python looks at the address within only in newer versions
+
+
+def find_edges(networks: tuple[Network, ...]) -> list[IPv4Address | IPv6Address]:
+    return [
+        ip_address(int(edge) + step) if edge.version == 4 else IPv6Address(int(edge) + step)
+        for network in networks
+        for edge, step in ((network.network_address, 0), (network.broadcast_address, 0),
+                           (network.network_address, -1), (network.broadcast_address, 1))
+        if 0 <= int(edge) + step < 1 << network.max_prefixlen
+    ]  # fmt: skip
+
+
+EDGES = find_edges(FORBIDDEN)
 
 
 @given(st.ip_addresses() | st.sampled_from(EDGES))
@@ -102,7 +109,19 @@ def test_the_forbidden_blocks_are_what_may_not_be_listed(address: IPv4Address | 
     assert any(address in network for network in FORBIDDEN) == (not may_list(address))
 
 
-def test_forbidden_blocks_are_disjoint() -> None:
+@pytest.mark.parametrize("networks", [FORBIDDEN, GLOBAL], ids=["forbidden", "global"])
+def test_blocks_are_disjoint(networks: tuple[Network, ...]) -> None:
     for version in (4, 6):
-        blocks = sorted((int(n.network_address), int(n.broadcast_address)) for n in FORBIDDEN if n.version == version)
+        blocks = sorted((int(n.network_address), int(n.broadcast_address)) for n in networks if n.version == version)
+        assert blocks
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(blocks))
+
+
+@given(st.ip_addresses() | st.sampled_from([*EDGES, *find_edges(GLOBAL)]))
+def test_the_global_blocks_are_what_is_public(address: IPv4Address | IPv6Address) -> None:
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return  # no packet carries one
+    public = kind_of(address) is AddressKind.PUBLIC
+    assert any(address in network for network in GLOBAL) == public
+    if public and not (isinstance(address, IPv6Address) and (address.sixtofour or address in NAT64)):
+        assert address.is_global, "nothing is public here that Python calls private"

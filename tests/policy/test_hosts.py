@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.policy import NOTHING, HostList, InvalidEntry, canonical_name, excess, is_metadata_name, may_list
+from k8e.policy import (
+    EVERYTHING,
+    NOTHING,
+    AddressKind,
+    HostList,
+    InvalidEntry,
+    canonical_name,
+    excess,
+    is_metadata_name,
+    kind_of,
+    may_list,
+)
 
 # Few labels and small corners of the address space, so that things meet.
 LABELS = st.sampled_from(["a", "b", "com", "evil", "xn--bcher-kva", "a-b", "metadata"])
@@ -26,7 +37,8 @@ def write_block(address: IPv4Address | IPv6Address, length: int, port: str) -> s
 
 
 BLOCKS = st.builds(write_block, ADDRESSES, st.integers(0, 128) | st.integers(24, 32), PORTS)
-ENTRIES = st.builds(lambda star, name, port: f"{star}{name}{port}", st.sampled_from(["", "*."]), NAMES, PORTS) | BLOCKS
+NAMED = st.builds(lambda star, name, port: f"{star}{name}{port}", st.sampled_from(["", "*."]), NAMES, PORTS)
+ENTRIES = NAMED | BLOCKS | st.just("*")
 
 
 def keep_valid(texts: list[str]) -> HostList:
@@ -43,11 +55,11 @@ LISTS = st.lists(ENTRIES, max_size=6).map(keep_valid)
 
 
 def reaches_name(hosts: HostList, name: str, port: int) -> bool:
-    return any(port in entry.ports for entry in hosts.entries_for_name(name))
+    return any(port in entry.ports or entry == EVERYTHING for entry in hosts.entries_for_name(name))
 
 
 def reaches_address(hosts: HostList, address: IPv4Address | IPv6Address, port: int) -> bool:
-    return any(port in entry.ports for entry in hosts.entries_for_address(address))
+    return any(port in entry.ports or entry == EVERYTHING for entry in hosts.entries_for_address(address))
 
 
 @given(LISTS, st.randoms())
@@ -85,7 +97,7 @@ def test_names_match_as_text_says(hosts: HostList, name: str) -> None:
     expected = set()
     for text in hosts.texts:
         host = text if text.count(":") > 1 else text.partition(":")[0]
-        if host == name or (host.startswith("*.") and name.endswith(host[1:]) and name != host[2:]):
+        if host in (name, "*") or (host.startswith("*.") and name.endswith(host[1:]) and name != host[2:]):
             expected.add(text)
     if is_metadata_name(name):
         expected = set()
@@ -99,6 +111,8 @@ def test_addresses_match_by_number(hosts: HostList, address: IPv4Address | IPv6A
         return network.version == address.version and low <= int(address) <= low | int(network.hostmask)
 
     matched = {entry for entry in hosts.entries if entry.network is not None and within(entry.network)}
+    if kind_of(address) is AddressKind.PUBLIC:
+        matched |= {EVERYTHING} & set(hosts.entries)
     if address.version == 6 and IPv6Address(int(address)).ipv4_mapped is not None:
         return  # judged as IPv4, see below
     assert set(hosts.entries_for_address(address)) == (matched if may_list(address) else set())
@@ -120,7 +134,19 @@ def test_a_mapped_address_is_the_ipv4_address() -> None:
     ],
 )  # fmt: skip
 def test_a_list_of_everything_does_not_open_what_no_list_opens(address: str) -> None:
-    assert HostList.parse(["0.0.0.0/0", "::/0"]).entries_for_address(ip_address(address)) == ()
+    assert HostList.parse(["0.0.0.0/0", "::/0", "*"]).entries_for_address(ip_address(address)) == ()
+
+
+def test_everything_is_every_name_and_every_public_address_and_nothing_private() -> None:
+    hosts = HostList.parse(["*"])
+    for name in ("example.com", "a.b.c.example.com", "intranet", "xn--bcher-kva.example"):
+        assert hosts.entries_for_name(name) == (EVERYTHING,)
+    for name in ("metadata.google.internal", "x.metadata.goog", "localhost", "a.localhost"):
+        assert hosts.entries_for_name(name) == ()
+    for text in ("8.8.8.8", "2606:4700::1", "64:ff9b::808:808", "2002:808:808::1"):
+        assert hosts.entries_for_address(ip_address(text)) == (EVERYTHING,)
+    for text in ("10.0.0.1", "100.64.0.1", "192.168.1.1", "198.18.0.1", "fd00::1", "2001:db8::1", "64:ff9b::a00:1"):
+        assert hosts.entries_for_address(ip_address(text)) == ()
 
 
 def test_lookalikes_are_not_on_the_list() -> None:
@@ -196,6 +222,16 @@ def test_what_is_too_much_reaches_something_the_parent_does_not(child: HostList,
         (["2001:db8::1"], ["0.0.0.0/0"], ["2001:db8::1"]),
         (["::ffff:10.0.0.1"], ["10.0.0.0/24"], []),
         (["a.com"], ["0.0.0.0/0", "::/0"], ["a.com"]),  # whose address it is decides somebody else
+        (["*"], ["*"], []),
+        (["*"], ["0.0.0.0/0", "::/0", "*.com"], ["*"]),
+        (["a.com", "a.com:22", "*.b.com", "8.8.8.8:53", "8.0.0.0/8", "2606:4700::/32", "168.0.0.0/8"], ["*"], []),
+        (
+            ["10.0.0.0/8", "10.0.0.1:80", "fd00::/8", "192.0.0.0/8", "2001:db8::1"],
+            ["*"],
+            ["10.0.0.0/8", "10.0.0.1:80", "192.0.0.0/8", "2001:db8::1", "fd00::/8"],
+        ),
+        (["0.0.0.0/0"], ["*"], ["0.0.0.0/0"]),
+        (["10.0.0.1", "8.8.8.8"], ["*", "10.0.0.0/8"], []),
     ],
 )
 def test_excess(child: list[str], parent: list[str], too_much: list[str]) -> None:

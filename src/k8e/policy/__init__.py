@@ -2,14 +2,16 @@
 
 No I/O, and nothing of ours is imported."""
 
-from k8e.policy.addresses import FORBIDDEN, Address, AddressKind, Network, kind_of, may_answer, may_list
-from k8e.policy.entries import DEFAULT_PORTS, HostEntry
+from k8e.policy.addresses import FORBIDDEN, GLOBAL, Address, AddressKind, Network, kind_of, may_answer, may_list
+from k8e.policy.entries import DEFAULT_PORTS, EVERYTHING, HostEntry
 from k8e.policy.hosts import NOTHING, HostList, common, excess
 from k8e.policy.names import InvalidEntry, canonical_name, is_metadata_name
 
 __all__ = [
     "DEFAULT_PORTS",
+    "EVERYTHING",
     "FORBIDDEN",
+    "GLOBAL",
     "NOTHING",
     "Address",
     "AddressKind",

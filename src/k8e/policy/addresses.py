@@ -1,7 +1,9 @@
 """What kind of address it is, and what follows from that.
 
 Every spelling that leads to an IPv4 address (mapped, NAT64, 6to4, Teredo) is judged as that address. `FORBIDDEN` says
-the same as `may_list` in blocks, for rules in the kernel, which always win over any list.
+the same as `may_list` in blocks, for rules in the kernel, which always win over any list; `GLOBAL` the same as the
+kind PUBLIC. The tables are ours and not those of `ipaddress`, which change from one version of Python to the next: a
+name, a rule and a parent's list have to agree. No address that it calls not global is public here.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses
+from typing import TypeVar
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+N = TypeVar("N", IPv4Network, IPv6Network)
 
 
 class AddressKind(enum.Enum):
     PUBLIC = "public"
-    PRIVATE = "private"  # also what `ipaddress` calls not global for other reasons
+    PRIVATE = "private"  # also what is not reachable from everywhere for other reasons: documentation, tests, shared
     LINK_LOCAL = "link_local"
     LOOPBACK = "loopback"
     METADATA = "metadata"  # of cloud providers
@@ -38,6 +42,17 @@ _LOOPBACK_4 = IPv4Network("127.0.0.0/8")
 _LINK_LOCAL_4 = IPv4Network("169.254.0.0/16")
 _UNUSABLE_4 = (IPv4Network("0.0.0.0/8"), IPv4Network("224.0.0.0/4"), IPv4Network("240.0.0.0/4"))
 
+_PRIVATE_4 = tuple(
+    IPv4Network(text)
+    for text in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
+        "100.64.0.0/10",  # shared by the customers of a provider
+        "192.0.0.0/24",  # protocols' own
+        *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),  # documentation
+        "198.18.0.0/15",  # benchmarks
+    )
+)
+
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _LOCAL_NAT64 = IPv6Network("64:ff9b:1::/96")  # of 64:ff9b:1::/48 the part whose last 32 bits are the address
@@ -47,6 +62,16 @@ _LINK_LOCAL_6 = IPv6Network("fe80::/10")
 _LOOPBACK_6 = IPv6Address("::1")
 # What may be an endpoint at all; everything else is unspecified, multicast, or not given to anybody.
 _UNICAST_6 = tuple(IPv6Network(text) for text in ("2000::/3", "fc00::/7", "fe80::/10", "fec0::/10"))
+
+_PRIVATE_6 = tuple(
+    IPv6Network(text)
+    for text in (
+        "fc00::/7",
+        "fec0::/10",  # site-local, as private addresses once were
+        "2001::/23",  # protocols' own; Teredo, which is among them, is looked at before
+        *("2001:db8::/32", "3fff::/20"),  # documentation
+    )
+)
 
 _LISTABLE = frozenset({AddressKind.PUBLIC, AddressKind.PRIVATE})
 
@@ -98,7 +123,7 @@ def _kind_of_4(address: IPv4Address) -> AddressKind:
         return AddressKind.LINK_LOCAL
     if any(address in network for network in _UNUSABLE_4):
         return AddressKind.UNUSABLE
-    return AddressKind.PUBLIC if address.is_global else AddressKind.PRIVATE
+    return AddressKind.PRIVATE if any(address in network for network in _PRIVATE_4) else AddressKind.PUBLIC
 
 
 def _kind_of_6(address: IPv6Address) -> AddressKind:
@@ -120,14 +145,13 @@ def _kind_of_6(address: IPv6Address) -> AddressKind:
         return AddressKind.LINK_LOCAL
     if not any(address in network for network in _UNICAST_6):
         return AddressKind.UNUSABLE
-    # Site-local addresses are old private ones; `ipaddress` calls them global.
-    return AddressKind.PUBLIC if address.is_global and not address.is_site_local else AddressKind.PRIVATE
+    return AddressKind.PRIVATE if any(address in network for network in _PRIVATE_6) else AddressKind.PUBLIC
 
 
 _WORST = (AddressKind.METADATA, AddressKind.LOOPBACK, AddressKind.LINK_LOCAL)
 
 
-def _excluding(network: IPv6Network, holes: Iterable[IPv6Network]) -> list[IPv6Network]:
+def _excluding(network: N, holes: Iterable[N]) -> list[N]:
     rest = [network]
     for hole in holes:
         rest = [
@@ -143,7 +167,12 @@ def _excluding(network: IPv6Network, holes: Iterable[IPv6Network]) -> list[IPv6N
 def _forbidden_6(forbidden_4: Iterable[IPv4Network]) -> Iterator[IPv6Network]:
     yield from _excluding(IPv6Network("::/0"), (*_UNICAST_6, _NAT64, _LOCAL_NAT64))
     yield from (*_METADATA_6, _LINK_LOCAL_6, _TEREDO)
-    for network in forbidden_4:
+    yield from _embedding(forbidden_4)
+
+
+def _embedding(networks: Iterable[IPv4Network]) -> Iterator[IPv6Network]:
+    """The blocks that lead there."""
+    for network in networks:
         number = int(network.network_address)
         for prefix in (_NAT64, _LOCAL_NAT64):
             yield IPv6Network((int(prefix.network_address) | number, 96 + network.prefixlen))
@@ -154,3 +183,17 @@ _FORBIDDEN_4 = tuple(collapse_addresses((*_METADATA_4, _LOOPBACK_4, _LINK_LOCAL_
 
 # Disjoint blocks of both families: exactly what `may_list` refuses, but for mapped addresses, which no packet carries.
 FORBIDDEN: tuple[Network, ...] = (*_FORBIDDEN_4, *collapse_addresses(_forbidden_6(_FORBIDDEN_4)))
+
+_GLOBAL_4 = tuple(collapse_addresses(_excluding(IPv4Network("0.0.0.0/0"), (*_FORBIDDEN_4, *_PRIVATE_4))))
+_GLOBAL_6 = _excluding(IPv6Network("2000::/3"), (*_PRIVATE_6, _SIX_TO_FOUR))
+
+# Disjoint blocks of both families: exactly what is PUBLIC, but for mapped addresses.
+GLOBAL: tuple[Network, ...] = (*_GLOBAL_4, *collapse_addresses((*_GLOBAL_6, *_embedding(_GLOBAL_4))))
+
+_NOT_GLOBAL: tuple[Network, ...] = (*_PRIVATE_4, *collapse_addresses((*_PRIVATE_6, *_embedding(_PRIVATE_4))))
+
+
+def is_global(network: Network) -> bool:
+    """Whether every address of the block that a list can open is PUBLIC."""
+    network = plain_network(network)
+    return not any(network.version == each.version and network.overlaps(each) for each in _NOT_GLOBAL)

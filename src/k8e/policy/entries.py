@@ -27,7 +27,8 @@ _NEVER = "no list opens it; leave it out"
 @dataclass(frozen=True, slots=True)
 class HostEntry:
     """One thing that may be reached, in its canonical form: `example.com`, `*.example.com`, `192.0.2.0/24`,
-    `[2001:db8::1]:8443`. Exactly one of `name` and `network` is set."""
+    `[2001:db8::1]:8443`. Exactly one of `name` and `network` is set, but for `*`, which has neither: every name and
+    every public address, on every port."""
 
     name: str = ""  # lower case A-labels, no trailing dot
     wildcard: bool = False  # every subdomain of the name, not the name
@@ -35,7 +36,12 @@ class HostEntry:
     port: int | None = None  # None: DEFAULT_PORTS
 
     @property
+    def everything(self) -> bool:
+        return self.wildcard and not self.name
+
+    @property
     def ports(self) -> tuple[int, ...]:
+        """Of `*`: those on which a registry with a private address is reached; public addresses are on all."""
         return DEFAULT_PORTS if self.port is None else (self.port,)
 
     @property
@@ -50,20 +56,29 @@ class HostEntry:
         return self.order < other.order
 
     def matches_name(self, name: str) -> bool:
+        if self.everything:
+            return True
         if self.wildcard:
             return name.endswith("." + self.name)
         return bool(self.name) and name == self.name
 
     def matches_address(self, address: Address) -> bool:
+        if self.everything:
+            return kind_of(address) is AddressKind.PUBLIC
         return self.network is not None and address in self.network
 
     def __str__(self) -> str:
         port = "" if self.port is None else f":{self.port}"
+        if self.everything:
+            return "*"
         if self.network is None:
             return f"{'*.' if self.wildcard else ''}{self.name}{port}"
         whole = self.network.prefixlen == self.network.max_prefixlen
         text = str(self.network.network_address if whole else self.network)
         return f"[{text}]{port}" if port and self.network.version == 6 else text + port
+
+
+EVERYTHING = HostEntry(wildcard=True)
 
 
 def parse_entry(text: str) -> HostEntry:
@@ -159,8 +174,10 @@ def _parse_network(text: str, address: str, prefix: str | None) -> Network:
 
 def _parse_name(text: str, host: str, port: int | None) -> HostEntry:
     wildcard = host.startswith("*.")
+    if text == "*":
+        return EVERYTHING
     if host in {"*", "*."}:
-        raise InvalidEntry(text, "it is every host", "name the hosts, or a domain with its subdomains: *.example.com")
+        raise InvalidEntry(text, "it is every host", "write * alone, for every host on every port, or name the hosts")
     try:
         name = canonical_name(host[2:] if wildcard else host)
     except InvalidEntry as error:

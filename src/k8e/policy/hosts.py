@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 
-from k8e.policy.addresses import Address, may_list, plain
-from k8e.policy.entries import HostEntry, parse_entry
+from k8e.policy.addresses import Address, is_global, may_list, plain
+from k8e.policy.entries import EVERYTHING, HostEntry, parse_entry
 from k8e.policy.names import InvalidEntry, is_local_name, is_metadata_name
 
 MAX_ENTRIES = 512
@@ -83,7 +83,8 @@ class _Grant:
     """What a list gives on one port. Blocks that together make a larger one count as that one."""
 
     def __init__(self, hosts: HostList, port: int) -> None:
-        entries = [entry for entry in hosts.entries if port in entry.ports]
+        self._everything = EVERYTHING in hosts.entries
+        entries = [entry for entry in hosts.entries if port in entry.ports and not entry.everything]
         self._names = {entry.name for entry in entries if entry.name and not entry.wildcard}
         self._domains = {entry.name for entry in entries if entry.wildcard}
         networks = [entry.network for entry in entries]
@@ -91,6 +92,10 @@ class _Grant:
         self._blocks_6 = list(collapse_addresses(block for block in networks if isinstance(block, IPv6Network)))
 
     def covers(self, entry: HostEntry) -> bool:
+        if self._everything and (entry.network is None or is_global(entry.network)):
+            return True
+        if entry.everything:
+            return False
         if isinstance(entry.network, IPv4Network):
             return any(entry.network.subnet_of(block) for block in self._blocks_4)
         if isinstance(entry.network, IPv6Network):

@@ -16,18 +16,20 @@ from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Pool
 from k8e.engine.local.network.admissions import GRACE, Admissions, Change, Target, split_ranges
 from k8e.engine.local.network.rules import MAX_ADDRESSES
-from k8e.policy import Address, HostEntry, HostList
+from k8e.policy import EVERYTHING, Address, HostEntry, HostList
 
 WIRE = Pool().wire(5)
 ENTRIES = [
     HostList.parse([text]).entries[0]
     for text in (
         *("a.com", "b.com", "a.com:8080", "*.c.com", "192.0.2.0/24", "192.0.2.0/25:443", "192.0.2.7", "192.0.2.8:80"),
-        *("2001:db8::/32", "[2001:db8::1]:443", "0.0.0.0/0:22"),
+        *("2001:db8::/32", "[2001:db8::1]:443", "0.0.0.0/0:22", "*", "45.90.0.0/16"),
     )
 ]
-NAMED = [entry for entry in ENTRIES if entry.name]
-ADDRESSES = [ip_address(text) for text in ("198.51.100.1", "198.51.100.2", "192.0.2.7", "2001:db8::1", "2001:db9::9")]
+NAMED = [entry for entry in ENTRIES if entry.network is None]
+PRIVATE = [ip_address(text) for text in ("198.51.100.1", "198.51.100.2", "192.0.2.7", "2001:db8::1")]
+PUBLIC = [ip_address(text) for text in ("2001:db9::9", "45.90.31.1")]
+ADDRESSES = [*PRIVATE, *PUBLIC]
 PORTS = (22, 80, 443, 8080)
 LISTS = st.lists(st.sampled_from(ENTRIES), max_size=6).map(
     lambda entries: HostList(tuple(sorted(set(entries), key=str)))
@@ -41,6 +43,7 @@ class Kernel:
     live: set[int] = field(default_factory=set)
     names: dict[Target, tuple[int, float]] = field(default_factory=dict)
     ranges: list[tuple[Address, Address, int, int]] = field(default_factory=list)
+    every: int = 0
 
     def apply(self, change: Change) -> None:
         assert set(change.dead) <= self.live
@@ -55,6 +58,7 @@ class Kernel:
             self.names[target] = opening.mark, opening.end
         if change.ranges is not None:
             self.ranges = [(each.first, each.last, each.port, mark) for each, mark in change.ranges]
+            self.every = change.every
 
     def open(self, address: Address, port: int, now: float) -> int | None:
         """The mark of a new connection."""
@@ -67,7 +71,13 @@ class Kernel:
             if port == range_port and first.version == address.version and int(first) <= int(address) <= int(last)
         ]
         assert len(found) <= 1, "the kernel takes no ranges that overlap"
+        if not found and self.every and address in PUBLIC:
+            return self.every
         return found[0] if found else None
+
+
+def is_within_everything(entry: HostEntry) -> bool:
+    return entry.network is None or entry == ENTRIES[-1]
 
 
 class History(RuleBasedStateMachine):
@@ -89,12 +99,16 @@ class History(RuleBasedStateMachine):
         self.hosts = hosts
         self.take(self.state.adopt(hosts, self.now))
         listed = set(hosts.entries)
+
+        def holds(reasons: frozenset[HostEntry]) -> bool:
+            return bool(reasons & listed) or (EVERYTHING in listed and any(map(is_within_everything, reasons)))
+
         for target, ends in self.told.items():
             self.told[target] = {entry: end for entry, end in ends.items() if entry in listed}
-        # A connection lives while something of what allowed it is listed, and not a moment longer.
+        # A connection lives while something of what allowed it is listed, or everything, and not a moment longer.
         for mark, reasons in self.connections.values():
-            assert (mark in self.kernel.live) == bool(reasons & listed)
-        self.connections = {key: each for key, each in self.connections.items() if each[1] & listed}
+            assert (mark in self.kernel.live) == holds(reasons)
+        self.connections = {key: each for key, each in self.connections.items() if holds(each[1])}
 
     @rule(
         entry=st.sampled_from(NAMED),
@@ -105,6 +119,8 @@ class History(RuleBasedStateMachine):
         self.take(self.state.admit(entry, addresses, float(seconds), self.now))
         if entry in self.hosts.entries:
             for target in ((address, port) for address in addresses for port in entry.ports):
+                if entry == EVERYTHING and target[0] in PUBLIC:
+                    continue  # which needs no name
                 ends = self.told.setdefault(target, {})
                 ends[entry] = max(ends.get(entry, 0.0), self.now + seconds)
 
@@ -127,7 +143,8 @@ class History(RuleBasedStateMachine):
         for address in ADDRESSES:
             for port in PORTS:
                 ends = self.told.get((address, port), {})
-                listed = [entry for entry in self.hosts.entries_for_address(address) if port in entry.ports]
+                found = self.hosts.entries_for_address(address)
+                listed = [entry for entry in found if port in entry.ports or entry == EVERYTHING]
                 promised = bool(listed) or any(end > self.now for end in ends.values())
                 possible = bool(listed) or any(end + GRACE > self.now for end in ends.values())
                 is_open = self.kernel.open(address, port, self.now) is not None

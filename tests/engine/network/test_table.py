@@ -18,6 +18,7 @@ from k8e.engine.local.network.elements import (
     Element,
     add_elements,
     delete_elements,
+    every_element,
     flush_set,
     live_element,
     name_element,
@@ -28,7 +29,7 @@ from k8e.engine.local.network.elements import (
 from k8e.engine.local.network.netlink import NetlinkError, NoSuchThing
 from k8e.engine.local.network.rules import build_table, build_wires, wire_sets
 from k8e.engine.local.network.table import Table, run_nft
-from k8e.policy import FORBIDDEN, Address
+from k8e.policy import FORBIDDEN, GLOBAL, Address
 
 pytestmark = pytest.mark.usefixtures("machine")
 POOL = Pool()
@@ -173,6 +174,14 @@ def test_marks_are_encoded_as_nft_does(table: Table, mark: int) -> None:
     assert contents(table, "live", "set") == ours
 
 
+def test_a_wires_name_is_encoded_as_nft_does(table: Table) -> None:
+    table.commit(add_elements(table.name, f"every_{WIRE.index}", [every_element(WIRE.interface, WIRE.mark(3))]))
+    ours = contents(table, f"every_{WIRE.index}", "map")
+    table.commit([flush_set(table.name, f"every_{WIRE.index}")])
+    add_by_nft(table, f"every_{WIRE.index}", [[WIRE.interface, WIRE.mark(3)]])
+    assert contents(table, f"every_{WIRE.index}", "map") == ours
+
+
 def test_many_elements_go_in_one_transaction(table: Table) -> None:
     elements = [
         name_element(ip_address(f"198.18.{each >> 8}.{each & 255}"), 443, WIRE.mark(1), 60_000) for each in range(4000)
@@ -224,6 +233,7 @@ def test_emptying_a_wire_touches_no_other(table: Table) -> None:
 
 def fill(table: Table, wire: Wire) -> None:
     four, six = ip_address("192.0.2.1"), ip_address("2001:db8::1")
+    table.commit(add_elements(table.name, f"every_{wire.index}", [every_element(wire.interface, wire.mark(2))]))
     for version, address in ((4, four), (6, six)):
         table.commit(
             [
@@ -246,7 +256,7 @@ def test_a_complaint_of_nft_is_told(machine: None) -> None:
         run_nft(build_wires("k8e_nowhere", POOL.block(0)))
     assert raised.value.control == "network rules"
     assert "No such file or directory" in raised.value.cause
-    run_nft(build_table("k8e_somewhere", FORBIDDEN))
+    run_nft(build_table("k8e_somewhere", FORBIDDEN, GLOBAL))
 
 
 def test_without_nft_it_says_what_to_install(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 A *reason* is the set of a list's entries that allow a target; each has a mark, which the kernel puts on the connections
 that it lets out. While any entry of a reason is on the list its connections go on, whatever becomes of the name's
 addresses; when the last one is removed they are cut.
+
+`*` is a reason of its own, for all public addresses at once: the kernel has those. While it is on the list it stands in
+for every entry that has nothing else, whose connections go on too.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
@@ -18,6 +21,7 @@ from k8e.engine.local.network.elements import (
     Element,
     add_elements,
     delete_elements,
+    every_element,
     flush_set,
     live_element,
     name_element,
@@ -25,7 +29,7 @@ from k8e.engine.local.network.elements import (
 )
 from k8e.engine.local.network.netlink import Message
 from k8e.engine.local.network.rules import MAX_ADDRESSES, MAX_BLOCKS
-from k8e.policy import NOTHING, Address, HostEntry, HostList
+from k8e.policy import EVERYTHING, NOTHING, Address, AddressKind, HostEntry, HostList, excess, kind_of
 
 Reason = frozenset[HostEntry]
 Target = tuple[Address, int]
@@ -34,6 +38,7 @@ Target = tuple[Address, int]
 # order, and so is a client that holds on to an address a little longer than it was told to.
 GRACE = 60.0
 _MOST_MARKS = 1 << 15
+_EVERYTHING = HostList((EVERYTHING,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Change:
     closed: tuple[tuple[Target, Opening], ...] = ()
     opened: tuple[tuple[Target, Opening], ...] = ()
     ranges: tuple[tuple[Range, int], ...] | None = None  # with their marks; None: as they are
+    every: int = 0  # the mark of whatever is public; only together with ranges
 
     def __bool__(self) -> bool:
         return bool(self.dead or self.live or self.closed or self.opened or self.ranges is not None)
@@ -90,7 +96,7 @@ class Admissions:
         marks, until = dict(self.marks), now + seconds + GRACE
         openings = {target: opening for target, opening in self.openings.items() if opening.end > now}
         closed, opened = [], []
-        for target in ((address, port) for address in addresses for port in entry.ports):
+        for target in _targets(entry, addresses):
             before = openings.get(target)
             known = {} if before is None else {each: end for each, end in before.until.items() if end > now}
             if known.get(entry, now) + GRACE / 2 >= until:
@@ -111,7 +117,7 @@ class Admissions:
     def adopt(self, hosts: HostList, now: float) -> tuple[Admissions, Change]:
         """Another list is in force from now on."""
         entries = frozenset(hosts.entries)
-        marks = {reason: mark for reason, mark in self.marks.items() if reason & entries}
+        marks = {reason: mark for reason, mark in self.marks.items() if reason & entries or _stands_in(hosts, reason)}
         dead = tuple(sorted(set(self.marks.values()) - set(marks.values())))
         openings: dict[Target, Opening] = {}
         closed, opened = [], []
@@ -128,7 +134,8 @@ class Admissions:
         if len(ranges) > MAX_BLOCKS:
             raise EngineError("network list", f"its blocks fall into {len(ranges)} parts, more than {MAX_BLOCKS}")
         marked = tuple((each, self._mark_for(each.reason, marks)) for each in ranges)
-        change = Change(dead, _new(marks, self.marks), tuple(closed), tuple(opened), marked)
+        every = self._mark_for(frozenset({EVERYTHING}), marks) if EVERYTHING in entries else 0
+        change = Change(dead, _new(marks, self.marks), tuple(closed), tuple(opened), marked, every)
         return replace(self, hosts=hosts, marks=marks, openings=openings), change
 
     def _mark_for(self, reason: Reason, marks: dict[Reason, int]) -> int:
@@ -139,6 +146,17 @@ class Admissions:
             numbers = itertools.chain(range(last + 1, _MOST_MARKS), range(1, last + 1))
             marks[reason] = next(mark for mark in map(self.wire.mark, numbers) if mark not in taken)
         return marks[reason]
+
+
+def _targets(entry: HostEntry, addresses: Iterable[Address]) -> Iterator[Target]:
+    """What has to be opened for an entry. Of `*`, the machine's registries: whatever is public is open."""
+    for address in addresses:
+        if not entry.everything or kind_of(address) is not AddressKind.PUBLIC:
+            yield from ((address, port) for port in entry.ports)
+
+
+def _stands_in(hosts: HostList, reason: Reason) -> bool:
+    return EVERYTHING in hosts.entries and any(not excess(HostList((entry,)), _EVERYTHING) for entry in reason)
 
 
 def _new(marks: Mapping[Reason, int], before: Mapping[Reason, int]) -> tuple[int, ...]:
@@ -184,6 +202,10 @@ def change_messages(table: str, wire: Wire, change: Change, now: float) -> list[
     messages: list[Message] = []
     messages += delete_elements(table, "live", map(live_element, change.dead))
     messages += add_elements(table, "live", map(live_element, change.live))
+    if change.ranges is not None:
+        messages.append(flush_set(table, f"every_{wire.index}"))
+        if change.every:
+            messages += add_elements(table, f"every_{wire.index}", [every_element(wire.interface, change.every)])
     for version in (4, 6):
         name = f"names{version}_{wire.index}"
         closed = _name_elements(change.closed, version, now)

@@ -29,6 +29,7 @@ _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS = 1, 2, 3
 _LIST_ELEMENT = 1
 _KEY, _DATA, _TIMEOUT, _EXPIRATION, _KEY_END = 1, 2, 4, 5, 10
 _VALUE = 1
+_IFNAME = 16
 _AT_ONCE = 256  # elements in one message: its length is 16 bits
 
 
@@ -79,6 +80,10 @@ def name_element(address: Address, port: int, mark: int, milliseconds: int) -> E
 
 def range_element(first: Address, last: Address, port: int, mark: int) -> Element:
     return Element(target_key(first, port), target_key(last, port), mark_bytes(mark))
+
+
+def every_element(interface: str, mark: int) -> Element:
+    return Element(interface.encode().ljust(_IFNAME, b"\0"), data=mark_bytes(mark))
 
 
 def live_element(mark: int) -> Element:

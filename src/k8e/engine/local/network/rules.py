@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 4096  # of one wire at once
 
 # An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
 # the rules or the layout of sets change.
-EDITION = "edition_2"
+EDITION = "edition_3"
 
 _KEY = {4: "ipv4_addr", 6: "ipv6_addr"}
 _PROTOCOL = {4: "ip", 6: "ip6"}
@@ -106,8 +106,9 @@ class TableBuilder:
         self.add("element", name=name, elem=list(elements))
 
 
-def build_table(table: str, forbidden: Iterable[Network]) -> list[Json]:
-    """Everything that does not depend on which wires there are. `forbidden` is what no list can open."""
+def build_table(table: str, forbidden: Iterable[Network], public: Iterable[Network]) -> list[Json]:
+    """Everything that does not depend on which wires there are. `forbidden` is what no list can open, `public` what a
+    list opens that has everything on it."""
     build = TableBuilder(table)
     build.add("table", name=table)
     build.chain(EDITION)
@@ -115,7 +116,7 @@ def build_table(table: str, forbidden: Iterable[Network]) -> list[Json]:
     build.set("live", "mark")
     build.map("refusing", "ifname", "verdict")
     build.map("opening", "ifname", "verdict")
-    ranges = list(forbidden)
+    ranges = {"forbidden": list(forbidden), "global": list(public)}
     for version in (4, 6):
         key = _KEY[version]
         build.set(f"sources{version}", ["ifname", key])
@@ -123,10 +124,11 @@ def build_table(table: str, forbidden: Iterable[Network]) -> list[Json]:
         build.set(f"inner{version}", key)
         build.set(f"outer{version}", key)
         build.map(f"answering{version}", "ifname", key)
-        build.set(f"forbidden{version}", key, flags=["interval"])
-        prefixes = [_prefix(each) for each in ranges if each.version == version]
-        if prefixes:
-            build.elements(f"forbidden{version}", prefixes)
+        for name, networks in ranges.items():
+            build.set(f"{name}{version}", key, flags=["interval"])
+            prefixes = [_prefix(each) for each in networks if each.version == version]
+            if prefixes:
+                build.elements(f"{name}{version}", prefixes)
     _build_reject(build)
     _build_arrival(build)
     _build_forward(build)
@@ -253,6 +255,7 @@ def _build_wire(build: TableBuilder, wire: Wire) -> None:
     build.chain(f"refuse_{number}")
     build.chain(f"open_{number}")
     build.rule(f"open_{number}", {"ct count": {"val": MAX_CONNECTIONS, "inv": True}}, _goto(f"refuse_{number}"))
+    build.map(f"every_{number}", "ifname", "mark")
     for version in (4, 6):
         target = _payload(_PROTOCOL[version], "daddr")
         key = [_KEY[version], "inet_service"]
@@ -274,13 +277,18 @@ def _build_wire(build: TableBuilder, wire: Wire) -> None:
             _WITH_PORTS,
             {"set": {"op": "update", "elem": _concat(target, _L4, _PORT), "set": f"@refused{version}_{number}"}},
         )
+    # What has everything on its list: the map has the wire's name, or nothing.
+    for version in (4, 6):
+        public = _is(_payload(_PROTOCOL[version], "daddr"), f"@global{version}")
+        reason = {"map": {"key": _IIF, "data": f"@every_{number}"}}
+        build.rule(f"open_{number}", public, {"mangle": {"key": _ct("mark"), "value": reason}}, _ACCEPT)
     build.rule(f"open_{number}", _goto(f"refuse_{number}"))
     build.rule(f"refuse_{number}", _goto("reject"))
 
 
 def wire_sets(wire: Wire) -> tuple[str, ...]:
     """The sets that belong to a wire, all empty when it is nobody's."""
-    kinds = ("names4", "names6", "blocks4", "blocks6", "refused4", "refused6")
+    kinds = ("names4", "names6", "blocks4", "blocks6", "every", "refused4", "refused6")
     return tuple(f"{kind}_{wire.index}" for kind in kinds)
 
 

@@ -18,7 +18,7 @@ from k8e.engine.local.network.elements import Found, flush_set, get_elements, re
 from k8e.engine.local.network.netlink import NFTABLES, Message, NetfilterSocket, NetlinkError, NoSuchThing, text
 from k8e.engine.local.network.rules import EDITION, Json, build_table, build_wires, remove_table, wire_sets
 from k8e.engine.local.tool import bound_to, find_tool
-from k8e.policy import FORBIDDEN
+from k8e.policy import FORBIDDEN, GLOBAL
 
 _DEADLINE = 60.0
 _INET = 1
@@ -75,7 +75,7 @@ class Table:
 
     def replace(self, wires: Iterable[Wire]) -> None:
         """By a new one that lets nothing out, in one step."""
-        run_nft([*remove_table(self.name), *build_table(self.name, FORBIDDEN), *build_wires(self.name, wires)])
+        run_nft([*remove_table(self.name), *build_table(self.name, FORBIDDEN, GLOBAL), *build_wires(self.name, wires)])
 
     def add_wires(self, wires: Iterable[Wire]) -> None:
         run_nft(build_wires(self.name, wires))
