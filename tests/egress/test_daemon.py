@@ -64,7 +64,7 @@ def test_the_daemon_is_killed_and_nothing_opens(machine: Machine, internet: Inte
         pytest.skip(created.stdout.decode())
     session = created.json["session_id"]
     (sandbox,) = (machine.folder / "s" / "sandboxes").iterdir()
-    attempts = sandbox / "disk/root/workspace/attempts"
+    attempts = sandbox / "disk/workspace/attempts"
     # A service of the machine: the sandbox never comes so far.
     with socket.create_server((("45.90.28.2"), 7777)) as service:
         assert reach(machine, session, "http://allowed.com/") == "45.90.31.1"
