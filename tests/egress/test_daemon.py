@@ -94,3 +94,17 @@ def test_the_daemon_is_killed_and_nothing_opens(machine: Machine, internet: Inte
     assert {address for _, address, _ in notes.packets} <= {"45.90.31.1", NAME_SERVER}
     assert notes.names <= {"allowed.com"}
     assert machine.k8e("sandbox", "destroy", session).json["ok"] is True
+
+
+def test_a_child_reaches_what_its_parent_does_and_loses_it_with_it(machine: Machine) -> None:
+    create = ("sandbox", "create", "--runtime", "native", "--allowed-hosts", "allowed.com,evil.com")
+    parent = machine.k8e(*create).json["session_id"]
+    child = machine.k8e("sandbox", "subagent", parent).json["session_id"]
+    less = machine.k8e("sandbox", "subagent", parent, "--allowed-hosts", "allowed.com").json["session_id"]
+    assert [reach(machine, one, "http://evil.com/") for one in (parent, child, less)] == ["45.90.66.6"] * 2 + [UNKNOWN]
+    assert machine.k8e("sandbox", "allow-hosts", parent, "--remove", "evil.com").code == 0
+    for one in (parent, child, less):
+        assert reach(machine, one, "http://allowed.com/") == "45.90.31.1"
+        assert reach(machine, one, "http://evil.com/") == UNKNOWN
+        assert reach(machine, one, "http://45.90.66.6/") == SHUT
+    assert machine.k8e("sandbox", "destroy", parent).json["ok"] is True
