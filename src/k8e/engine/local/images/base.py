@@ -36,6 +36,7 @@ PACKAGES: Final = (
 _EPOCH: Final = "1700000000"  # no file is newer: the same packages make the same image
 _DEADLINE: Final = 1800.0
 _LIST: Final = "$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)|$(SOURCESENTRY)"
+_STEP: Final = re.compile(r"I: ((?:running apt-get|downloading|extracting|installing|cleaning|creating) [^/]*?)\.*$")
 _KEY: Final = re.compile(r"^(?:Signed-By:\s*|[^#\n]*\bsigned-by=)(/[^\s\],]+)", re.ASCII | re.MULTILINE | re.IGNORECASE)
 _TRUSTED: Final = re.compile(r"^(?:Trusted:\s*|[^#\n]*\btrusted=)yes\b", re.ASCII | re.MULTILINE | re.IGNORECASE)
 _SPACE: Final = 4 << 30  # bytes that have to be free before it begins
@@ -180,9 +181,9 @@ async def _run(argv: Sequence[str], scratch: Path, sources: Sequence[Source], re
         async with asyncio.timeout(_DEADLINE):
             while line := await process.stderr.readline():
                 text = line.decode(errors="replace").strip()
-                if text.startswith("I: "):
-                    report(Progress(text.removeprefix("I: ").rstrip("."), 0, 0))
-                elif text:
+                if step := _STEP.match(text):
+                    report(Progress(step[1], 0, 0))
+                elif text and not text.startswith("I:"):
                     words = [*words[-20:], text]
             status = await process.wait()
     except (TimeoutError, ValueError) as error:
