@@ -164,12 +164,17 @@ def load_settings() -> Settings:
 def make_local_engine(paths: Paths, settings: Settings) -> Engine:
     from k8e.engine import EngineError
     from k8e.engine.local import LocalEngine
+    from k8e.engine.local.images.limits import ImageLimits
     from k8e.engine.local.network.addresses import Pool
 
     egress = settings.egress
     try:
         pool = Pool(egress.pool4, egress.pool6)
-        return LocalEngine(paths.state_dir, paths.run_dir, pool=pool, nameservers=egress.nameservers)
+        most = settings.images
+        limits = ImageLimits(bytes=most.layer_bytes, entries=most.layer_entries, ratio=most.ratio)
+        return LocalEngine(
+            paths.state_dir, paths.run_dir, pool=pool, nameservers=egress.nameservers, image_limits=limits
+        )
     except EngineError as error:
         raise Refused("engine_unusable", str(error), hint=error.hint) from error
 

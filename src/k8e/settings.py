@@ -297,6 +297,15 @@ class ApprovalsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagesSettings:
+    """How much of a stranger's image is taken."""
+
+    layer_bytes: int = key("16g", size("1m", "16t"))
+    layer_entries: int = key(2_000_000, count(1, 100_000_000))
+    ratio: int = key(400, count(10, 1_000_000))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     egress: EgressSettings = EgressSettings()
     limits: LimitsSettings = LimitsSettings()
@@ -305,6 +314,7 @@ class Settings:
     pool: PoolSettings = PoolSettings()
     audit: AuditSettings = AuditSettings()
     approvals: ApprovalsSettings = ApprovalsSettings()
+    images: ImagesSettings = ImagesSettings()
 
 
 # Reading

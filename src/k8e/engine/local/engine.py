@@ -30,6 +30,7 @@ from k8e.engine.local.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
 from k8e.engine.local.images import LocalImages
+from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
@@ -80,13 +81,14 @@ class LocalEngine:
         *,
         pool: Pool | None = None,
         nameservers: Sequence[Address | Server] = (),
+        image_limits: ImageLimits = USUAL,
     ) -> None:
         # The kernel names mounts by where they really are, and by that we find them again.
         self.layout = Layout(state_dir.resolve(), run_dir.resolve())
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._cgroups = Cgroups(self.layout.cgroup)
         self._templates = Templates(self.layout, self._tools)
-        self._images = LocalImages(self.layout, trust=self._more_trusted)
+        self._images = LocalImages(self.layout, trust=self._more_trusted, limits=image_limits)
         self._roots = Roots(self._templates, self._tools, self._images.store)
         self._ids = IdRanges(self.layout)
         self._network = Network(
