@@ -114,7 +114,7 @@ class TestProject:
         always = {".git", ".vscode", ".claude", ".codex", ".gemini"}
         assert set(choose_kept({"src"})) == always
         assert set(choose_kept({"src", ".envrc", "agentkernel.toml"})) == always | {".envrc", "agentkernel.toml"}
-        assert find_new({"src"}, {"src", ".git", "x"}) == (".git",)
+        assert find_new({"src"}, {"src", ".git", ".envrc", "x"}) == (".envrc",)
 
     def test_a_home_that_is_none_is_not_mounted(self) -> None:
         with pytest.raises(Problem, match="no_home"):

@@ -50,5 +50,6 @@ def choose_kept(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_new(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Protected names that were not there when a sandbox got the folder: nobody could keep them from being made."""
-    return tuple(name for name in KEPT if name in frozenset(after) - frozenset(before))
+    """Protected names that were not there when a sandbox got the folder, and that nobody kept from being made."""
+    new = frozenset(after) - frozenset(before) - frozenset(ALWAYS)
+    return tuple(name for name in KEPT if name in new)
