@@ -8,7 +8,7 @@ import pytest
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, SessionSpec
-from k8e.core.shaping import MAX_MOUNTS, MAX_PART, MAX_PARTS, check_shape
+from k8e.core.shaping import MAX_HIDDEN, MAX_KEPT, MAX_MOUNTS, MAX_PART, MAX_STEPS, check_shape
 from k8e.core.translation import translate
 from k8e.engine import PLAIN, Mount, MountRefused, Shape
 from tests.core.rig import ALICE, Rig, fault
@@ -40,7 +40,21 @@ def test_whoever_is_no_user_of_the_machine_sees_nothing_of_it() -> None:
 
 
 PATHS = ["", ".", "..", "relative", "/x/../y", "/x/./y", "//x", "/x//y", "/x/", "/x\0y", "/" + "x" * 5000, "\ud800"]
-PARTS = ["", ".", "..", "/etc", "../x", "x/../../y", "x/..", "./x", "x//y", "x/", "x\0", "x" * (MAX_PART + 1)]
+PARTS = [
+    "",
+    ".",
+    "..",
+    "/etc",
+    "../x",
+    "x/../../y",
+    "x/..",
+    "./x",
+    "x//y",
+    "x/",
+    "x\0",
+    "x" * (MAX_PART + 1),
+    "x/" * MAX_STEPS + "x",
+]
 TARGETS = ["/", "/etc", "/usr", "/proc", "/workspace/x", "/home", "/home/users", "/home/other", "/tmp", "/run", "/dev"]
 
 
@@ -51,8 +65,8 @@ TARGETS = ["/", "/etc", "/usr", "/proc", "/workspace/x", "/home", "/home/users",
         *(("target", replace(PROJECT, target=path)) for path in (*PATHS, *TARGETS)),
         *(("kept[1]", replace(PROJECT, kept=("fine", part))) for part in PARTS),
         *(("hidden[1]", replace(HOME, hidden=("fine", part))) for part in PARTS),
-        ("kept", replace(PROJECT, kept=("x",) * (MAX_PARTS + 1))),
-        ("hidden", replace(HOME, hidden=("x",) * (MAX_PARTS + 1))),
+        ("kept", replace(PROJECT, kept=("x",) * (MAX_KEPT + 1))),
+        ("hidden", replace(HOME, hidden=("x",) * (MAX_HIDDEN + 1))),
         ("hidden", replace(HOME, writable=True)),
     ],
     ids=lambda value: None if isinstance(value, Mount) else value,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine import Mount, MountRefused, Shape
+from k8e.engine import EngineError, Mount, MountRefused, Shape
 from k8e.engine.local.mounts.view import NOBODYS_ID
+from k8e.engine.local.tool import run_tool
 from k8e.link.model import AGENT, ExecOptions
 from tests.engine.grounds import KEPT, OWNER, SECRET, Grounds, as_owner, open_grounds
 from tests.engine.rig import Rig, Room
@@ -350,6 +351,27 @@ async def test_what_is_refused_leaves_nothing(rig: Rig, grounds: Grounds) -> Non
             await rig.engine.create(name, replace(rig.spec(), shape=Shape(mounts=(grounds.home_mount(), mount))))
         assert raised.value.hint
         assert name not in await rig.engine.list()
+
+
+async def test_where_owners_cannot_be_mapped_there_is_no_sandbox(rig: Rig, grounds: Grounds) -> None:
+    """A filesystem that knows no id-mapped mounts."""
+    other = grounds.top / "other"
+    other.mkdir()
+    await run_tool("mount", "-t", "ramfs", "none", other)
+    try:
+        os.chown(other, OWNER, OWNER)
+        name = rig.new_name()
+        with pytest.raises(EngineError) as raised:
+            await rig.engine.create(
+                name, replace(rig.spec(), shape=Shape(mounts=(Mount(str(other), "/workspace", OWNER),)))
+            )
+        assert raised.value.control == f"mount {other}"
+        assert "cannot be mapped" in raised.value.cause
+        assert "id-mapped" in raised.value.hint
+        assert name not in await rig.engine.list()
+    finally:
+        await run_tool("umount", other)
+        other.rmdir()
 
 
 async def test_together_with_everything_that_is_strict(rig: Rig, grounds: Grounds) -> None:

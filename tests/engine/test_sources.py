@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import Mount, MountRefused
+from k8e.engine.local.bundle import ID_COUNT
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.mounts.kernel import Span
 from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
 from k8e.engine.local.mounts.source import open_source
 from k8e.engine.local.mounts.veil import resolve_hidden
+from k8e.engine.local.mounts.view import NOBODYS_ID, list_spans
+from k8e.link.model import Identity
 from tests.engine.grounds import OWNER, SECRET, Grounds, open_grounds
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the local engine needs root")
@@ -162,6 +166,27 @@ def test_a_group_opens_what_it_may(grounds: Grounds) -> None:
     assert act_as(Owner(OWNER, OWNER, (4321,), ""), lambda: os.listdir(shared)) == []
     with pytest.raises(PermissionError):
         act_as(Owner(OWNER, OWNER, (), ""), lambda: os.listdir(shared))
+
+
+# Whose files are whose
+
+
+@pytest.mark.parametrize("first", [None, 0x30000000])
+@pytest.mark.parametrize("user", [Identity(1000, 1000), Identity(0, 0), Identity(1000, 0)])
+def test_only_the_owner_is_mapped_and_nobody_to_root(first: int | None, user: Identity) -> None:
+    for owner in (Owner(OWNER, 20, (0, 4321), ""), ROOT):
+        users, groups = list_spans(owner, first, user)
+        assert users[0] == Span(owner.uid, (first or 0) + (user.uid or 0), 1)
+        assert groups[0] == Span(owner.gid, (first or 0) + (user.gid or 0), 1)
+        assert {span.stored for span in users} <= {owner.uid, NOBODYS_ID}
+        assert {span.stored for span in groups} <= {owner.gid, *owner.groups, NOBODYS_ID}
+        for spans in (users, groups):
+            assert all(span.count == 1 for span in spans)
+            assert len({span.stored for span in spans}) == len({span.shown for span in spans}) == len(spans)
+            if first is None:  # gVisor makes files as root of the machine, who has to be somebody there
+                assert 0 in {span.shown for span in spans}
+            else:
+                assert all(first <= span.shown < first + ID_COUNT for span in spans)
 
 
 # What hidden names lead to

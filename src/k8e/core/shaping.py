@@ -16,7 +16,9 @@ from k8e.core.model import REMOTE, Caller
 from k8e.engine import Mount, Shape
 
 MAX_MOUNTS: Final = 8
-MAX_PARTS: Final = 256  # of a mount that are kept, or hidden
+MAX_KEPT: Final = 64  # parts of a mount; each step to one is a mount of its own
+MAX_HIDDEN: Final = 256
+MAX_STEPS: Final = 16
 MAX_PART: Final = 1024  # bytes of the name of one
 _WORKSPACE: Final = "/workspace"
 _HOME: Final = "/home/user"
@@ -46,8 +48,8 @@ def _check_mount(field: str, mount: Mount, caller: Caller) -> Mount:
     _check_absolute(f"{field}.target", mount.target)
     if mount.target not in (_WORKSPACE, _HOME) and not mount.target.startswith(f"{_HOME}/"):
         refuse(f"{field}.target", f"must be {_WORKSPACE}, {_HOME} or below {_HOME}")
-    _check_parts(f"{field}.kept", mount.kept)
-    _check_parts(f"{field}.hidden", mount.hidden)
+    _check_parts(f"{field}.kept", mount.kept, MAX_KEPT)
+    _check_parts(f"{field}.hidden", mount.hidden, MAX_HIDDEN)
     if mount.hidden and mount.writable:
         hint = "Show it read-only, or show only those directories in it that may be seen."
         refuse(f"{field}.hidden", "what can be written to has nothing that is hidden", hint)
@@ -64,13 +66,15 @@ def _check_absolute(field: str, value: object) -> None:
         refuse(field, "must be a path without . and .. and without empty parts")
 
 
-def _check_parts(field: str, parts: Sequence[object]) -> None:
-    if len(parts) > MAX_PARTS:
-        refuse(field, f"has {len(parts)} entries, the limit is {MAX_PARTS}")
+def _check_parts(field: str, parts: Sequence[object], most: int) -> None:
+    if len(parts) > most:
+        refuse(field, f"has {len(parts)} entries, the limit is {most}")
     for index, part in enumerate(parts):
         path = encode(f"{field}[{index}]", part)
         if len(path) > MAX_PART:
             refuse(f"{field}[{index}]", f"is longer than {MAX_PART} bytes")
+        if path.count(b"/") >= MAX_STEPS:
+            refuse(f"{field}[{index}]", f"has more than {MAX_STEPS} steps")
         if not _is_plain(path):
             refuse(f"{field}[{index}]", "must be a relative path without . and .. and without empty parts")
 

@@ -42,8 +42,9 @@ def find_owner(uid: int) -> Owner:
         account = pwd.getpwuid(uid)
     except KeyError:
         return Owner(uid, uid, (), "")
-    groups = [gid for gid in os.getgrouplist(account.pw_name, account.pw_gid) if gid != account.pw_gid]
-    return Owner(uid, account.pw_gid, tuple(groups[:_MOST_GROUPS]), account.pw_dir)
+    groups = dict.fromkeys(os.getgrouplist(account.pw_name, account.pw_gid))
+    groups.pop(account.pw_gid, None)
+    return Owner(uid, account.pw_gid, tuple(groups)[:_MOST_GROUPS], account.pw_dir)
 
 
 def act_as(owner: Owner, work: Callable[[], T]) -> T:

@@ -101,15 +101,20 @@ def _show(
                     yield Bind(os.fspath(target / part), f"{mount.target}/{part}", writable, whole=True)
 
 
-def _map_owners(mount: Mount, copy: int, owner: Owner, first_id: int | None, user: Identity) -> None:
+def list_spans(owner: Owner, first_id: int | None, user: Identity) -> tuple[list[Span], list[Span]]:
+    """Of users, and of groups."""
     base, uid, gid = first_id or 0, user.uid or 0, user.gid or 0
     users, groups = [Span(owner.uid, base + uid, 1)], [Span(owner.gid, base + gid, 1)]
     groups += [Span(group, base + _FIRST_GROUP + index, 1) for index, group in enumerate(owner.groups)]
     if first_id is None:
         users += [Span(NOBODYS_ID, 0, 1)] if uid else []
         groups += [Span(NOBODYS_ID, 0, 1)] if gid else []
+    return users, groups
+
+
+def _map_owners(mount: Mount, copy: int, owner: Owner, first_id: int | None, user: Identity) -> None:
     try:
-        with id_map(users, groups) as namespace:
+        with id_map(*list_spans(owner, first_id, user)) as namespace:
             change_mount(copy, 0, namespace=namespace)
     except OSError as error:
         cause = f"the owners of its files cannot be mapped to the sandbox's: {error.strerror}"
