@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,6 +17,8 @@ import pytest
 from k8e.engine import EngineError, SandboxSpec, Shape
 from k8e.engine.images import Image
 from k8e.engine.local import LocalEngine, disk
+from k8e.engine.local.images.layers import Unpacked
+from k8e.engine.local.images.manifest import Configuration
 from k8e.engine.local.loop import mount_image
 from k8e.engine.local.record import Record
 from k8e.link.errors import Code, NotStarted, Stage
@@ -22,6 +26,7 @@ from k8e.link.model import AGENT, Identity
 from tests.engine.rig import LIMITS, Rig, Room
 from tests.engine.test_disk import host_bytes
 from tests.engine.tiny_images import add_image, compile_static, enter_image
+from tests.engine.traces import mount_points
 from tests.images.builder import entry, link, make_tar
 
 WORKER = Identity(1234, 1235)
@@ -363,39 +368,68 @@ async def test_an_edition_names_the_image(rig: Rig, image: Image) -> None:
     assert len(editions) == 2
 
 
-async def test_many_layers(rig: Rig) -> None:
-    count = 126 if rig.native else 64  # and the one below; as many as there can be, where they are mapped as well
-    layers = [
-        make_tar(entry(f"many/{number}", b"%d" % number), entry("top", b"%d" % number)) for number in range(count)
-    ]
-    image = await add_image(rig.engine, *layers, Env=["PATH=/bin"])
-    async with enter_image(rig, image) as room:
-        assert await sh(room, "ls /many | wc -l; cat /top") == f"{count}\n{count - 1}"
+def stack_layers(rig: Rig, below: Image, count: int) -> Image:
+    """Put where they belong as they are, because unpacking each takes a process."""
+    store = rig.engine._images.store
+    names = [path.name for path in store.layers_of(below.digest)]
+    for number in range(len(names), count):
+        name = hashlib.sha256(f"{rig.runtime} {number}".encode()).hexdigest()
+        with store.new_layer() as content:
+            (content / "many").mkdir()
+            (content / f"many/{number}").touch()
+            (content / "top").write_text(str(number))
+            store.keep_layer(content, Unpacked(name, 3, 3))
+        names.append(name)
+    digest = f"sha256:{hashlib.sha256(b'many').hexdigest()}"
+    return store.keep_image(digest, Configuration(tuple(names), (("PATH", "/bin"),)))
 
 
-async def test_a_root_is_there_again_after_everything_was_unmounted(rig: Rig, image: Image) -> None:
-    """What a stop and a start do to it; in between somebody inside had put links where things are mounted."""
+async def test_many_layers(rig: Rig, image: Image) -> None:
+    count = 127 if rig.native else 64  # as many as there can be, where they are mapped as well
+    many = await asyncio.to_thread(stack_layers, rig, image, count)
+    async with enter_image(rig, many) as room:
+        assert await sh(room, "ls /many | wc -l; cat /top") == f"{count - 3}\n{count - 1}"
+
+
+async def test_too_many_layers_are_refused(rig: Rig, image: Image) -> None:
+    many = await asyncio.to_thread(stack_layers, rig, image, 128)
+    with pytest.raises(EngineError, match="128 layers, possible are 1 to 127"):
+        await rig.engine.create(rig.new_name(), rig.spec_of(many.digest))
+
+
+async def test_it_is_stopped_and_started_again(rig: Rig, image: Image) -> None:
     async with enter_image(rig, image) as room:
         await sh(
-            room, "echo kept > /etc/kept; rm /srv/kept; mv /opt /opt2; chown 1234 /etc/kept; echo w > /workspace/w"
+            room, "echo kept > /etc/kept; chown 1234 /etc/kept; rm /srv/kept; mv /opt /opt2; echo w > /workspace/w"
         )
-        paths = room.paths
-        await asyncio.to_thread(rig.engine._cgroups.kill, room.name)
-        await disk.unmount_below(paths.top)
+        show = "cat /etc/kept /workspace/w; stat -c %u /etc/kept; ls /opt2 /srv; pwd; id -u"
+        before = await sh(room, show)
+        assert before == "kept\nw\n1234\n/opt2:\nnew\n\n/srv:\napp\n/srv/app\n0\n"
+        await rig.engine.stop(room.name)
+        assert not [point for point in mount_points() if point.startswith(os.fspath(room.paths.top))]
+        await rig.engine.start(room.name, rig.spec_of(image.digest))
+        again = await rig.enter(room.name)
+        assert again.place == room.place
+        assert await sh(again, show) == before
+
+
+async def test_links_that_its_root_left_are_not_followed_when_it_is_started(rig: Rig, image: Image) -> None:
+    """Nobody inside can put one where something is mounted; this is for the day on which somebody can."""
+    async with enter_image(rig, image) as room:
+        paths, record = room.paths, Record.load(room.paths.record)
+        await rig.engine.stop(room.name)
+        paths.disk.mkdir()
         mount_image(paths.disk_image, paths.disk, "noinit_itable")
-        record = Record.load(paths.record)
-        root = rig.engine._roots.of(record.image)
-        await root.present(paths, record)
-        first = record.first_id or 0
-        assert (paths.root / "etc/kept").read_text() == "kept\n"
-        assert (paths.root / "etc/kept").stat().st_uid == first + 1234
-        assert (paths.root / "opt2/new").read_text() == "new"
-        assert (paths.root / "bin/busybox").stat().st_uid == first
-        assert not (paths.root / "srv/kept").exists()
-        assert (paths.workspace / "w").read_text() == "w\n"
-        await disk.unmount_below(paths.root)
-        (paths.upper / "tmp").rmdir() if (paths.upper / "tmp").exists() else None
-        (paths.upper / "tmp").symlink_to("/etc")
-        await root.present(paths, record)
+        for name in ("tmp", "proc", "etc"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(paths.upper / name)
+            (paths.upper / name).symlink_to("/usr")
+        await rig.engine._roots.of(record.image).present(paths, record)
         assert (paths.root / "tmp").is_dir()
         assert not (paths.root / "tmp").is_symlink()
+        await disk.unmount_below(paths.top)
+        paths.disk.rmdir()
+        await rig.engine.start(room.name, rig.spec_of(image.digest))
+        again = await rig.enter(room.name)
+        assert "nameserver" in await sh(again, "cat /etc/resolv.conf; echo in > /tmp/in")
+        assert await sh(again, "ls /usr") == "resolv.conf\n"

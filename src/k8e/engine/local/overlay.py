@@ -86,7 +86,7 @@ def _shown_as(layers: Sequence[Path], first_id: int, aside: Path) -> Iterator[li
     top = Path(os.path.commonpath(layers))
     with contextlib.ExitStack() as files:
         originals = [_open_layer(layer, files) for layer in layers]
-        aside.mkdir(mode=0o700)
+        aside.mkdir(mode=0o700, exist_ok=True)  # a daemon that was killed may have left it, with nothing there
         try:
             _mount_shown(top, first_id, aside)
             try:
