@@ -7,6 +7,7 @@ is somebody's: its links are resolved inside, its files are read up to a bound, 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -120,10 +121,14 @@ def _write_clients(inside: Inside, registries: Registries) -> None:
         inside.write(path, content)
 
 
+@functools.lru_cache(maxsize=8)
 def _join_bundles(own: bytes, given: bytes) -> bytes:
+    """Remembered, because to read hundreds of certificates takes longer than all the rest."""
+    if not own:
+        return given
     known = certificates(own.decode(errors="replace"))
     more = [text for digest, text in certificates(given.decode()).items() if digest not in known]
-    return own + (b"" if own.endswith(b"\n") or not own else b"\n") + "".join(more).encode()
+    return own + (b"" if own.endswith(b"\n") else b"\n") + "".join(more).encode()
 
 
 def _make_folder(inside: Inside, workspace: Inside, path: str, owner: tuple[int, int], mode: int) -> None:
