@@ -1,8 +1,8 @@
 """The `host` image: the machine's own toolchain (/usr, read-only) under a small root of our own, and nothing else of
 the machine. No home directories, no /root, no /var, no sockets; /etc is made here from a short list.
 
-An image is two things to the engine: files that become the sandbox's private, writable root, and directories of the
-host that are laid over it read-only. OCI images will be another source of the same two.
+It is two things to the engine: files that become the sandbox's private, writable root, and directories of the host
+that are laid over it read-only. What other images are is in roots.py.
 """
 
 from __future__ import annotations
