@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from k8e.doors.grpc.methods import METHODS
 from k8e.identity import anonymous
 from k8e.identity.authority import make_request
 from tests.cli.machine import Machine, make_folder, run_launcher
-from tests.core.bare_engine import find_processes
+from tests.core.bare_engine import BareEngine
 
 PATIENCE = 60.0
 # A connection of one's own, though the address and the options be the same.
@@ -189,9 +189,14 @@ def open_house(settings: str = "") -> Iterator[House]:
                 assert "Traceback" not in log, log
         finally:
             # Not all can be destroyed by name: two tenants may have chosen the same.
-            for pid in find_processes(f"{folder}/"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with ThreadPoolExecutor(1) as pool:  # whoever opened it may have a loop of their own
+                pool.submit(asyncio.run, clear_away(BareEngine(folder / "s" / "bare"))).result()
+
+
+async def clear_away(engine: BareEngine) -> None:
+    for sandbox in await engine.list():
+        await engine.destroy(sandbox)
+    await engine.close()
 
 
 def collect(frames: Iterable[Any]) -> tuple[bytes, bytes, pb.ExecResponse]:

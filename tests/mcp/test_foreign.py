@@ -194,12 +194,15 @@ def test_the_typescript_client(machine: Machine, modules: Path, url: str, sdk: s
 @pytest.mark.parametrize("kind", ["stdio", "http"])
 def test_the_inspector(machine: Machine, modules: Path, url: str, kind: str) -> None:
     inspector = "node_modules/.bin/mcp-inspector"
-    target = [str(K8E), "sandbox-mcp"] if kind == "stdio" else [url]
+    # It hands nothing on by itself: without these it would find the machine's own daemon.
+    env = [word for name, value in machine.env.items() for word in ("-e", f"{name}={value}")]
+    target = [*env, str(K8E), "sandbox-mcp"] if kind == "stdio" else [url]
     listed = read_json(run_node(machine, modules, inspector, "--cli", *target, "--method", "tools/list"))
     assert "sandbox_run" in [tool["name"] for tool in listed["tools"]]
     words = ("--method", "tools/call", "--tool-name", "sandbox_run", "--tool-arg", "code=echo hi")
     answer = read_json(run_node(machine, modules, inspector, "--cli", *target, *words))
     assert answer["structuredContent"]["stdout"] == "hi\n"
+    assert answer["structuredContent"]["session_id"] in (machine.folder / "s" / "audit.log").read_text()
 
 
 @pytest.mark.parametrize(("suite", "passed"), [("conformance", 7), ("conformance-next", 18)])
