@@ -15,6 +15,7 @@ from k8e.policy import (
     HostList,
     InvalidEntry,
     canonical_name,
+    common,
     excess,
     is_metadata_name,
     kind_of,
@@ -190,6 +191,44 @@ def test_a_child_within_its_parent_reaches_nothing_more(
     corners = [c for e in child.entries if e.network for c in (e.network.network_address, e.network.broadcast_address)]
     for address in addresses + corners:
         assert reaches_address(parent, address, port) or not reaches_address(within, address, port)
+
+
+@given(LISTS, LISTS, st.lists(NAMES, max_size=20), st.lists(ADDRESSES, max_size=20), st.sampled_from([80, 443, 8443]))
+def test_what_two_lists_have_in_common_is_what_both_reach(
+    one: HostList, other: HostList, names: list[str], addresses: list[IPv4Address | IPv6Address], port: int
+) -> None:
+    both = common(one, other)
+    assert both == common(other, one)
+    assert both == HostList.parse(both.texts)
+    assert not excess(both, one)
+    assert not excess(both, other)
+    assert not excess(one, common(one, one.plus(other)))
+    if EVERYTHING in (*one.entries, *other.entries):
+        return
+    listed = [entry.name for entry in (*one.entries, *other.entries) if entry.name]
+    for name in names + [prefix + name for name in listed for prefix in ("", "a.", "q.q.")]:
+        assert reaches_name(both, name, port) == (reaches_name(one, name, port) and reaches_name(other, name, port))
+    corners = [c for e in both.entries if e.network for c in (e.network.network_address, e.network.broadcast_address)]
+    for address in addresses + corners:
+        together = reaches_address(one, address, port) and reaches_address(other, address, port)
+        assert reaches_address(both, address, port) == together
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (["a.com", "b.com"], ["b.com", "c.com"], ["b.com"]),
+        (["*.a.com"], ["x.a.com", "a.com"], ["x.a.com"]),
+        (["a.com"], ["*.com:443"], ["a.com:443"]),
+        (["10.0.0.0/8"], ["10.1.0.0/16:22", "10.2.0.0/16"], ["10.2.0.0/16"]),
+        (["a.com:80", "a.com:443"], ["*.com"], ["a.com"]),
+        (["*"], ["a.com", "8.8.8.8:53", "10.0.0.1"], ["a.com", "8.8.8.8:53"]),
+        (["*"], ["*"], ["*"]),
+        (["*"], [], []),
+    ],
+)
+def test_common(one: list[str], other: list[str], both: list[str]) -> None:
+    assert list(common(HostList.parse(one), HostList.parse(other)).texts) == both
 
 
 @given(LISTS, LISTS)

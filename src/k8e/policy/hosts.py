@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 
 from k8e.policy.addresses import Address, is_global, may_list, plain
-from k8e.policy.entries import EVERYTHING, HostEntry, parse_entry
+from k8e.policy.entries import DEFAULT_PORTS, EVERYTHING, HostEntry, parse_entry
 from k8e.policy.names import InvalidEntry, is_local_name, is_metadata_name
 
 MAX_ENTRIES = 512
@@ -72,11 +72,25 @@ def excess(child: HostList, parent: HostList) -> tuple[HostEntry, ...]:
 
 
 def common(one: HostList, other: HostList) -> HostList:
-    """What both reach: of two entries that overlap, the narrower one."""
-    within = set(one.entries).difference(excess(one, other))
-    within.update(set(other.entries).difference(excess(other, one)))
-    # Both lists are within bounds; what they have in common may be one entry too many, and then it reaches less.
+    """What both reach: of two entries that overlap, the narrower one; never more. (Of `*` and a block that is not
+    public as a whole, which overlap without either being narrower, nothing.)"""
+    one, other = _split_ports(one), _split_ports(other)
+    within = set(one.minus(HostList(excess(one, other))).entries)
+    within.update(other.minus(HostList(excess(other, one))).entries)
+    for entry in list(within):
+        twins = {replace(entry, port=port) for port in DEFAULT_PORTS}
+        if twins <= within:
+            within = within - twins | {replace(entry, port=None)}
+    # Both lists are within bounds; what they have in common may be an entry too many, and then it reaches less.
     return HostList(tuple(sorted(within)[:MAX_ENTRIES]))
+
+
+def _split_ports(hosts: HostList) -> HostList:
+    """The same, with a port to each entry."""
+    entries = (
+        (entry,) if entry.everything else (replace(entry, port=port) for port in entry.ports) for entry in hosts.entries
+    )
+    return HostList(tuple(sorted({each for some in entries for each in some})))
 
 
 class _Grant:
