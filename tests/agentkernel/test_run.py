@@ -230,6 +230,41 @@ class TestNothingStays:
         wait_for_nothing(kernel)
 
 
+class TestKeep:
+    def test_its_name_is_said_and_its_files_stay(self, kernel: Kernel) -> None:
+        """The original keeps nothing."""
+        done = kernel.run("--keep", "sh", "-c", "echo kept > file; echo out; exit 3")
+        assert (done.code, done.stdout) == (3, b"out\n")
+        name = find_name(done.stderr)
+        try:
+            assert f"agentkernel sandbox remove {name}".encode() in done.stderr
+            assert kernel.call("exec", name, "cat", "file").stdout == b"kept\n"
+            listed = kernel.call("sandbox", "list", "--json").json
+            assert name in str(listed)
+        finally:
+            assert kernel.call("sandbox", "remove", name).code == 0
+        assert kernel.live_sessions() == []
+
+    def test_it_stays_when_the_client_is_killed_and_its_command_does_not(self, kernel: Kernel) -> None:
+        with kernel.starting("--keep", "sh", "-c", "echo ready; sleep 1000") as process:
+            assert process.stdout
+            assert process.stdout.readline() == b"ready\n"
+            (name,) = kernel.live_sessions()
+            process.kill()
+        wait_until(lambda: kernel.running(name) == [])
+        assert kernel.call("sandbox", "remove", name).code == 0
+
+    def test_what_never_ran_is_not_kept(self, kernel: Kernel) -> None:
+        assert kernel.run("--keep", "no-such-program").code == 127
+        wait_for_nothing(kernel)
+
+
+def find_name(said: bytes) -> str:
+    name = said.partition(b"kept as ")[2].partition(b":")[0].decode()
+    assert name.startswith("run-"), said
+    return name
+
+
 class TestDryRun:
     def test_shows_what_would_be_and_makes_nothing(self, kernel: Kernel) -> None:
         done = kernel.run("--dry-run", "--json", "--profile", "restrictive", "python3")

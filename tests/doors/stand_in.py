@@ -314,8 +314,23 @@ class StandIn:
             raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}")
         return self.files[path]
 
+    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
+        await self.get(caller, session_id)
+        return make_entry(path.encode(), FileType.DIRECTORY), self.entries
+
+    async def make_folder(self, caller: Caller, session_id: str, path: str) -> None:
+        await self.get(caller, session_id)
+        self.files[path + "/"] = b""
+
     async def upload(
-        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+        self,
+        caller: Caller,
+        session_id: str,
+        path: str,
+        pieces: AsyncIterable[bytes],
+        *,
+        append: bool,
+        permissions: int | None = None,
     ) -> int:
         content = b"".join([piece async for piece in pieces])
         return await self.write_file(caller, session_id, path, content, append=append)

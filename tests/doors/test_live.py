@@ -10,7 +10,7 @@ from typing import Any
 import h11
 import pytest
 
-from k8e.core.model import RunSpec
+from k8e.core.model import Phase, RunSpec, Terminal
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from tests.doors.dialogue import FRAMES, Client, House, pack_frame
 
@@ -256,3 +256,80 @@ class TestSpecs:
         spec = house.service.specs[-1]
         assert isinstance(spec, RunSpec)
         assert (spec.language.value, spec.timeout, spec.env, spec.workdir) == ("node", 3.0, {"A": "1"}, "/")
+
+
+class TestOnce:
+    """A session and its one command in one request."""
+
+    async def test_the_session_is_gone_with_the_result(self, house: House) -> None:
+        body = {"session": {"image": "host"}, "argv": ["sh", "-c", "cat; exit 5"], "stdin": "in"}
+        answer = await house.ask("POST", "/v1/runs", body)
+        assert (answer.status, answer.json["stdout"], answer.json["exit_code"]) == (200, "in", 5)
+        assert house.service.sessions_by_id[answer.json["session_id"]].phase is Phase.DESTROYED
+
+    async def test_live_with_its_session_in_the_first_frame(self, house: House) -> None:
+        async with await house.dial() as client:
+            await client.begin("POST", "/v1/runs", FRAMES)
+            fields = {"session": {"env": {"A": "b"}}, "argv": ["cat"], "keep": True}
+            await client.send(pack_frame(FrameKind.REQUEST, json.dumps(fields).encode()))
+            await client.send(pack_frame(FrameKind.STDIN, b"fed"), h11.EndOfMessage())
+            await client.read_head()
+            contents, kinds = await gather(client)
+        assert kinds == [FrameKind.STARTED, FrameKind.STDOUT, FrameKind.RESULT]
+        session = house.service.sessions_by_id[json.loads(contents[FrameKind.STARTED])["session_id"]]
+        assert (contents[FrameKind.STDOUT], session.phase) == (b"fed", Phase.ACTIVE)
+
+    async def test_a_client_that_leaves_takes_it_along(self, house: House) -> None:
+        async with await house.dial() as client:
+            await client.begin("POST", "/v1/runs", FRAMES)
+            await client.send(pack_frame(FrameKind.REQUEST, b'{"session": {}, "argv": ["sleep", "1000"]}'))
+            await client.read_head()
+        await house.service.processes[0].killed.wait()
+        assert [session.phase for session in house.service.sessions_by_id.values()] == [Phase.DESTROYED]
+
+    async def test_a_command_line_of_any_length_that_the_service_takes(self, house: House) -> None:
+        words = ["x" * 100_000] * 15
+        async with await house.dial() as client:
+            await client.begin("POST", "/v1/runs", FRAMES)
+            request = json.dumps({"session": {}, "argv": ["sh", "-c", "echo ${#1} $#", "sh", *words]}).encode()
+            await client.send(pack_frame(FrameKind.REQUEST, request), h11.EndOfMessage())
+            await client.read_head()
+            contents, _ = await gather(client)
+        assert contents[FrameKind.STDOUT] == b"100000 15\n"
+
+    @pytest.mark.parametrize("body", [{"session": {"nonsense": 1}}, {"session": 7}, {"nonsense": 1}, {"keep": "yes"}])
+    async def test_what_is_not_known_is_refused(self, house: House, body: dict[str, Any]) -> None:
+        assert (await house.ask("POST", "/v1/runs", {"argv": ["true"], **body})).status == 400
+        assert not house.service.processes
+
+
+class TestOrders:
+    async def test_signals_and_sizes_are_requests_of_their_own(self, house: House) -> None:
+        session = await house.make_session()
+        async with await house.dial() as client:
+            await begin_fed_run(client, session, code="trap 'echo heard; exit 3' USR1; echo ready; while :; do :; done")
+            await client.read_head()
+            frames = client.read_frames()
+            assert (await anext(frames)).kind is FrameKind.STARTED
+            assert await anext(frames) == Frame(FrameKind.STDOUT, b"ready\n")
+            # The command takes no input, and so there is no way past it.
+            block = pack_frame(FrameKind.STDIN, bytes(1 << 20))
+            feeding = [asyncio.create_task(client.send(block)) for _ in range(8)]
+            assert (await house.ask("POST", "/v1/runs/run-1/resize", {"rows": 7, "columns": 9})).status == 200
+            assert (await house.ask("POST", "/v1/runs/run-1/signal", {"signal": 10})).status == 200
+            assert await anext(frames) == Frame(FrameKind.STDOUT, b"heard\n")
+            assert json.loads((await anext(frames)).data)["exit_code"] == 3
+            for task in feeding:
+                task.cancel()
+        assert house.service.processes[0].sizes == [(7, 9)]
+
+    async def test_a_terminal_is_part_of_the_request(self, house: House) -> None:
+        session = await house.make_session()
+        terminal = {"rows": 3, "columns": 4, "term": "vt100"}
+        await house.ask("POST", f"/v1/sessions/{session}/runs", {"argv": ["true"], "terminal": terminal})
+        (spec,) = (spec for spec in house.service.specs if isinstance(spec, RunSpec))
+        assert spec.terminal == Terminal(3, 4, "vt100")
+
+    @pytest.mark.parametrize("body", [{"signal": "INT"}, {"signal": 2, "more": 1}, {"signal": 2.5}])
+    async def test_what_is_no_order_is_refused(self, house: House, body: dict[str, Any]) -> None:
+        assert (await house.ask("POST", "/v1/runs/run-1/signal", body)).status == 400

@@ -11,7 +11,7 @@ from k8e.core.provisioning import file_identity
 from k8e.core.sessions import Opened, Sessions
 from k8e.core.translation import translated
 from k8e.link.errors import AgentError, Code
-from k8e.link.model import Entry
+from k8e.link.model import Entry, FileType
 
 
 class Files:
@@ -35,17 +35,25 @@ class Files:
         return len(content)
 
     async def upload(
-        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+        self,
+        caller: Caller,
+        session_id: str,
+        path: str,
+        pieces: AsyncIterable[bytes],
+        *,
+        append: bool,
+        permissions: int | None = None,
     ) -> int:
         """Of any size. What was there stays until the last piece has come, unless it is appended to."""
         target = checks.check_path("path", path)
+        checks.check_number("permissions", permissions or 0, 0, 0o777)
         opened = await self._sessions.open(caller, session_id)
         identity = file_identity(opened.place)
         counted = _Counted(pieces)
         with opened.live.in_use(), translated(f"writing {path}"):
             # Before the first piece is taken: it could not be sent a second time.
             await opened.sandbox.mkdir(target.rstrip(b"/").rpartition(b"/")[0] or b"/", identity=identity)
-            await opened.sandbox.write_file(target, counted, append=append, identity=identity)
+            await opened.sandbox.write_file(target, counted, append=append, mode=permissions, identity=identity)
         return counted.size
 
     async def download(
@@ -72,6 +80,24 @@ class Files:
         opened = await self._sessions.open(caller, session_id)
         with opened.live.in_use(), translated(f"reading {path}"):
             return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=file_identity(opened.place))
+
+    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
+        """What is there, and everything below it, by names that begin there."""
+        top = checks.check_path("path", path)
+        opened = await self._sessions.open(caller, session_id)
+        identity = file_identity(opened.place)
+        with opened.live.in_use(), translated(f"looking at {path}"):
+            found = await opened.sandbox.stat(top, identity=identity)
+            if found.type is not FileType.DIRECTORY:
+                return found, ()
+            return found, await opened.sandbox.list_dir(top, recursive=True, identity=identity)
+
+    async def make_folder(self, caller: Caller, session_id: str, path: str) -> None:
+        """With those above it; fine when it is there."""
+        target = checks.check_path("path", path)
+        opened = await self._sessions.open(caller, session_id)
+        with opened.live.in_use(), translated(f"making {path}"):
+            await opened.sandbox.mkdir(target, identity=file_identity(opened.place))
 
     async def list(self, caller: Caller, session_id: str, path: str, *, since: float) -> Sequence[Entry]:
         top = checks.check_path("path", path) if path else WORKSPACE

@@ -406,7 +406,14 @@ class SandboxService(Protocol):
 
     async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes: ...
     async def upload(
-        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+        self,
+        caller: Caller,
+        session_id: str,
+        path: str,
+        pieces: AsyncIterable[bytes],
+        *,
+        append: bool,
+        permissions: int | None = None,
     ) -> int:
         """Of any size; how many bytes they were. Pieces are taken as fast as they can be written."""
 
@@ -416,6 +423,10 @@ class SandboxService(Protocol):
     async def pip_install(
         self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
     ) -> RunResult: ...
+    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
+        """What is at the path, and everything below it by names that begin there, as the sandbox says them."""
+
+    async def make_folder(self, caller: Caller, session_id: str, path: str) -> None: ...
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         """Everything below the path (empty: the workspace) that was modified since; names are absolute paths."""
 

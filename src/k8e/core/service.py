@@ -296,9 +296,24 @@ class Service:
 
     @counted
     async def upload(
-        self, caller: Caller, session_id: str, path: str, pieces: AsyncIterable[bytes], *, append: bool
+        self,
+        caller: Caller,
+        session_id: str,
+        path: str,
+        pieces: AsyncIterable[bytes],
+        *,
+        append: bool,
+        permissions: int | None = None,
     ) -> int:
-        return await self._files.upload(caller, session_id, path, pieces, append=append)
+        return await self._files.upload(caller, session_id, path, pieces, append=append, permissions=permissions)
+
+    @counted
+    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
+        return await self._files.tree(caller, session_id, path)
+
+    @counted
+    async def make_folder(self, caller: Caller, session_id: str, path: str) -> None:
+        await self._files.make_folder(caller, session_id, path)
 
     @counted
     async def download(

@@ -17,6 +17,7 @@ from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.identities import Identities
 from k8e.doors.images import Images
 from k8e.doors.problems import Refusal
+from k8e.doors.trees import Trees
 from k8e.doors.warm import Warm
 
 JSON = "application/json"
@@ -63,6 +64,7 @@ class Routes:
         self._render_metrics = render_metrics
         self._identities = identities
         sessions, runs = ("v1", "sessions"), ("v1", "runs")
+        trees = Trees(service)
         self._table: tuple[Route, ...] = (
             Route("GET", ("healthz",), self._tell_health),
             Route("GET", ("metrics",), self._tell_metrics),
@@ -82,6 +84,10 @@ class Routes:
             Route("GET", (*sessions, "*", "files"), self._read_file),
             Route("PUT", (*sessions, "*", "files"), self._write_file, (BYTES,)),
             Route("GET", (*sessions, "*", "entries"), self._list_files),
+            Route("GET", (*sessions, "*", "tree"), trees.look),
+            Route("PUT", (*sessions, "*", "folder"), trees.make_folder, (BYTES,)),
+            Route("GET", (*sessions, "*", "content"), trees.read),
+            Route("PUT", (*sessions, "*", "content"), trees.write, (BYTES,)),
             Route("POST", runs, self._run_once, (JSON, frames.CONTENT_TYPE)),
             Route("GET", (*runs, "*"), self._poll),
             Route("POST", (*runs, "*", "kill"), self._kill, (JSON,)),

@@ -31,6 +31,7 @@ COMMANDS = {
     "run": Command("run", "run a command in a sandbox of its own, which is gone afterwards", CANNOT_RUN),
     "exec": Command("exec", "run a command in a sandbox that is there", CANNOT_RUN),
     "attach": Command("exec", "a shell in a sandbox that is there", CANNOT_RUN, "attach"),
+    "cp": Command("copy", "copy files and folders into a sandbox, and out of it"),
     "sandbox": Command("sandbox", "create, start, stop, remove and list sandboxes that last"),
     "daemon": Command("daemon", "start, stop and look at the daemon; have sandboxes ready"),
     "mcp": Command("mcp", "serve sandboxes to an agent"),

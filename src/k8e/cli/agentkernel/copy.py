@@ -1,0 +1,199 @@
+"""`agentkernel cp`: files and folders, into a sandbox and out of it.
+
+Inside, every step is the agent's, as the sandbox's user. Links and special files are left out, in both directions, and
+said: a link would mean something else on the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from k8e.cli.agentkernel.exec import explain
+from k8e.cli.agentkernel.landing import Landing, split_name
+from k8e.cli.agentkernel.telling import say
+from k8e.cli.agentkernel.words import show_help, take_options, wants_help
+from k8e.cli.client import BYTES, Client, quote
+from k8e.cli.ending import FAILED, Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+USAGE = "cp SOURCE NAME:PATH, or cp NAME:PATH DESTINATION"
+ABOUT = """\
+Copies a file, or a folder with everything in it, into the sandbox NAME or out of it. A PATH that does not begin with /
+begins in /workspace. Into a folder that is there already, or a destination that ends in /, it is copied under its own
+name. Permissions are kept; links and special files are left out, and said (exit code 1)."""
+
+PIECE = 256 << 10
+SLACK = 64 << 20  # a file may grow while it is read; not for ever
+SHOWN = 10
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def main(words: list[str]) -> int:
+    if wants_help(words, {}):
+        return show_help(USAGE, ABOUT, {})
+    rest = take_options(words, {}, object())
+    if len(rest) == 2:
+        source, destination = map(split_place, rest)
+        if source[0] and not destination[0]:
+            return Out(source[0], source[1]).copy(rest[1])
+        if destination[0] and not source[0]:
+            return In(destination[0], destination[1]).copy(rest[0])
+    raise Failure("usage", "one of both is in a sandbox, the other one here", hint=f"agentkernel {USAGE}")
+
+
+def split_place(text: str) -> tuple[str, str]:
+    """(sandbox, path); no sandbox: it is here. ./a:b is a file of this machine."""
+    name, colon, path = text.partition(":")
+    if not colon or not name or "/" in name:
+        return "", text
+    return name, path or "."
+
+
+class Sandbox:
+    def __init__(self, name: str, path: str) -> None:
+        self._name = name
+        self._path = path
+        self._client = Client()
+        self._left_out: list[str] = []
+
+    def _ask(self, method: str, verb: str, path: str, *, ok: tuple[str, ...] = ()) -> dict[str, Any]:
+        import json
+
+        target = f"/v1/sessions/{quote(self._name)}/{verb}?path={quote(path)}"
+        response = self._client.request(method, target, b"", BYTES if method == "PUT" else "")
+        answer: dict[str, Any] = json.loads(response.read())
+        if response.status != 200 and answer["code"] not in ok:
+            raise Failure.of(explain(answer, self._name))
+        return answer
+
+    def _is_folder(self, path: str) -> bool:
+        return self._ask("GET", "tree", path, ok=("file_not_found", "not_a_directory")).get("type") == "directory"
+
+    def _leave_out(self, name: str, kind: str) -> None:
+        self._left_out.append(f"{name} ({kind})")
+
+    def _report(self) -> int:
+        for line in self._left_out[:SHOWN]:
+            say(f"left out: {line}")
+        if len(self._left_out) > SHOWN:
+            say(f"left out: {len(self._left_out) - SHOWN} more")
+        return FAILED if self._left_out else 0
+
+
+class In(Sandbox):
+    def copy(self, source: str) -> int:
+        try:
+            found = os.stat(source)
+        except OSError as error:
+            raise Failure("source_unreadable", f"{source} cannot be read", detail=str(error)) from error
+        target = self._path
+        base = os.path.basename(os.path.normpath(source))
+        if base not in (".", "..", "") and (target.endswith("/") or self._is_folder(target)):
+            target = f"{target.rstrip('/')}/{base}"
+        if stat.S_ISREG(found.st_mode):
+            self._send(source, target, follow=True)
+        elif stat.S_ISDIR(found.st_mode):
+            self._send_folder(source, target)
+        else:
+            raise Failure("source_unreadable", f"{source} is no file and no folder")
+        return self._report()
+
+    def _send_folder(self, source: str, target: str) -> None:
+        self._ask("PUT", "folder", target)
+        try:
+            entries = sorted(os.scandir(source), key=lambda entry: entry.name)
+        except OSError as error:
+            raise Failure("source_unreadable", f"{source} cannot be read", detail=str(error)) from error
+        for entry in entries:
+            below = f"{target.rstrip('/')}/{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                self._send_folder(entry.path, below)
+            elif entry.is_file(follow_symlinks=False):
+                self._send(entry.path, below, follow=False)
+            else:
+                self._leave_out(entry.path, "a link" if entry.is_symlink() else "a special file")
+
+    def _send(self, source: str, target: str, *, follow: bool) -> None:
+        try:
+            descriptor = os.open(source, READ | (0 if follow else os.O_NOFOLLOW))
+        except OSError as error:
+            raise Failure("source_unreadable", f"{source} cannot be read", detail=str(error)) from error
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                self._leave_out(source, "a special file")
+                return
+            permissions = f"&permissions={stat.S_IMODE(found.st_mode) & 0o777:o}"
+            place = f"/v1/sessions/{quote(self._name)}/content?path={quote(target)}{permissions}"
+            response = self._client.send("PUT", place, read_pieces(descriptor), BYTES)
+        finally:
+            os.close(descriptor)
+        import json
+
+        answer = json.loads(response.read())
+        if response.status != 200:
+            raise Failure.of(explain(answer, self._name))
+
+
+class Out(Sandbox):
+    def copy(self, destination: str) -> int:
+        found = self._ask("GET", "tree", self._path)
+        base = os.path.basename(os.path.normpath(self._path))
+        into = destination.endswith("/") or os.path.isdir(destination)
+        if base in ("", ".", "..") or not into:
+            folder, name = os.path.split(os.path.normpath(destination))
+        else:
+            folder, name = destination, base
+        if found["type"] == "directory":
+            if base in ("", ".", "..") and os.path.isdir(destination):
+                folder, name = destination, ""
+            self._fetch_folder(Landing(folder or "."), split_name(name) if name else [], found["entries"])
+        elif found["type"] == "file":
+            self._fetch(Landing(folder or "."), split_name(name), self._path, found)
+        else:
+            raise Failure("source_unreadable", f"{self._path} is no file and no folder", detail=found["type"])
+        return self._report()
+
+    def _fetch_folder(self, landing: Landing, top: list[str], entries: list[dict[str, Any]]) -> None:
+        landing.make_folder(top)
+        for entry in entries:
+            words = split_name(entry["path"])
+            if entry["type"] == "directory":
+                landing.make_folder([*top, *words])
+                if entry["unreadable"]:
+                    self._leave_out(entry["path"], "it cannot be read")
+            elif entry["type"] == "file":
+                self._fetch(landing, [*top, *words], f"{self._path.rstrip('/')}/{entry['path']}", entry)
+            else:
+                self._leave_out(entry["path"], "a link" if entry["type"] == "symlink" else "a special file")
+
+    def _fetch(self, landing: Landing, words: list[str], path: str, entry: dict[str, Any]) -> None:
+        target = f"/v1/sessions/{quote(self._name)}/content?path={quote(path)}"
+        response = self._client.request("GET", target)
+        if response.status != 200:
+            import json
+
+            answer = json.loads(response.read())
+            if answer["code"] != "permission_denied":
+                raise Failure.of(explain(answer, self._name))
+            self._leave_out(path, "it cannot be read")
+            return
+        landing.write(words, bounded(response.pieces(), int(entry["size"]) + SLACK, path), int(entry["permissions"]))
+
+
+def read_pieces(descriptor: int) -> Iterator[bytes]:
+    while piece := os.read(descriptor, PIECE):
+        yield piece
+
+
+def bounded(pieces: Iterator[bytes], most: int, path: str) -> Iterator[bytes]:
+    for piece in pieces:
+        most -= len(piece)
+        if most < 0:
+            raise Failure("file_grows", f"{path} grows while it is read")
+        yield piece

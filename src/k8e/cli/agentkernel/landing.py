@@ -1,0 +1,90 @@
+"""Files from a sandbox, written on this machine: below the folder that somebody named, and nowhere else.
+
+Names, kinds and sizes are what a sandbox says, and it may be able to change the folder while we write (a mounted
+project). So no name is used that is not one plain word after another, every step down is taken on an open descriptor
+without following links, and a file takes its place complete, replacing whatever had the name.
+"""
+
+from __future__ import annotations
+
+import os
+
+from k8e.cli.ending import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def split_name(name: str) -> list[str]:
+    """The words of a relative name. Failure when it could lead anywhere but down."""
+    words = name.split("/")
+    if any(word in ("", ".", "..") or "\0" in word for word in words):
+        raise Failure("name_refused", f"the sandbox has a name that leads elsewhere: {name!r}")
+    return words
+
+
+class Landing:
+    def __init__(self, folder: str) -> None:
+        """The folder is the user's to name, links in it are theirs."""
+        try:
+            self._top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Failure("destination_unusable", f"{folder} cannot be used", detail=str(error)) from error
+
+    def close(self) -> None:
+        os.close(self._top)
+
+    def make_folder(self, words: Sequence[str]) -> None:
+        os.close(self._descend(words))
+
+    def write(self, words: Sequence[str], pieces: Iterable[bytes], permissions: int) -> None:
+        folder = self._descend(words[:-1])
+        draft = f".agentkernel-{os.urandom(8).hex()}"
+        try:
+            descriptor = os.open(draft, NEW, 0o600, dir_fd=folder)
+            try:
+                with os.fdopen(descriptor, "wb", buffering=0) as file:
+                    for piece in pieces:
+                        write_through(file.fileno(), piece)
+                    os.fchmod(file.fileno(), permissions & 0o777 & ~read_umask())
+                os.replace(draft, words[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                os.unlink(draft, dir_fd=folder)
+                raise
+        except OSError as error:
+            raise Failure("file_unwritable", f"{'/'.join(words)} cannot be written", detail=str(error)) from error
+        finally:
+            os.close(folder)
+
+    def _descend(self, words: Sequence[str]) -> int:
+        here = os.dup(self._top)
+        try:
+            for word in words:
+                try:
+                    os.mkdir(word, 0o777, dir_fd=here)
+                except FileExistsError:
+                    pass
+                below = os.open(word, FOLDER, dir_fd=here)
+                os.close(here)
+                here = below
+        except OSError as error:
+            os.close(here)
+            cause = "a link or a file is in the way" if error.errno in (20, 40) else str(error)  # ENOTDIR, ELOOP
+            raise Failure("destination_refused", f"{'/'.join(words)} cannot be entered", detail=cause) from error
+        return here
+
+
+def write_through(descriptor: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
