@@ -27,14 +27,13 @@ def main(arguments: list[str]) -> int:
 
 def serve(tenant: str, *, permissive: bool) -> int:
     """Says where we are before the agent says anything: what lies in this folder tells which image fits."""
-    import json
-
+    from k8e.cli.agentkernel.jsontext import pack
     from k8e.cli.mcp import bridge
 
     told: dict[str, object] = {"names": list_names()}
     if permissive:
         told |= {"allow_permissive": True, "environ": dict(os.environ)}
-    return bridge(tenant, "agentkernel", json.dumps(told).encode() + b"\n")
+    return bridge(tenant, "agentkernel", pack(told).encode("ascii") + b"\n")
 
 
 def list_names() -> list[str]:
