@@ -124,6 +124,8 @@ def read_session(session: pb.Session) -> Session:
         parent=session.parent_session_id,
         children=tuple(session.children),
         shape=Shape(read_only=session.read_only, powerless=session.powerless),
+        labels=dict(session.labels),
+        persistent=session.persistent,
     )
 
 

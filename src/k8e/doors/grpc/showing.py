@@ -70,6 +70,8 @@ def show_session(session: Session) -> pb.Session:
         children=session.children,
         read_only=session.shape.read_only,
         powerless=session.shape.powerless,
+        labels=session.labels,
+        persistent=session.persistent,
     )
 
 
