@@ -68,10 +68,10 @@ class Site:
     runtime: Runtime
 
     @contextlib.asynccontextmanager
-    async def cell(self, *hosts: str) -> AsyncIterator[Cell]:
+    async def cell(self, *hosts: str, image: str = "host") -> AsyncIterator[Cell]:
         name = f"e{secrets.token_hex(4)}"
         try:
-            await self.engine.create(name, SandboxSpec(self.runtime, limits=LIMITS, egress=HostList.parse(hosts)))
+            await self.engine.create(name, SandboxSpec(self.runtime, image, LIMITS, egress=HostList.parse(hosts)))
         except EngineError as error:
             if error.control == f"runtime {self.runtime.value}":
                 pytest.skip(f"{self.runtime.value}: {error.cause}")

@@ -3,6 +3,7 @@ work out of the box, because the machine's are configured for it."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -13,9 +14,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from k8e.engine import Runtime
 from tests.egress.internet import Internet
 from tests.egress.rig import Cell, Site
 from tests.egress.zones import Zone
+from tests.engine.tiny_images import add_image
+from tests.engine.toolbox_image import pip_layer, toolbox_layer
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +97,17 @@ async def test_pip_installs_from_the_mirror(cell: Cell) -> None:
     await cell.room.output("pip", "install", "--retries=0", "--no-deps", "k8e-sample")
     done = await cell.room.output("python3", "-c", "import k8e_sample; print(k8e_sample.WORD)")
     assert done == "from the mirror\n"
+
+
+async def test_pip_of_an_image_installs_from_the_mirror_too(site: Site, mirror: None) -> None:
+    """For its root and for its user, though its Python is one that the distribution does not want to be touched."""
+    config = {"Env": ["PATH=/usr/bin"], "User": "worker" if site.runtime is Runtime.NATIVE else ""}
+    layers = await asyncio.to_thread(lambda: (toolbox_layer(), pip_layer()))
+    image = await add_image(site.engine, *layers, bare=True, **config)
+    async with site.cell(MIRROR, image=image.digest) as cell:
+        await cell.room.output("python3", "-m", "pip", "install", "--retries=0", "--no-deps", "k8e-sample")
+        done = await cell.room.output("python3", "-c", "import k8e_sample; print(k8e_sample.WORD)")
+        assert done == "from the mirror\n"
 
 
 async def test_npm_installs_from_the_mirror(cell: Cell) -> None:

@@ -28,7 +28,7 @@ WORKER = Identity(1234, 1235)
 
 @pytest.fixture(scope="module")
 async def toolbox(rig: Rig) -> Image:
-    return await add_image(rig.engine, alone=toolbox_layer(), Env=[PATH])
+    return await add_image(rig.engine, toolbox_layer(), bare=True, Env=[PATH])
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ CHOSEN = [
 @pytest.fixture(scope="module")
 async def shared(rig: Rig) -> AsyncIterator[Shared]:
     """In a directory of the image, so that it is the layers that are asked for files."""
-    image = await add_image(rig.engine, alone=toolbox_layer(), Env=[PATH], User="worker:worker")
+    image = await add_image(rig.engine, toolbox_layer(), bare=True, Env=[PATH], User="worker:worker")
     async with share(rig, image.digest, b"/checks") as shared:
         yield shared
 

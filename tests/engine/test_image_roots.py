@@ -330,7 +330,7 @@ async def test_an_image_that_cannot_be_furnished_is_refused(rig: Rig) -> None:
 
 
 async def test_an_image_with_nothing_in_it_has_still_an_agent(rig: Rig) -> None:
-    image = await add_image(rig.engine, alone=make_tar(entry("only", b"a file")), Env=[])
+    image = await add_image(rig.engine, make_tar(entry("only", b"a file")), bare=True, Env=[])
     async with enter_image(rig, image) as room:
         assert await room.link.read_file(b"/only") == b"a file"
         assert await room.link.read_file(b"/etc/passwd") == b"root:x:0:0:root:/root:/bin/sh\n"

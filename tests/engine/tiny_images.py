@@ -69,9 +69,9 @@ def ignore(_: Progress) -> None:
     """Nobody waits."""
 
 
-async def add_image(engine: LocalEngine, *layers: bytes, alone: bytes = b"", **config: Any) -> Image:
-    """On top of busybox, unless one is to be alone."""
-    built = build(*([alone] if alone else [busybox_layer(), *layers]), how="plain", config=config)
+async def add_image(engine: LocalEngine, *layers: bytes, bare: bool = False, **config: Any) -> Image:
+    """On top of busybox, unless it is to be bare."""
+    built = build(*(() if bare else (busybox_layer(),)), *layers, how="plain", config=config)
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         return await engine.images.add(write_layout(Path(file.name), built), ignore)
 

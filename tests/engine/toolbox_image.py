@@ -73,6 +73,19 @@ def _copy(paths: Iterable[Path]) -> Iterator[Entry]:
 
 
 @cache
+def pip_layer() -> bytes:
+    """The pip of the tools layer, in a Python that says that it is not to be touched."""
+    top = Path("/var/lib/k8e/tools/python").resolve()
+    files = [path for path in sorted(top.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    assert files, "`make setup` makes the tools layer"
+    packages = "usr/lib/python3/dist-packages"
+    return make_tar(
+        *(entry(f"{packages}/{path.relative_to(top)}", path.read_bytes()) for path in files),
+        entry(f"usr/lib/{real_python().name}/EXTERNALLY-MANAGED", b"[externally-managed]\nError=Do not touch.\n"),
+    )
+
+
+@cache
 def toolbox_layer() -> bytes:
     python = [real_python(), *_python_files()]
     binaries = [path for path in (*programs(), *python) if path.suffix == ".so" or path.parent == Path("/usr/bin")]
