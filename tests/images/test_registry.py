@@ -394,6 +394,10 @@ async def test_prune_keeps_what_is_named_and_what_sandboxes_use(
     assert len(list(layout.layers.iterdir())) == 3
     with pytest.raises(KeyError):
         images.store.layers_of(unused)
+    layout.sandbox("s1").record.write_text("{")
+    with pytest.raises(EngineError, match="cannot be removed"):
+        await images.retain([])
+    assert len(await images.list()) == 2, "what cannot be known is not removed"
     layout.sandbox("s1").record.unlink()
     await images.retain([])
     assert await images.list() == []
@@ -413,8 +417,11 @@ async def test_what_a_crash_left_half_done_is_removed(images: LocalImages, layou
     record.rename(record.with_suffix(".gone"))
     half = layout.oci / "partial" / ("1" * 64)
     half.write_bytes(b"half")
+    (layout.oci / "images" / ".draft.json.1.2").write_text("{")
     next_daemon = LocalImages(layout, store=Store(layout, fresh=0))
+    assert await next_daemon.find(kept.digest) == kept, "a sandbox may be made of it"
     await next_daemon.retain([kept.digest])
+    assert [path.suffix for path in (layout.oci / "images").iterdir()] == [".json"]
     assert [path.name for path in layout.layers.iterdir()] == [
         path.name for path in images.store.layers_of(kept.digest)
     ]

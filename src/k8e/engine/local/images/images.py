@@ -49,6 +49,7 @@ class LocalImages:
         self._limits = limits
         self._machine = platform.machine()
         self._puller = Puller(self.store, limits)
+        self.store.restore()  # before anybody looks for what a sandbox is made of
         self._cleaned: asyncio.Task[None] | None = None
 
     async def pull(self, reference: str, credentials: Credentials | None, report: Report) -> Image:

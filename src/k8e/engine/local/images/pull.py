@@ -63,7 +63,7 @@ class Puller:
     async def pull(self, registry: Registry, reference: Reference, report: Report) -> Image:
         report(Progress("resolving", 0, 0))
         manifest = await self._find_manifest(registry, reference)
-        known = await asyncio.to_thread(self._store.find, manifest.digest)
+        known = await asyncio.to_thread(self._store.claim, manifest.digest)
         if known is not None:
             return known
         content = await registry.small_blob(manifest.config)

@@ -81,6 +81,14 @@ class Store:
         record = self._load(digest)
         return None if record is None else self._show(record)
 
+    def claim(self, digest: str) -> Image | None:
+        """As `find`, and what is found stays for a while: somebody is about to name it."""
+        with self._lock:
+            image = self.find(digest)
+            if image is not None:
+                self._fresh[digest] = time.monotonic()
+        return image
+
     def layers_of(self, digest: str) -> tuple[Path, ...]:
         """Lowest first. Of a layer that occurs twice the upper one is as good as both; KeyError when there is no such
         image (any more)."""
@@ -189,8 +197,10 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > _STALE:
                     left.unlink()
-        for gone in self._images.glob("*.gone"):  # it was being removed; whether it is in use is asked again
-            gone.rename(gone.with_suffix(".json"))
+        for folder in (self._images, self._layout.oci / "layers"):
+            for left in folder.glob(".*"):
+                left.unlink(missing_ok=True)
+        self.restore()
         boot, used = BOOT.read_text().strip(), {layer for record in self._records() for layer in record.layers}
         for path in self._layout.layers.iterdir():
             if path.name in used:
@@ -198,6 +208,12 @@ class Store:
             # Of an image that was never complete. Written before the machine went down, it may be hollow.
             if not self._layer_note(path.name).exists() or self._layer_record(path.name).boot != boot:
                 self._remove_layer(path.name)
+
+    def restore(self) -> None:
+        """Images that were being removed when a daemon died. Whether they are in use is asked again; until then they
+        are, since a sandbox may be."""
+        for gone in self._images.glob("*.gone"):
+            gone.rename(gone.with_suffix(".json"))
 
     def retain(self, digests: Collection[str]) -> int:
         """Removes every other image, but for those of sandboxes that exist. Returns bytes.
@@ -210,9 +226,9 @@ class Store:
             oldest = time.monotonic() - self._fresh_for
             self._fresh = {digest: at for digest, at in self._fresh.items() if at > oldest}
             keep = set(digests) | self._in_use() | set(self._fresh)
-        aside = [record for record in self._records() if record.digest not in keep]
-        for record in aside:
-            self._record(record.digest).rename(self._record(record.digest).with_suffix(".gone"))
+            aside = [record for record in self._records() if record.digest not in keep]
+            for record in aside:
+                self._record(record.digest).rename(self._record(record.digest).with_suffix(".gone"))
         used = self._in_use()
         for record in aside:
             gone = self._record(record.digest).with_suffix(".gone")
@@ -250,11 +266,15 @@ class Store:
         self._layer_note(diff_id).unlink(missing_ok=True)
 
     def _in_use(self) -> set[str]:
-        """What sandboxes are made of."""
+        """What sandboxes are made of. OSError when one does not say: then nothing is removed."""
         found = set()
-        for paths in all_sandboxes(self._layout):
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError, NotADirectoryError):
+        for paths in list(all_sandboxes(self._layout)):
+            try:
                 found.add(Record.load(paths.record).image)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # half made, and so made of nothing yet; or gone
+            except (ValueError, TypeError) as error:
+                raise OSError(f"{paths.record} cannot be read") from error
         return found
 
     # Files
