@@ -1,0 +1,187 @@
+"""Every command block of the document that this front door implements, as a user types it.
+
+The images are ours under their names: a busybox, and programs that say in which image they were started, and with what.
+What they say is what the command line, detection, images and profiles made of a line.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from k8e.profiles.languages import LANGUAGES
+from tests.agentkernel.house import House
+from tests.cli.machine import Done, Machine, make_folder
+from tests.engine.tiny_images import busybox_layer
+from tests.images.builder import build, entry, link, make_tar, write_layout
+from tests.sandboxes import needs_root
+from tests.scenarios.user import clear_machine, stop_daemon
+
+pytestmark = needs_root
+
+OTHERS = {"ubuntu:24.04": ("apt-get",), "postgres:16-alpine": ("psql",), "alpine:3.20": ("curl", "failing-command")}
+TELL = b'#!/bin/sh\necho "$(cat /etc/image): ${0##*/}${*:+ $*}"\n'
+PROGRAMS = {"curl": b"#!/bin/sh\nexec wget -q -O - http://$1\n", "failing-command": b"#!/bin/sh\necho tried; exit 3\n"}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with make_folder() as folder:
+        (folder / "k8e.toml").write_text('[gateway]\nlisten = ""\n[pool]\nmax = 1\n')
+        machine = Machine(folder, folder)
+        try:
+            store_images(machine, tmp_path_factory.mktemp("images"))
+            yield machine
+        finally:
+            (folder / "k8e.toml").write_text("[pool]\nenabled = false\n")
+            stop_daemon(machine)
+            clear_machine(machine)
+
+
+def store_images(machine: Machine, folder: Path) -> None:
+    """Under the names of the table, so that nothing is fetched from anywhere."""
+    commands = {language.image: set(language.commands) for language in LANGUAGES}
+    for image, more in OTHERS.items():
+        commands.setdefault(image, set()).update(more)
+    commands["python:3.12-alpine"] |= {"python3"}
+    for image, names in commands.items():
+        programs = {f"usr/local/bin/{name}": PROGRAMS.get(name, TELL) for name in sorted(names - {"sh"})}
+        layer = make_tar(
+            *(entry(name, mode=0o755) for name in ("usr/local", "usr/local/bin")),
+            *(entry(path, content, mode=0o755) for path, content in programs.items()),
+            entry("etc/image", image.encode()),
+            link("bin/wget", "busybox"),
+        )
+        archive = write_layout(folder / "image.tar", build(busybox_layer(), layer, how="plain", config=CONFIG))
+        done = machine.k8e("image", "import", str(archive), "--name", image)
+        assert done.code == 0, done
+
+
+CONFIG = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+
+
+@pytest.fixture
+def house(machine: Machine, tmp_path: Path) -> House:
+    return House(machine.folder, tmp_path)
+
+
+def types(house: House, line: str) -> Done:
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=house.project, env=house.env, capture_output=True, timeout=120, input=b""
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+BASIC = """
+agentkernel run sh -c 'npm install && npm test'   => node:22-alpine: npm install;node:22-alpine: npm test
+agentkernel run python3 script.py                 => python:3.12-alpine: python3 script.py
+agentkernel run pip install package-name          => python:3.12-alpine: pip install package-name
+agentkernel run pytest                            => python:3.12-alpine: pytest
+agentkernel run node script.js                    => node:22-alpine: node script.js
+agentkernel run npm test                          => node:22-alpine: npm test
+agentkernel run npx create-react-app my-app       => node:22-alpine: npx create-react-app my-app
+agentkernel run cargo build                       => rust:1.85-alpine: cargo build
+agentkernel run cargo test                        => rust:1.85-alpine: cargo test
+agentkernel run go build                          => golang:1.23-alpine: go build
+agentkernel run go test ./...                     => golang:1.23-alpine: go test ./...
+agentkernel run ruby script.rb                    => ruby:3.3-alpine: ruby script.rb
+agentkernel run bundle exec rspec                 => ruby:3.3-alpine: bundle exec rspec
+agentkernel run --image ubuntu:24.04 apt-get update                        => ubuntu:24.04: apt-get update
+agentkernel run --image postgres:16-alpine psql --version                  => postgres:16-alpine: psql --version
+agentkernel run --profile restrictive python3 script.py                    => python:3.12-alpine: python3 script.py
+agentkernel run --profile permissive cargo build                           => rust:1.85-alpine: cargo build
+agentkernel run --compatibility-mode claude python3 script.py              => python:3.12-alpine: python3 script.py
+agentkernel run --compatibility-mode codex python3 script.py               => python:3.12-alpine: python3 script.py
+agentkernel run --compatibility-mode gemini python3 script.py              => python:3.12-alpine: python3 script.py
+"""
+LINES = [tuple(part.strip() for part in line.split("=>")) for line in BASIC.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("line", "said"), LINES, ids=[line for line, _ in LINES])
+def test_run(house: House, line: str, said: str) -> None:
+    done = types(house, line)
+    assert (done.code, done.stderr) == (0, b""), done
+    assert done.stdout.decode().splitlines() == said.split(";")
+
+
+def test_without_a_network_it_fails(house: House) -> None:
+    assert types(house, "agentkernel run --no-network curl example.com  # Will fail").code == 1
+
+
+def test_nothing_stays_and_what_is_kept_is_found(house: House) -> None:
+    done = types(house, "agentkernel run --keep failing-command")
+    assert (done.code, done.stdout) == (3, b"tried\n")
+    found = re.search(r"run-[0-9a-f]+", done.stderr.decode())
+    assert found, done
+    assert [each["name"] for each in house.object("sandbox", "list")["sandboxes"]] == [found[0]]
+    assert types(house, f"agentkernel sandbox remove {found[0]}").code == 0
+    assert house.object("sandbox", "list")["sandboxes"] == []
+
+
+def test_persistent_sandboxes(house: House) -> None:
+    house.write("package.json")
+    script = """
+set -e
+# Create and start
+agentkernel sandbox create my-sandbox
+agentkernel sandbox start my-sandbox
+
+# Execute commands
+agentkernel exec my-sandbox npm test
+agentkernel exec my-sandbox sh -c 'echo kept > /workspace/note'
+
+# Clean up
+agentkernel sandbox stop my-sandbox
+agentkernel sandbox start my-sandbox
+agentkernel exec my-sandbox cat /workspace/note
+agentkernel sandbox stop my-sandbox
+agentkernel sandbox remove my-sandbox
+"""
+    done = types(house, script)
+    assert done.code == 0, done
+    assert done.stdout.decode().splitlines() == ["my-sandbox", "node:22-alpine: npm test", "kept"]
+
+
+def test_the_daemon(house: House) -> None:
+    script = """
+set -e
+# Start daemon with pre-warmed pool
+agentkernel daemon start
+# Check status
+agentkernel daemon status  # Shows warm VMs per agent type
+# Commands use warm pool automatically (~50ms vs ~500ms cold start)
+agentkernel run python3 script.py
+# Pre-warm for specific agent types
+agentkernel daemon prewarm --mode claude
+# Stop daemon
+agentkernel daemon stop
+"""
+    done = types(house, script)
+    assert done.code == 0, done
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "python:3.12-alpine: python3 script.py"
+    assert lines[2].split()[:2] == ["claude", "alpine:3.20"]
+
+
+def test_what_a_warm_one_is_for_is_taken_from_the_pool(house: House) -> None:
+    folder = house.home / ".config" / "agentkernel"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('[daemon.agents.native]\nmin_warm = 1\nruntime = "python"\n')
+    house.ok("daemon", "prewarm")
+    before = count_claims(house)
+    assert types(house, "agentkernel run python3 script.py").code == 0
+    assert count_claims(house) == before + 1
+    house.ok("daemon", "prewarm", "--mode", "native", "--count", "0")
+
+
+def count_claims(house: House) -> int:
+    socket = house.folder / "r" / "k8e.sock"
+    command = shlex.split(f"curl -s --unix-socket {socket} http://localhost/metrics")
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r'k8e_pool_claims_total\{start="warm"\} (\d+)', text)
+    return int(found[1]) if found else 0
