@@ -38,6 +38,8 @@ INSIDE = (Path(__file__).parent / "inside.py").read_text()
 
 # mode, profile: network, project, home, environment, read-only, powerless. As the seed has it, not as the code does.
 CELLS: dict[tuple[str, str], str] = {
+    ("", ""): "all no no no no no",
+    ("", "permissive"): "all yes yes yes no no",
     ("", "restrictive"): "no no no no yes yes",
     ("claude", ""): "list yes no no no no",
     ("codex", ""): "list yes no no yes yes",

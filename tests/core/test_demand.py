@@ -85,3 +85,15 @@ def test_what_was_reserved_is_wanted_until_it_is_not() -> None:
     assert demand.targets(0) == {OTHER: 1, USUAL: 7}
     demand.reserve("claude", USUAL, 0)
     assert demand.targets(0) == {OTHER: 1, USUAL: 1}
+
+
+def test_what_was_reserved_comes_before_what_is_guessed() -> None:
+    demand = Demand(2, 3)
+    ask(demand, USUAL, 0, 5)
+    assert demand.targets(0) == {USUAL: 3}
+    demand.reserve("claude", OTHER, 2)
+    assert demand.targets(0) == {USUAL: 1, OTHER: 2}
+    demand.reserve("claude", USUAL, 2)
+    assert demand.targets(0) == {USUAL: 3}
+    demand.reserve("codex", OTHER, 9)
+    assert demand.targets(0) == {USUAL: 2, OTHER: 1}

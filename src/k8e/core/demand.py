@@ -92,20 +92,22 @@ class Demand:
         self.note(template, now, usual=True)
 
     def targets(self, now: float) -> Mapping[Template, int]:
-        """How many to have ready, the kind last asked for first; not more than the maximum in all."""
+        """How many to have ready, the kind last asked for first; not more than the maximum in all. What was reserved is
+        in it as far as it goes."""
         for template in [each for each, asked in self._asked.items() if now - asked.at >= MEMORY]:
             del self._asked[template]
         wanted = {template: self._want(asked, now) for template, asked in reversed(self._asked.items())}
-        together: dict[Template, int] = {}
-        for template, number in self._reserved.values():
-            together[template] = together.get(template, 0) + number
-        for template, number in together.items():
-            wanted[template] = max(number, wanted.get(template, 0))
+        # What somebody said comes before what is guessed from what was asked for.
+        said: dict[Template, int] = {}
         left = self._maximum
+        for template, number in self._reserved.values():
+            said[template] = said.get(template, 0) + min(number, left)
+            left -= min(number, left)
         for template, number in wanted.items():
-            wanted[template] = min(number, left)
-            left -= wanted[template]
-        return wanted
+            more = min(max(0, number - said.get(template, 0)), left)
+            wanted[template] = said.pop(template, 0) + more
+            left -= more
+        return {**wanted, **said}
 
     def _want(self, asked: _Asked, now: float) -> int:
         if asked.count < 2 and not asked.usual:
