@@ -15,8 +15,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types.version import LATEST_MODERN_VERSION
 
-from k8e.doors.grpc import agents
 from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.calls import IDLE_EACH
 from k8e.doors.grpc.methods import METHODS
 from tests.cli.machine import DEADLINE, K8E, Machine, wait_until
 from tests.gateway.house import Guest, House
@@ -182,9 +182,9 @@ def test_what_is_no_part_of_it_is_refused_and_agents_are_counted(house: House) -
         assert guest.refused("ConnectAgent", options, late)[0] is grpc.StatusCode.INVALID_ARGUMENT
     ping = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
     with contextlib.ExitStack() as stack:
-        for _ in range(agents.EACH):
+        for _ in range(IDLE_EACH):
             waiting = stack.enter_context(Held(guest, options, pb.ConnectAgentRequest(content=ping)))
             assert b'"id":1' in next(iter(waiting.call)).content
-        assert guest.refused("ConnectAgent", options)[1].code == "too_many_agents"  # type: ignore[union-attr]
+        assert guest.refused("ConnectAgent", options)[1].code == "too_many_streams"  # type: ignore[union-attr]
         # While they are all silent, nobody has to wait for them.
         assert guest.call("Status", pb.StatusRequest()).available

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from k8e.core.access import Payer
-from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import Call, Handler
+from k8e.doors.grpc.calls import LARGE, Call, Handler
 from k8e.doors.grpc.problems import Refusal, malformed
 
 if TYPE_CHECKING:
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from k8e.doors.mcp.stream import Pieces
 
 SECONDS: Final = 30 * 86_400.0  # of one connection; a certificate ends it before
-EACH, ALL = 32, 512  # connections: of one payer, of everybody
 
 
 class Attendance(Protocol):
@@ -38,6 +34,8 @@ class Lines:
             message = await self._call.read_idly(pb.ConnectAgentRequest)
             if message is not None and message.WhichOneof("part") != "content":
                 raise malformed("a later message has no content")
+            if message is not None and len(message.content) > LARGE:
+                raise malformed(f"a message has more than {LARGE} bytes")
         except Refusal as problem:
             self.problem = problem
             return None
@@ -50,7 +48,6 @@ class Lines:
 class Agents:
     def __init__(self, attendance: Attendance) -> None:
         self._attendance = attendance
-        self._counts: collections.Counter[Payer] = collections.Counter()
 
     def table(self) -> Mapping[str, Handler]:
         return {"ConnectAgent": Handler(self._connect, SECONDS)}
@@ -59,14 +56,8 @@ class Agents:
         first = await call.read_one(pb.ConnectAgentRequest)
         if first.WhichOneof("part") != "options":
             raise malformed("the first message has no options")
-        if self._counts[call.payer] >= EACH or self._counts.total() >= ALL:
-            error = f"{EACH} agents at once is the most"
-            raise Fault(Kind.EXHAUSTED, "too_many_agents", error, hint="End some of them.", retry_after=10.0)
-        self._counts[call.payer] += 1
-        try:
+        with call.idle():
             lines = Lines(call)
             await self._attendance.attend(await self._attendance.greet(call.caller, first.options.tenant_id), lines)
             if lines.problem is not None:
                 raise lines.problem
-        finally:
-            self._counts[call.payer] -= 1

@@ -11,8 +11,8 @@ import asyncio
 import collections
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -30,7 +30,7 @@ from k8e.doors.grpc.methods import ERROR_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
 
 LARGE: Final = 1 << 20
-KINDLY: Final = 64  # what a message needs around its content
+IDLE_EACH, IDLE_ALL = 64, 512  # callers with more to say, some time: of one payer, of everybody
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
 _NOBODY: Final = Payer(-2, "")
@@ -51,11 +51,25 @@ class Handler:
 
 
 class Inbox:
-    """How many messages are in memory at once: while they arrive, and while large ones are dealt with."""
+    """How many messages are in memory at once: while they arrive, and while large ones are dealt with. Callers who may
+    say nothing for hours are counted instead of waited for."""
 
     def __init__(self) -> None:
         self.arriving = Turns(64, each=16)
         self.large = Turns(16, each=4)
+        self._idle: collections.Counter[Payer] = collections.Counter()
+
+    @contextmanager
+    def idle(self, payer: Payer) -> Iterator[None]:
+        if self._idle[payer] >= IDLE_EACH or self._idle.total() >= IDLE_ALL:
+            error = f"{IDLE_EACH} commands with input, and agents, at once is the most"
+            raise Fault(Kind.EXHAUSTED, "too_many_streams", error, hint="End some of them.", retry_after=10.0)
+        self._idle[payer] += 1
+        try:
+            yield
+        finally:
+            self._idle[payer] -= 1
+            self._idle = +self._idle
 
 
 class Call:
@@ -107,24 +121,25 @@ class Call:
             assert isinstance(content, bytes)
             if len(content) > LARGE:
                 await self._held.enter_async_context(self._inbox.large.take(self.payer))
+        return self._parse(kind, content)
+
+    def _parse(self, kind: type[M], content: object) -> M:
+        assert isinstance(content, bytes)
         try:
             return kind.FromString(content)
         except (DecodeError, ValueError, RecursionError) as error:
             raise malformed(f"this is no {kind.__name__}") from error
 
+    def idle(self) -> AbstractContextManager[None]:
+        """In which `read_idly` may be called."""
+        return self._inbox.idle(self.payer)
+
     async def read_idly(self, kind: type[M]) -> M | None:
-        """The same for a caller who may say nothing for hours: nobody else waits for them. So their messages are small,
-        and whoever reads so counts how many read so."""
+        """The same for a caller who may say nothing for hours: nobody else waits for them. Their messages are meant to
+        be small, which whoever reads them checks."""
+        await self._held.aclose()
         content = await self._context.read()
-        if content is grpc.aio.EOF:
-            return None
-        assert isinstance(content, bytes)
-        if len(content) > LARGE + KINDLY:
-            raise malformed(f"a message has more than {LARGE} bytes")
-        try:
-            return kind.FromString(content)
-        except (DecodeError, ValueError, RecursionError) as error:
-            raise malformed(f"this is no {kind.__name__}") from error
+        return None if content is grpc.aio.EOF else self._parse(kind, content)
 
     async def read_one(self, kind: type[M]) -> M:
         message = await self.read(kind)

@@ -116,7 +116,8 @@ class Handlers:
         first = await call.read_one(pb.ExecInput)
         if first.WhichOneof("input") != "start":
             raise malformed("the first message has no start")
-        await self._run_live(call, first.start, fed=True)
+        with call.idle():
+            await self._run_live(call, first.start, fed=True)
 
     async def _run_live(self, call: Call, request: pb.ExecRequest, *, fed: bool) -> None:
         spec = reading.read_run_spec(request)
@@ -276,7 +277,7 @@ class _Feeder:
         try:
             if self._content:
                 await self._live.write_stdin(self._content)
-            while self._call and (message := await self._call.read(pb.ExecInput)) is not None:
+            while self._call and (message := await self._call.read_idly(pb.ExecInput)) is not None:
                 if message.WhichOneof("input") != "stdin":
                     raise malformed("a later message has no stdin")
                 if len(message.stdin) > STDIN_PIECE:
