@@ -397,6 +397,36 @@ async def test_who_shares_a_workspace_that_is_a_project_has_the_same_mount(rig: 
     assert (grounds.project / ".git/config").exists()
 
 
+async def test_a_directory_that_was_exchanged_from_inside_is_not_shown(rig: Rig, grounds: Grounds) -> None:
+    """Neither to a child, nor when it is started again: a link where one of its directories was leads elsewhere."""
+    write_around, inner = grounds.project / "around", grounds.project / "around/inner"
+    elsewhere = grounds.top / "elsewhere"
+    for folder in (write_around, inner, elsewhere):
+        folder.mkdir()
+        os.chown(folder, OWNER, OWNER)
+    (elsewhere / "secret").write_text(SECRET)
+    mounts = Mount(str(write_around), "/workspace", OWNER, writable=True), Mount(str(inner), "/home/user/inner", OWNER)
+    shape = Shape(mounts=mounts)
+    room, child = await create(rig, shape), rig.new_name()
+    try:
+        await room.output("sh", "-c", f"mv inner gone && ln -s {elsewhere} inner")
+        with pytest.raises(MountRefused, match="another directory"):
+            await rig.engine.create(child, replace(rig.spec(), shape=shape, shares=room.name))
+        assert child not in await rig.engine.list()
+        await rig.engine.stop(room.name)
+        with pytest.raises(MountRefused, match="another directory"):
+            await rig.engine.start(room.name, replace(rig.spec(), shape=shape))
+        inner.unlink()
+        (write_around / "gone").rename(inner)
+        await rig.engine.start(room.name, replace(rig.spec(), shape=shape))
+        await rig.engine.create(child, replace(rig.spec(), shape=shape, shares=room.name))
+        assert (await (await rig.enter(child)).output("ls", "/home/user/inner")) == ""
+    finally:
+        await asyncio.gather(rig.engine.destroy(room.name), rig.engine.destroy(child))
+        shutil.rmtree(write_around)
+        shutil.rmtree(elsewhere)
+
+
 @pytest.mark.parametrize("user", ["", "worker"])
 async def test_in_an_image_they_are_its_users(rig: Rig, grounds: Grounds, user: str) -> None:
     """Root of an image has powers there; not over what belongs to others on the machine."""

@@ -34,7 +34,7 @@ from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
-from k8e.engine.local.mounts.sharing import share_workspace
+from k8e.engine.local.mounts.sharing import find_sources, share_workspace
 from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
@@ -267,7 +267,12 @@ class LocalEngine:
 
     def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths, user: Identity) -> Sequence[Bind]:
         """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
-        binds = show_mounts(spec.shape.mounts, self.layout, paths, record.first_id, user)
+        known = record.sources
+        if spec.shape.mounts and spec.shares:
+            known = find_sources(self.layout.sandbox(spec.shares))
+        binds, sources = show_mounts(spec.shape.mounts, self.layout, paths, record.first_id, user, known)
+        if sources != record.sources:
+            replace(record, sources=sources).save(paths.record)
         if any(bind.target == "/workspace" for bind in binds):
             return binds  # whoever shares that has the same mount
         workspace = paths.workspace

@@ -26,6 +26,9 @@ class Record:
     slot: int | None
     hostname: str
     ready: bool = True  # False while it is started again: what runs then is nothing that anybody could use
+    # Inodes of the machine's directories that are shown in it: by their names a sandbox that can write around one of
+    # them could have another shown to a child of its, or to itself when it is started again.
+    sources: tuple[int, ...] = ()
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".new")
@@ -34,7 +37,8 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        return cls(**json.loads(path.read_text()))
+        fields = json.loads(path.read_text())
+        return cls(**{**fields, "sources": tuple(fields.get("sources", ()))})
 
     @property
     def first_id(self) -> int | None:

@@ -38,6 +38,14 @@ def share_workspace(owner: SandboxPaths, guest: SandboxPaths, guest_first: int |
     return target
 
 
+def find_sources(owner: SandboxPaths) -> tuple[int, ...]:
+    """What the owner is shown of the machine: who shares its workspace is shown the same."""
+    try:
+        return Record.load(owner.record).sources
+    except (FileNotFoundError, ValueError) as error:
+        raise EngineError("shared workspace", f"{owner.top.name} is not there any more") from error
+
+
 def _shift_ids(mount: int, stored: int, shown: int) -> None:
     if stored == shown:
         return

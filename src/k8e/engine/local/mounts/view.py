@@ -31,7 +31,7 @@ from k8e.engine.local.mounts.kernel import (
 )
 from k8e.engine.local.mounts.owner import Owner, find_owner
 from k8e.engine.local.mounts.placeholders import stand_in
-from k8e.engine.local.mounts.source import open_source
+from k8e.engine.local.mounts.source import open_source, refusal
 from k8e.engine.local.mounts.veil import draw_veil, resolve_hidden
 from k8e.link.model import Identity
 
@@ -40,16 +40,30 @@ _FIRST_GROUP = 60_000  # inside, of those that the machine's user is in besides 
 
 
 def show_mounts(
-    mounts: Sequence[Mount], layout: Layout, paths: SandboxPaths, first_id: int | None, user: Identity
-) -> list[Bind]:
-    """`user`: the sandbox's default user. Raises MountRefused when one of them is not to be shown."""
+    mounts: Sequence[Mount],
+    layout: Layout,
+    paths: SandboxPaths,
+    first_id: int | None,
+    user: Identity,
+    known: Sequence[int] = (),
+) -> tuple[list[Bind], tuple[int, ...]]:
+    """`user`: the sandbox's default user; `known`: the inodes of the sources when they were first shown, for they are
+    to be the same. Returns them, too. Raises MountRefused when one of them is not to be shown."""
     binds: list[Bind] = []
+    found: list[int] = []
     for index, mount in enumerate(mounts):
+        owner = find_owner(mount.owner)
+        source = open_source(mount, owner, layout)
         try:
-            binds += _show(mount, layout, paths, f"mount-{index}", first_id, user)
+            found.append(os.fstat(source).st_ino)  # without the device, which may have another number after a reboot
+            if known and found != list(known[: index + 1]):
+                raise refusal(mount, "another directory is there by now than when it was first shown")
+            binds += _show(mount, owner, source, paths, f"mount-{index}", first_id, user)
         except OSError as error:
             raise EngineError(f"mount {mount.source}", str(error)) from error
-    return binds
+        finally:
+            os.close(source)
+    return binds, tuple(found)
 
 
 def make_mount_point(paths: SandboxPaths, name: str) -> Path:
@@ -73,13 +87,10 @@ def seal_mounts(paths: SandboxPaths) -> None:
 
 
 def _show(
-    mount: Mount, layout: Layout, paths: SandboxPaths, name: str, first_id: int | None, user: Identity
+    mount: Mount, owner: Owner, source: int, paths: SandboxPaths, name: str, first_id: int | None, user: Identity
 ) -> Iterator[Bind]:
-    owner = find_owner(mount.owner)
     target = make_mount_point(paths, name)
     with contextlib.ExitStack() as files:
-        source = open_source(mount, owner, layout)
-        files.callback(os.close, source)
         copy = clone_mount(source, NOSUID | NODEV | (0 if mount.writable else RDONLY))
         files.callback(os.close, copy)
         _map_owners(mount, copy, owner, first_id, user)
