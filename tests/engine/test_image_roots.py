@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,35 @@ async def test_its_inodes_are_limited(rig: Rig, image: Image) -> None:
         script = f"mkdir /many; cd /many; {make}; ls | wc -l"
         assert 3000 < int(await sh(room, script)) < 4096 * 1.1
         assert "No space left" in await sh(room, "mkdir /one-more")
+
+
+async def test_what_the_image_has_at_workspace_is_there(rig: Rig) -> None:
+    layer = make_tar(
+        entry("workspace", mode=0o755),
+        entry("workspace/app", mode=0o750, uid=1234, gid=1235),
+        entry("workspace/app/run", b"#!/bin/sh\necho ran\n", mode=0o755),
+        entry("workspace/app/once", b"once", uid=1234),
+        link("workspace/app/twice", "workspace/app/once", tarfile.LNKTYPE),
+        link("workspace/passwd", "/etc/passwd"),
+        link("workspace/out", "../../../../etc/hostname"),
+        entry("workspace/fifo", None, type=tarfile.FIFOTYPE, mode=0o622),
+        entry("workspace/empty", b""),
+    )
+    image = await add_image(rig.engine, layer, Env=["PATH=/bin"], WorkingDir="/workspace/app")
+    async with enter_image(rig, image) as room:
+        script = "./run; cat twice ../out; readlink ../passwd; stat -c '%u:%g %a %h %n' . run once ../fifo ../empty"
+        assert (await sh(room, script)).splitlines() == [
+            *("ran", "oncesandbox", "/etc/passwd"),
+            *("1234:1235 750 2 .", "0:0 755 1 run", "1234:0 644 2 once", "0:0 622 1 ../fifo", "0:0 644 1 ../empty"),
+        ]
+        assert (
+            await sh(room, "echo more >> once; cat twice; ls -A /workspace")
+            == "oncemore\napp\nempty\nfifo\nout\npasswd\n"
+        )
+    deep = make_tar(*(entry("workspace/" + "/".join("d" * number)) for number in range(1, 103)))
+    image = await add_image(rig.engine, deep)
+    with pytest.raises(EngineError, match="its /workspace is more than 100 directories deep"):
+        await rig.engine.create(rig.new_name(), rig.spec_of(image.digest))
 
 
 # Its user ------------------------------------------------------------------------------------------------------------

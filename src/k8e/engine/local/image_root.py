@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import os
 import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.package_clients import certificates
 from k8e.engine.local.registries import CA_BUNDLE, Registries
+from k8e.engine.local.tree_copy import TooDeep, copy_tree
 from k8e.link.model import Identity
 
 WORKSPACE: Final = "/workspace"
@@ -51,10 +53,12 @@ _CLIENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Furniture:
-    """What every sandbox of one image gets."""
+    """What a sandbox gets."""
 
     image: Image
     registries: Registries
+    hostname: str
+    own_workspace: bool = True  # nothing of the machine is mounted there
 
 
 def place_points(paths: SandboxPaths, first_id: int | None) -> None:
@@ -67,16 +71,18 @@ def place_points(paths: SandboxPaths, first_id: int | None) -> None:
             inside.make_point(name, file=True)
 
 
-def furnish(paths: SandboxPaths, given: Furniture, hostname: str, first_id: int | None) -> Place:
+def furnish(paths: SandboxPaths, given: Furniture, first_id: int | None) -> Place:
     """Raises EngineError when the image cannot be a sandbox's, OSError when the disk cannot."""
     try:
         place_points(paths, first_id)
+        if given.own_workspace:
+            _fill_workspace(paths, given.image)
         with Inside(paths.root, first_id) as inside, Inside(paths.workspace, first_id) as workspace:
             account = _find_account(inside, given.image)
             place = _describe(given, account)
             owner = (account.uid, account.gid)
             workspace.give("/", owner, 0o755)
-            _write_names(inside, account, hostname)
+            _write_names(inside, account, given.hostname)
             _write_clients(inside, given.registries)
             if account.home != _NO_HOME:
                 _make_folder(inside, workspace, account.home, owner, 0o700 if account.uid == 0 else 0o755)
@@ -87,6 +93,22 @@ def furnish(paths: SandboxPaths, given: Furniture, hostname: str, first_id: int 
         named = f"{error.filename}: " if error.filename else ""
         raise fault(given.image, f"it cannot be furnished: {named}{error.strerror}") from error
     return place
+
+
+def _fill_workspace(paths: SandboxPaths, image: Image) -> None:
+    """With what the image has there, which is about to be covered."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    source = os.open(paths.root / "workspace", flags)
+    try:
+        target = os.open(paths.workspace, flags)
+        try:
+            copy_tree(source, target)
+        finally:
+            os.close(target)
+    except TooDeep as error:
+        raise fault(image, f"its /workspace is {error}") from error
+    finally:
+        os.close(source)
 
 
 def fault(image: Image, cause: str, hint: str = "") -> EngineError:

@@ -16,7 +16,14 @@ from k8e.engine import EngineError, Limits, Place, Shape
 from k8e.engine.images import Image
 from k8e.engine.local import disk, host_image
 from k8e.engine.local.host_image import Overlay
-from k8e.engine.local.image_root import Furniture, furnish, load_place, place_points, save_place
+from k8e.engine.local.image_root import (
+    WORKSPACE,
+    Furniture,
+    furnish,
+    load_place,
+    place_points,
+    save_place,
+)
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.overlay import mount_layers
 from k8e.engine.local.record import Record
@@ -107,7 +114,9 @@ class ImageRoot:
 
     def _make(self, paths: SandboxPaths, record: Record, registries: Registries, shape: Shape) -> None:
         self._mount(paths, record.first_id)
-        place = furnish(paths, Furniture(self._find(), registries), record.hostname, record.first_id)
+        own = not any(mount.target == WORKSPACE for mount in shape.mounts)
+        given = Furniture(self._find(), registries, record.hostname, own_workspace=own)
+        place = furnish(paths, given, record.first_id)
         save_place(paths.place, replace(place, capable=place.capable and not shape.powerless))
 
     async def present(self, paths: SandboxPaths, record: Record) -> None:
