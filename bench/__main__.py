@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from bench.agent import measure_agent
+from bench.agentkernel import measure_agentkernel
 from bench.budgets import render_budgets
 from bench.creates import measure_creates
 from bench.crowd import measure_crowd, measure_densities
@@ -30,6 +31,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 Group = Callable[[bool, Path], AsyncIterator[Measure]]
 GROUPS: dict[str, Group] = {
     "oneshot": measure_oneshots,
+    "agentkernel": measure_agentkernel,
     "runs": measure_runs,
     "creates": measure_creates,
     "gateway": measure_gateway,

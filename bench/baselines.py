@@ -67,7 +67,8 @@ def bubblewrap() -> OneShot:
     return OneShot("bwrap ... true", ("bwrap", *unshared, *shape, *links, "/usr/bin/true"))
 
 
-def podman(runsc: str | None) -> Iterator[OneShot]:
+def podman(runsc: str | None, command: tuple[str, ...] = ("true",), image: str = "") -> Iterator[OneShot]:
+    """On the machine's own toolchain, or on an image that podman has."""
     if not install_package("podman", "podman"):
         say("podman is not to be had here: left out")
         return
@@ -83,11 +84,13 @@ def podman(runsc: str | None) -> Iterator[OneShot]:
     env = (("CONTAINERS_CONF", str(settings)),)
     # It would raise these, which fails on a machine without CAP_SYS_RESOURCE.
     limits = ("--ulimit", "nproc=1024:1024", "--ulimit", "nofile=1024:1024")
-    flags = ("run", "--rm", "--network=none", *limits, "-v", "/usr:/usr:ro", "--rootfs", str(root))
+    what = (image,) if image else ("-v", "/usr:/usr:ro", "--rootfs", str(root))
+    flags = ("run", "--rm", "--network=none", *limits, *what)
+    shown = f"{' '.join(command)}{f' in {image}' if image else ''}"
     for name, runtime in (("runc", shutil.which("runc")), ("runsc", runsc)):
         if runtime is None:
             continue
-        shot = OneShot(f"podman run true ({name})", ("podman", f"--runtime={runtime}", *flags, "true"), env)
+        shot = OneShot(f"podman run {shown} ({name})", ("podman", f"--runtime={runtime}", *flags, *command), env)
         if works(shot):
             yield shot
 

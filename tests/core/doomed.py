@@ -75,6 +75,8 @@ async def live_once(service: Service) -> None:
     tell("destroying", session="two")
     await service.destroy(ALICE, "two")
     tell("destroyed", session="two")
+    # In a session that nobody is told of: it must not be there afterwards, wherever this ends.
+    await service.run_once(ALICE, SessionSpec(env={"WORD": "gone"}), RunSpec("", "true"))
     await write_line(service, "one", "d")
 
 

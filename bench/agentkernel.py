@@ -1,0 +1,121 @@
+"""`agentkernel run` as a whole process, in a fresh sandbox each time, next to podman with the same content: the machine's
+own tools, and an OCI image that both have. Warm: from the pool, with a pause in which it is filled again, as agents make
+one. Cold: without a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from bench.baselines import OneShot, podman, run_quietly, say
+from bench.daemon import ROOT, Daemon, serving
+from bench.oneshot import BARE, take
+from bench.samples import Measure
+from k8e.engine.local.runtime import OWN_BINARIES
+
+AGENTKERNEL = str(ROOT / ".venv" / "bin" / "agentkernel")
+BUSYBOX = Path("/bin/busybox")  # Debian's busybox-static
+IMAGE = "localhost/k8e-bench:1"
+COMMANDS = (("true",), ("python3", "-c", "print(1)"))
+POOL = "[pool]\nmin = 2\n"
+NO_POOL = "[pool]\nenabled = false\n"
+
+
+async def measure_agentkernel(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
+    count = 8 if quick else 30
+    own = OWN_BINARIES / "runsc"
+    runsc = str(own) if own.exists() else None
+    rivals = {command: tuple(podman(runsc, command)) for command in COMMANDS}
+    archive = make_image(scratch)
+    boxed = tuple(podman(runsc, ("true",), IMAGE)) if archive and run_quietly("podman", "load", "-i", archive) else ()
+    for name, settings, pause in (("warm", POOL, 1.0), ("cold", NO_POOL, 0.0)):
+        async with serving(scratch / name, settings) as daemon:
+            for command in COMMANDS:
+                ours = shot(daemon, f"agentkernel run {' '.join(command)}, {name}", "host", command)
+                async for measure in compare(ours, rivals[command] if name == "cold" else (), count, pause):
+                    yield measure
+            if archive and load_image(daemon, archive):
+                ours = shot(daemon, f"agentkernel run --image busybox true, {name}", IMAGE, ("true",))
+                async for measure in compare(ours, boxed if name == "cold" else (), count, pause):
+                    yield measure
+    run_quietly("podman", "rmi", "-f", IMAGE)
+
+
+def shot(daemon: Daemon, name: str, image: str, command: tuple[str, ...]) -> OneShot:
+    changed = tuple((key, value) for key, value in daemon.environment.items() if os.environ.get(key) != value)
+    return OneShot(name, (AGENTKERNEL, "run", "--no-network", "--image", image, *command), changed)
+
+
+async def compare(ours: OneShot, others: Sequence[OneShot], count: int, pause: float) -> AsyncIterator[Measure]:
+    """All in turn, so that a noisy moment hits all alike; the first rounds, in which a pool learns, do not count."""
+    shots = (BARE, ours, *others)
+    taken: dict[str, list[float]] = {each.name: [] for each in shots}
+    for number in range(count + 2):
+        await asyncio.sleep(pause)
+        for each in shots:
+            spent = await asyncio.to_thread(take, each)
+            if number > 1:
+                taken[each.name].append(spent)
+    for each in shots[1:]:
+        yield Measure(each.name, "ms", tuple(taken[each.name]), BARE.name, tuple(taken[BARE.name]))
+
+
+def make_image(scratch: Path) -> str:
+    """An archive as `docker save` writes it, with busybox in it and nothing else; empty: there is no busybox here."""
+    if not BUSYBOX.exists():
+        say("there is no busybox here: no image")
+        return ""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        tar.add(BUSYBOX.resolve(), "bin/busybox")
+        for name in ("sh", "true"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        for name in ("etc", "tmp", "proc", "dev", "sys", "run"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+    return str(write_archive(scratch / "image.tar", layer.getvalue()))
+
+
+def write_archive(path: Path, layer: bytes) -> Path:
+    import hashlib
+    import json
+    import platform
+
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    digest = f"sha256:{hashlib.sha256(layer).hexdigest()}"
+    settings = {"Env": ["PATH=/bin"], "Cmd": ["sh"]}
+    config = {
+        "architecture": machine,
+        "os": "linux",
+        "config": settings,
+        "rootfs": {"type": "layers", "diff_ids": [digest]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    parts = {
+        "layer.tar": layer,
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+    }
+    with tarfile.open(path, "w") as tar:
+        for name, content in parts.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def load_image(daemon: Daemon, archive: str) -> bool:
+    words = [str(Path(sys.executable).with_name("k8e")), "image", "import", "--name", IMAGE, archive]
+    done = subprocess.run(words, env=daemon.environment, capture_output=True, check=False)
+    if done.returncode != 0:
+        say(f"the image cannot be imported: {done.stdout.decode(errors='replace')}")
+    return done.returncode == 0
