@@ -1,12 +1,15 @@
-"""`agentkernel run` as a whole process, in a fresh sandbox each time, next to podman with the same content: the machine's
-own tools, and an OCI image that both have. Warm: from the pool, with a pause in which it is filled again, as agents make
-one. Cold: without a pool."""
+"""`agentkernel run` as a whole process, in a fresh sandbox each time, next to podman with the same content: the
+machine's own tools, and an OCI image that both have. Warm: from the pool, with a pause in which it is filled again, as
+agents make one. Cold: without a pool."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
+import json
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -86,25 +89,13 @@ def make_image(scratch: Path) -> str:
 
 
 def write_archive(path: Path, layer: bytes) -> Path:
-    import hashlib
-    import json
-    import platform
-
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     digest = f"sha256:{hashlib.sha256(layer).hexdigest()}"
     settings = {"Env": ["PATH=/bin"], "Cmd": ["sh"]}
-    config = {
-        "architecture": machine,
-        "os": "linux",
-        "config": settings,
-        "rootfs": {"type": "layers", "diff_ids": [digest]},
-    }
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
-    parts = {
-        "layer.tar": layer,
-        "config.json": json.dumps(config).encode(),
-        "manifest.json": json.dumps(manifest).encode(),
-    }
+    root = {"type": "layers", "diff_ids": [digest]}
+    config = json.dumps({"architecture": machine, "os": "linux", "config": settings, "rootfs": root}).encode()
+    manifest = json.dumps([{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]).encode()
+    parts = {"layer.tar": layer, "config.json": config, "manifest.json": manifest}
     with tarfile.open(path, "w") as tar:
         for name, content in parts.items():
             entry = tarfile.TarInfo(name)
