@@ -164,6 +164,17 @@ async def test_a_mode_brings_the_project_and_the_hosts_of_its_agent(
     await call(agent, "sandbox_remove", name="codex")
 
 
+async def test_without_a_wish_it_is_the_whole_network_and_no_folder(agent: Client) -> None:
+    """As the first rows of both tables have it; metadata services stay closed."""
+    made = await call(agent, "sandbox_create", name="plain", image="host")
+    assert made["policy"]["allowed_hosts"] == ["*"]
+    assert "mounts" not in made["policy"]
+    script = "import socket\ntry: socket.getaddrinfo('metadata.google.internal', 80)\nexcept OSError: print('none')"
+    run = await call(agent, "sandbox_exec", name="plain", command=["python3", "-c", script])
+    assert (run["stdout"], [each["host"] for each in run["denied"]]) == ("none\n", ["metadata.google.internal"])
+    await call(agent, "sandbox_remove", name="plain")
+
+
 async def test_restrictive_has_no_network_and_writes_nothing_but_tmp(agent: Client) -> None:
     script = "import socket, pathlib\npathlib.Path('/tmp/yes').touch()\n"
     script += "for path in ('/no', '/workspace/no', '/usr/no'):\n  try: open(path, 'w'); print('written', path)\n"

@@ -125,8 +125,9 @@ async def test_a_tenant_keeps_its_session(machine: Machine) -> None:
         machine.k8e("sandbox", "destroy", session)
 
 
-def test_a_tenant_that_cannot_be_is_refused_before_anything_is_said(machine: Machine) -> None:
-    done = machine.k8e("sandbox-mcp", "--tenant-id", "../x", stdin=json.dumps(INITIALIZE).encode())
+@pytest.mark.parametrize("tenant", ["../x", "web/part", "-x", "x" * 64])
+def test_a_tenant_that_cannot_be_is_refused_before_anything_is_said(machine: Machine, tenant: str) -> None:
+    done = machine.k8e("sandbox-mcp", f"--tenant-id={tenant}", stdin=json.dumps(INITIALIZE).encode())
     assert (done.code, done.stdout) == (1, b"")
     assert json.loads(done.stderr)["code"] == "invalid_argument"
 

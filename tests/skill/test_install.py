@@ -114,7 +114,9 @@ def test_an_address_instead_of_a_command(home: Machine) -> None:
     install(home, "all")
     for address, url in (
         (":8811", "http://127.0.0.1:8811/mcp"),
-        ("10.0.0.1:80", "http://10.0.0.1:80/mcp"),
+        ("localhost:8811", "http://localhost:8811/mcp"),
+        ("10.0.0.1:8811", "https://10.0.0.1:8811/mcp"),
+        ("0.0.0.0:8811", "https://127.0.0.1:8811/mcp"),
         ("https://mcp.example.com/x", "https://mcp.example.com/x"),
     ):
         assert install(home, "all", env={"K8E_SANDBOX_MCP_ADDR": address}).code == 0

@@ -55,7 +55,10 @@ def describe_server(agent: Agent, address: str) -> Entry:
     if "://" in address:
         url = address
     else:
-        url = f"http://{'127.0.0.1' if address.startswith(':') else ''}{address}/mcp"
+        host, _, port = address.rpartition(":")
+        near = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+        plain = host in ("", "localhost", "[::1]") or host.startswith("127.")  # elsewhere there is always TLS
+        url = f"{'http' if plain else 'https'}://{near}:{port}/mcp"
     return {"type": "http", "url": url} if agent.typed else {"url": url}
 
 

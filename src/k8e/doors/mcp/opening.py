@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from k8e.core.access import may_see
+from k8e.core.checks import check_name
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
@@ -98,6 +99,8 @@ class Opening:
         await self._load()
         from k8e.doors.mcp.guest import Guest
 
+        if tenant:
+            check_name("tenant_id", tenant)  # a part of one is not to be had by naming it
         if tenant and not may_see(caller, caller.uid, tenant):
             raise Fault(Kind.DENIED, "wrong_tenant", "this is another tenant's", field="tenant_id")
         guest = Guest(self._service, caller, tenant, known=caller.uid != REMOTE)
