@@ -11,7 +11,7 @@ import contextlib
 import platform
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -24,6 +24,7 @@ from k8e.engine.local.images.limits import ImageLimits
 from k8e.engine.local.images.manifest import Configuration, Descriptor, Manifest
 from k8e.engine.local.images.registry import Registry
 from k8e.engine.local.images.store import Store
+from k8e.engine.local.tool import finish_in_thread
 from k8e.engine.reference import Reference
 
 _DOWNLOADS: Final = 4
@@ -70,7 +71,7 @@ class Puller:
         configuration = manifests.read_configuration(content, self._machine, self._limits)
         if len(configuration.diff_ids) != len(manifest.layers):
             raise refused("the manifest and the configuration do not agree about the layers")
-        with self._store.wanting(configuration.diff_ids):
+        async with self._wanting(configuration.diff_ids):
             await self._get_layers(registry, manifest, configuration, report)
             report(Progress("finishing", 0, 0))
             return await asyncio.to_thread(self._store.keep_image, manifest.digest, configuration)
@@ -120,6 +121,16 @@ class Puller:
                     self._store.keep_layer(target, made)
 
             await in_thread(work, stop)
+
+    @contextlib.asynccontextmanager
+    async def _wanting(self, diff_ids: Collection[str]) -> AsyncIterator[None]:
+        """In a thread: the store may be busy removing."""
+        stack = contextlib.ExitStack()
+        try:
+            await finish_in_thread(stack.enter_context, self._store.wanting(diff_ids))
+            yield
+        finally:
+            await finish_in_thread(stack.close)
 
     @contextlib.asynccontextmanager
     async def _alone(self, what: str) -> AsyncIterator[None]:

@@ -65,7 +65,10 @@ def make_context(more: str) -> ssl.SSLContext:
     """Whom the machine trusts: what OpenSSL finds (SSL_CERT_FILE counts), and `more` certificates in PEM."""
     context = ssl.create_default_context()
     if more:
-        context.load_verify_locations(cadata=more)
+        try:
+            context.load_verify_locations(cadata=more)
+        except ssl.SSLError as error:
+            raise EngineError("image", f"the machine's certificates cannot be read: {error.reason}") from error
     return context
 
 

@@ -33,6 +33,7 @@ from k8e.engine.local.record import Record, all_sandboxes
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _STALE: Final = 7 * 86_400.0  # seconds after which nobody goes on with half a download
 _FRESH: Final = 10.0  # seconds
+_NO_LOCK: Final = contextlib.nullcontext()
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -165,15 +166,16 @@ class Store:
             names,
             time.time(),
         )
-        with self._lock:
-            write_whole(self._record(digest), json.dumps(asdict(record)))
+        write_whole(self._record(digest), json.dumps(asdict(record)), self._lock)
         return self._show(record)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory of our own, gone afterwards."""
         self.prepare()
-        with tempfile.TemporaryDirectory(prefix="work-", dir=self._layout.oci / "work") as top:
+        with tempfile.TemporaryDirectory(
+            prefix="work-", dir=self._layout.oci / "work", ignore_cleanup_errors=True
+        ) as top:
             yield Path(top)
 
     @property
@@ -337,11 +339,12 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_whole(path: Path, text: str) -> None:
-    """All of it or nothing, whatever happens."""
+def write_whole(path: Path, text: str, lock: contextlib.AbstractContextManager[object] = _NO_LOCK) -> None:
+    """All of it or nothing, whatever happens. The lock is held while it gets its name, and not while a disk is slow."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with draft.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    draft.rename(path)
+    with lock:
+        draft.rename(path)
