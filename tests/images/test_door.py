@@ -22,7 +22,15 @@ from k8e.engine.images import Credentials, Progress, Report
 from tests.doors.stand_in import StandIn
 
 IMAGE = NamedImage("demo:1", "sha256:" + "0" * 64, 10, 0, "", 1.5, 2.5)
-SHAPE = {"image": "demo:1", "digest": IMAGE.digest, "size": 10, "owner": 0, "added": 1.5, "last_used": 2.5}
+SHAPE = {
+    "image": "demo:1",
+    "digest": IMAGE.digest,
+    "size": 10,
+    "owner": 0,
+    "tenant_id": "",
+    "added": 1.5,
+    "last_used": 2.5,
+}
 
 
 @dataclass
@@ -35,7 +43,7 @@ class Keeper:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def pull_image(
-        self, caller: Caller, name: str, credentials: Credentials | None, report: Report
+        self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
     ) -> NamedImage:
         if name == "-v/:/host":
             raise Fault(Kind.INVALID, "invalid_argument", "image: no", field="image")
@@ -51,7 +59,9 @@ class Keeper:
         finally:
             self.ended.set()
 
-    async def import_image(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
+    async def import_image(
+        self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report, tenant: str = ""
+    ) -> NamedImage:
         self.asked.append((name, b"".join([piece async for piece in pieces])))
         return IMAGE
 
@@ -61,11 +71,11 @@ class Keeper:
     async def images(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
         return [IMAGE] if name in ("", "demo:1") else []
 
-    async def remove_image(self, caller: Caller, name: str) -> int:
+    async def remove_image(self, caller: Caller, name: str, tenant: str = "") -> int:
         self.asked.append(name)
         return 7
 
-    async def prune_images(self, caller: Caller, unused_for: float = 0) -> tuple[Sequence[str], int]:
+    async def prune_images(self, caller: Caller, unused_for: float = 0, tenant: str = "") -> tuple[Sequence[str], int]:
         self.asked.append(unused_for)
         return ["demo:1"], 8
 

@@ -171,6 +171,24 @@ async def test_tenants_of_the_gateway_do_not_have_this_machine_ask_around(rig: R
         await rig.service.create(Caller(REMOTE, tenant="u", name="key"), SessionSpec(image="theirs"))
 
 
+async def test_root_gets_images_for_tenants_of_the_gateway(rig: Rig, tmp_path: Path) -> None:
+    with fault(Kind.DENIED, "scope_missing"):
+        await rig.service.import_image(ALICE, pieces(archive(tmp_path, b"x")), "tool", ignore, tenant="t")
+    with fault(Kind.INVALID, "invalid_argument", "tenant"):
+        await rig.service.import_image(ROOT, pieces(archive(tmp_path, b"x")), "tool", ignore, tenant="../t")
+    given = await rig.service.import_image(ROOT, pieces(archive(tmp_path, b"x")), "tool", ignore, tenant="t")
+    assert (given.owner, given.tenant) == (REMOTE, "t")
+    tenant = Caller(REMOTE, tenant="t", name="key")
+    session = await rig.service.create(tenant, SessionSpec(image="tool"))
+    for caller in (ROOT, ALICE, Caller(REMOTE, tenant="u", name="key"), Caller(1000, tenant="t")):
+        with fault(Kind.NOT_FOUND, "image_not_found"):
+            await rig.service.create(caller, SessionSpec(image="tool"))
+    with fault(Kind.CONFLICT, "image_in_use"):
+        await rig.service.remove_image(ROOT, "tool", tenant="t")
+    await rig.service.destroy(tenant, session.session_id)
+    assert await rig.service.prune_images(ROOT, tenant="t") == (["tool:latest"], 1)
+
+
 async def test_quotas(tmp_path: Path) -> None:
     settings = Settings()
     settings = replace(settings, quotas=replace(settings.quotas, images=2, image_bytes=1000))

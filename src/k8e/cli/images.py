@@ -91,8 +91,8 @@ def follow(response: Response, meter: Meter) -> dict[str, Any]:
     return result
 
 
-def pull_image(client: Client, name: str, meter: Meter) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"image": name}
+def pull_image(client: Client, name: str, meter: Meter, tenant: str = "") -> dict[str, Any]:
+    wanted: dict[str, Any] = {"image": name, "tenant_id": tenant}
     try:
         reference = parse_reference(name)
     except InvalidReference:
@@ -123,13 +123,13 @@ def ensure(name: str, *, tell: Callable[[str], Meter] = Meter) -> dict[str, Any]
 
 
 def pull(options: argparse.Namespace) -> int:
-    print_json(pull_image(open_daemon(), options.name, Meter(options.name)))
+    print_json(pull_image(open_daemon(), options.name, Meter(options.name), options.tenant))
     return 0
 
 
 def add(options: argparse.Namespace) -> int:
     client = open_daemon()
-    query = f"?name={quote(options.image)}" if options.image else ""
+    query = f"?name={quote(options.image)}&tenant_id={quote(options.tenant)}"
     meter = Meter(options.image or options.file)
     response = client.send("POST", f"/v1/images/import{query}", read_archive(options.file), BYTES)
     print_json(follow(response, meter))
@@ -146,11 +146,13 @@ def list_images(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    return finish(open_daemon().request("DELETE", f"/v1/images?name={quote(options.name)}"))
+    return finish(
+        open_daemon().request("DELETE", f"/v1/images?name={quote(options.name)}&tenant_id={quote(options.tenant)}")
+    )
 
 
 def prune(options: argparse.Namespace) -> int:
-    wanted = {"unused_for": options.unused_for}
+    wanted = {"unused_for": options.unused_for, "tenant_id": options.tenant}
     return finish(open_daemon().request("POST", "/v1/images/prune", json.dumps(wanted).encode(), JSON))
 
 

@@ -258,16 +258,20 @@ def add_images(parent: Any) -> None:
         added.set_defaults(handler=lambda parsed: run_image(function, parsed))
         return added
 
-    add("pull", "pull", "get an image from its registry").add_argument("name", metavar="NAME")
+    pull = add("pull", "pull", "get an image from its registry")
+    pull.add_argument("name", metavar="NAME")
     take = add("import", "add", "take an image from a file that docker save or skopeo wrote, or an OCI layout")
     take.add_argument("file", metavar="FILE", help="an archive, a directory, or - for standard input")
     take.add_argument("--name", dest="image", default="", metavar="NAME", help="default: as the archive calls it")
     add("list", "list_images", "list the images that you can use")
-    add("remove", "remove", "forget an image").add_argument("name", metavar="NAME")
+    remove = add("remove", "remove", "forget an image")
+    remove.add_argument("name", metavar="NAME")
     prune = add("prune", "prune", "forget all your images that no session of yours is made of")
     span = read_with(commands.read_span, "span of time")
     about = "only those not used for that long: 1h, 7d (default: all)"
     prune.add_argument("--unused-for", type=span, default=0.0, metavar="TIME", help=about)
+    for parser in (pull, take, remove, prune):
+        parser.add_argument("--tenant", default="", metavar="NAME", help="of the gateway, whose it is to be; root only")
     add("build-base", "build_base", "build k8e/base out of this machine's own package sources; root only")
 
 

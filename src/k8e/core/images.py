@@ -80,8 +80,10 @@ class Images:
 
     # Getting
 
-    async def pull(self, caller: Caller, name: str, credentials: Credentials | None, report: Report) -> NamedImage:
-        payer, canonical = self._admit(caller), checks.check_image(name)
+    async def pull(
+        self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
+    ) -> NamedImage:
+        payer, canonical = self._admit(caller, tenant), checks.check_image(name)
         if canonical in (HOST, BASE) or canonical.startswith("sha256:"):
             hint = "Root builds it: `k8e image build-base`." if canonical == BASE else "Give it a name."
             raise Fault(Kind.INVALID, "invalid_argument", f"image: {name} is in no registry", hint=hint, field="image")
@@ -90,8 +92,10 @@ class Images:
             image = await self._do(self._engine.images.pull(canonical, credentials, report))
         return await self._keep(caller, payer, canonical, image, "image_pulled")
 
-    async def add(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
-        payer, canonical = self._admit(caller), _check_own_name(name) if name else ""
+    async def add(
+        self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report, tenant: str = ""
+    ) -> NamedImage:
+        payer, canonical = self._admit(caller, tenant), _check_own_name(name) if name else ""
         await self._check_room(payer)
         with self._turn(payer), translated("importing the image"):
             image = await self._do(self._engine.images.take(pieces, report))
@@ -104,11 +108,10 @@ class Images:
             image = await self._do(self._engine.images.build_base(report))
         return await self._keep(caller, _EVERYBODY, BASE, image, "image_built")
 
-    def _admit(self, caller: Caller) -> Payer:
-        checks.check_caller(caller)
+    def _admit(self, caller: Caller, tenant: str) -> Payer:
         if caller.uid == REMOTE:
             require_scope(caller, Scope.ADMIN)  # else tenants could have this machine ask whatever it can reach
-        return _payer(caller)
+        return _payer(caller, tenant)
 
     async def _keep(self, caller: Caller, payer: Payer, name: str, image: Image, event: str) -> NamedImage:
         await self._check_room(payer, image)
@@ -140,7 +143,6 @@ class Images:
         raise _missing(name, canonical)
 
     async def list(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
-        checks.check_caller(caller)
         payer = _payer(caller)
         wanted = checks.check_image(name, "name") if name else ""
         if wanted:
@@ -168,9 +170,8 @@ class Images:
 
     # Removing
 
-    async def remove(self, caller: Caller, name: str) -> int:
-        checks.check_caller(caller)
-        payer, canonical = _payer(caller), checks.check_image(name)
+    async def remove(self, caller: Caller, name: str, tenant: str = "") -> int:
+        payer, canonical = _payer(caller, tenant), checks.check_image(name)
         if canonical == BASE:
             require_scope(caller, Scope.ADMIN)
         record = await self._find(payer, canonical)
@@ -188,11 +189,10 @@ class Images:
         await self._store.forget_images([record])
         return await self._sweep()
 
-    async def prune(self, caller: Caller, unused_for: float) -> tuple[Sequence[str], int]:
+    async def prune(self, caller: Caller, unused_for: float, tenant: str = "") -> tuple[Sequence[str], int]:
         """Everything that is the caller's and not needed now, but for what takes minutes to build again."""
-        checks.check_caller(caller)
         checks.check_number("unused_for", unused_for, 0, checks.MAX_TTL * 100)
-        payer, oldest = _payer(caller), self._clock.wall() - unused_for
+        payer, oldest = _payer(caller, tenant), self._clock.wall() - unused_for
         unused = [
             record
             for record in await self._store.images()
@@ -286,7 +286,12 @@ class Images:
             await asyncio.wait(tasks)
 
 
-def _payer(caller: Caller) -> Payer:
+def _payer(caller: Caller, tenant: str = "") -> Payer:
+    """Whose names are meant: the caller's own, or those of a tenant of the gateway, whom only an admin speaks for."""
+    checks.check_caller(caller)
+    if tenant:
+        require_scope(caller, Scope.ADMIN)
+        return find_payer(REMOTE, checks.check_name("tenant", tenant))
     return find_payer(caller.uid, choose_tenant(caller, ""))
 
 

@@ -454,22 +454,24 @@ class NamedImage:
 
 
 class ImageService(Protocol):
-    """Raises Fault. Whose images are whose is in images.py."""
+    """Raises Fault. Whose images are whose is in images.py; `tenant` is one of the gateway's, for admins."""
 
     async def pull_image(
-        self, caller: Caller, name: str, credentials: Credentials | None, report: Report
+        self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
     ) -> NamedImage: ...
-    async def import_image(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
+    async def import_image(
+        self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report, tenant: str = ""
+    ) -> NamedImage:
         """An archive; without a name the one that it says itself."""
 
     async def build_base(self, caller: Caller, report: Report) -> NamedImage: ...
     async def images(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
         """Those that the caller can use; or the one of that name, if there is one."""
 
-    async def remove_image(self, caller: Caller, name: str) -> int:
+    async def remove_image(self, caller: Caller, name: str, tenant: str = "") -> int:
         """How many bytes that gave: none, where somebody else has it too."""
 
-    async def prune_images(self, caller: Caller, unused_for: float = 0) -> tuple[Sequence[str], int]:
+    async def prune_images(self, caller: Caller, unused_for: float = 0, tenant: str = "") -> tuple[Sequence[str], int]:
         """The caller's that no session of theirs has, and that were not used for that many seconds: their names, and
         how many bytes that gave."""
 

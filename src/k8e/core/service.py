@@ -355,13 +355,15 @@ class Service:
 
     @counted
     async def pull_image(
-        self, caller: Caller, name: str, credentials: Credentials | None, report: Report
+        self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
     ) -> NamedImage:
-        return await self._images.pull(caller, name, credentials, report)
+        return await self._images.pull(caller, name, credentials, report, tenant)
 
     @counted
-    async def import_image(self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report) -> NamedImage:
-        return await self._images.add(caller, pieces, name, report)
+    async def import_image(
+        self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report, tenant: str = ""
+    ) -> NamedImage:
+        return await self._images.add(caller, pieces, name, report, tenant)
 
     @counted
     async def build_base(self, caller: Caller, report: Report) -> NamedImage:
@@ -372,12 +374,12 @@ class Service:
         return await self._images.list(caller, name)
 
     @counted
-    async def remove_image(self, caller: Caller, name: str) -> int:
-        return await self._images.remove(caller, name)
+    async def remove_image(self, caller: Caller, name: str, tenant: str = "") -> int:
+        return await self._images.remove(caller, name, tenant)
 
     @counted
-    async def prune_images(self, caller: Caller, unused_for: float = 0) -> tuple[Sequence[str], int]:
-        return await self._images.prune(caller, unused_for)
+    async def prune_images(self, caller: Caller, unused_for: float = 0, tenant: str = "") -> tuple[Sequence[str], int]:
+        return await self._images.prune(caller, unused_for, tenant)
 
     @counted
     async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> PoolStatus:

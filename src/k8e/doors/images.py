@@ -26,21 +26,25 @@ class Images:
 
     async def pull(self, exchange: Exchange, request: Request) -> None:
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
-        name = fields.take_text("image")
+        name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
         credentials = _read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
         fields.finish()
-        await _tell(exchange, lambda report: self._service.pull_image(exchange.caller, name, credentials, report))
+        await _tell(
+            exchange, lambda report: self._service.pull_image(exchange.caller, name, credentials, report, tenant)
+        )
 
     async def add(self, exchange: Exchange, request: Request) -> None:
         query = specs.Fields(request.query)
-        name = query.take_text("name")
+        name, tenant = query.take_text("name"), query.take_text("tenant_id")
         query.finish()
 
         async def pieces() -> AsyncIterator[bytes]:
             while (piece := await exchange.read_piece(BODY_PATIENCE)) is not None:
                 yield piece
 
-        await _tell(exchange, lambda report: self._service.import_image(exchange.caller, pieces(), name, report))
+        await _tell(
+            exchange, lambda report: self._service.import_image(exchange.caller, pieces(), name, report, tenant)
+        )
 
     async def build_base(self, exchange: Exchange, request: Request) -> None:
         specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
@@ -48,16 +52,16 @@ class Images:
 
     async def remove(self, exchange: Exchange, request: Request) -> None:
         query = specs.Fields(request.query)
-        name = query.take_text("name")
+        name, tenant = query.take_text("name"), query.take_text("tenant_id")
         query.finish()
-        freed = await self._service.remove_image(exchange.caller, name)
+        freed = await self._service.remove_image(exchange.caller, name, tenant)
         await exchange.send_json(200, {"ok": True, "image": name, "freed": freed})
 
     async def prune(self, exchange: Exchange, request: Request) -> None:
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
-        unused_for = fields.take_number("unused_for", 0)
+        unused_for, tenant = fields.take_number("unused_for", 0), fields.take_text("tenant_id")
         fields.finish()
-        names, freed = await self._service.prune_images(exchange.caller, unused_for)
+        names, freed = await self._service.prune_images(exchange.caller, unused_for, tenant)
         await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
 
 

@@ -237,6 +237,7 @@ def shape_image(image: NamedImage) -> Json:
         "digest": image.digest,
         "size": image.size,
         "owner": image.owner,
+        "tenant_id": image.tenant,
         "added": image.added,
         "last_used": image.last_used,
     }
