@@ -170,11 +170,13 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
     assert made["effective"]["profile"] == listed["profile"] == expected
 
 
-def test_no_network_is_nothing_but_loopback(house: House, internet: Internet) -> None:
-    house.ok("sandbox", "create", "alone", "--image", "host", "--no-network", "--compatibility-mode", "claude")
+def test_no_network_is_nothing_but_loopback_and_limits_hold(house: House, internet: Internet) -> None:
+    words = ("--image", "host", "--no-network", "--compatibility-mode", "claude", "--memory", "96m")
+    house.ok("sandbox", "create", "alone", *words)
     internet.clear()
     try:
         found = probe(house, "alone")
+        hungry = house.run("--session-id", "alone", "python3 -c 'print(len(b\"x\" * (300 << 20)))'")
     finally:
         house.ok("sandbox", "remove", "alone")
     assert all(answer.startswith("!") for answer in found["reached"].values())
@@ -182,6 +184,7 @@ def test_no_network_is_nothing_but_loopback(house: House, internet: Internet) ->
     notes = internet.notes()
     assert notes.connections == []
     assert notes.names == set()
+    assert json.loads(hungry.stdout)["status"] == "oom_killed"
 
 
 def test_the_daemon_ends_when_it_is_told_to(house: House) -> None:
