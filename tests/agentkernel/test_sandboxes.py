@@ -165,6 +165,10 @@ class TestDaemon:
         (pool,) = told["pool"]["reservations"]
         assert (pool["name"], pool["wanted"], pool["ready"]) == ("claude", 1, 1)
         house.ok("daemon", "prewarm", "--mode", "claude", "--count", "0")
+        (folder / "config.toml").unlink()
+        house.write("agentkernel.toml", '[agent]\npreferred = "codex"\n')
+        assert "codex: 1 of 1 ready (host)" in house.ak("daemon", "prewarm", "--count", "1").stderr.decode()
+        house.ok("daemon", "prewarm", "--count", "0")
         assert house.object("daemon", "status")["pool"]["reservations"] == []
 
     def test_a_file_that_nobody_trusts_sizes_nothing(self, house: House) -> None:

@@ -170,7 +170,7 @@ def prewarm(parsed: argparse.Namespace) -> int:
     configured = {pool.name: pool for pool in list_pools(read_daemon(parsed.config))}
     if parsed.count is not None and not 0 <= parsed.count <= 100:
         raise Failure("usage", "--count takes 0 to 100")
-    names = [parsed.mode] if parsed.mode else list(configured) or [find_preferred() or "native"]
+    names = [parsed.mode] if parsed.mode else list(configured) or [find_preferred(parsed.config)]
     client = Client()
     for name in names:
         pool = configured.get(name, AgentPool(name, USUAL))
@@ -198,9 +198,12 @@ def read_daemon(named: str | None) -> list[DaemonWish]:
     return [config.daemon for config in (file, user) if config is not None and config.daemon is not None]
 
 
-def find_preferred() -> str:
-    config = read_user_config()
-    return config.preferred if config else ""
+def find_preferred(named: str | None) -> str:
+    """The agent that is used here: a name and no more, so nobody needs to trust who says it."""
+    for config in (find_file(named)[0], read_user_config()):
+        if config is not None and config.preferred:
+            return config.preferred
+    return "native"
 
 
 def list_pools(wishes: list[DaemonWish]) -> list[AgentPool]:
