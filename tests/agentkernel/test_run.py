@@ -245,6 +245,18 @@ class TestKeep:
             assert kernel.call("sandbox", "remove", name).code == 0
         assert kernel.live_sessions() == []
 
+    def test_stop_keeps_the_files_and_start_brings_them_back(self, kernel: Kernel) -> None:
+        """The original destroys them."""
+        name = find_name(kernel.run("--keep", "sh", "-c", "echo kept > file").stderr)
+        assert kernel.call("sandbox", "stop", name).code == 0
+        done = kernel.call("exec", name, "cat", "file")
+        assert (done.code, done.stdout) == (125, b"")
+        assert b"[session_stopped]" in done.stderr
+        assert f"hint: agentkernel sandbox start {name}".encode() in done.stderr
+        assert kernel.call("sandbox", "start", name).code == 0
+        assert kernel.call("exec", name, "cat", "file").stdout == b"kept\n"
+        assert kernel.call("sandbox", "remove", name).code == 0
+
     def test_it_stays_when_the_client_is_killed_and_its_command_does_not(self, kernel: Kernel) -> None:
         with kernel.starting("--keep", "sh", "-c", "echo ready; sleep 1000") as process:
             assert process.stdout

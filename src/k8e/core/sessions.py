@@ -285,7 +285,7 @@ class Sessions:
         if live.record.persistent:
             await self.environments.forget(live.sandbox)
         reason = live.record.reason
-        if reason in (ABANDONED, FINISHED):
+        if reason == ABANDONED or live.record.fleeting:
             await self.store.forget_session(live.sandbox)
         else:
             await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason == LOST)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STDOUT, STDERR, STARTED, RESULT, ERROR = 1, 2, 4, 5, 6
 HUP, INT, QUIT, USR1, USR2, TERM, CONT, TTIN, WINCH = 1, 2, 3, 10, 12, 15, 18, 21, 28
+ONCE = "/v1/runs"  # a session for one command
 CANNOT_RUN, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 CODES = {"program_not_found": NOT_FOUND, "program_not_executable": NOT_EXECUTABLE}
 
@@ -70,14 +71,14 @@ class Follower:
             self._take_back()
 
     def _follow(self, response: Response) -> int:
-        denied = b""
+        result = b""
         for kind, data in response.frames():
             if kind in (STDOUT, STDERR):
                 write_all(kind, data)
             elif kind == STARTED:
                 self._begin(data)
-            elif kind == RESULT and b'"denied": []' not in data:
-                denied = data
+            elif kind == RESULT:
+                result = data
             elif kind == ERROR:
                 import json
 
@@ -85,8 +86,10 @@ class Follower:
                 tell(json.loads(data))
                 return CANNOT_RUN
         self._take_back()
-        if denied:
-            tell_denied(denied)
+        if b'"denied": []' not in result:
+            tell_denied(result, once=self._target == ONCE)
+        if b'"status": "oom_killed"' in result:
+            say("the sandbox was out of memory: --memory gives it more")
         return CANNOT_RUN if response.exit_code is None else response.exit_code
 
     def _begin(self, started: bytes) -> None:
@@ -155,8 +158,9 @@ def find_text(content: bytes, name: bytes) -> str:
     return content.partition(b'"%b": "' % name)[2].partition(b'"')[0].decode("ascii")
 
 
-def tell_denied(result: bytes) -> None:
-    """What the network refused to the command, a line each, after its last output."""
+def tell_denied(result: bytes, *, once: bool) -> None:
+    """What the network refused to the command, a line each, after its last output. A sandbox that is gone (`once`) can
+    be given nothing any more; the next one can."""
     import json
 
     content = json.loads(result)
@@ -164,6 +168,7 @@ def tell_denied(result: bytes) -> None:
         address = f"({denial['address']})" if denial["host"] and denial["address"] else denial["address"]
         where = " ".join(part for part in (denial["host"], address) if part)
         port = f":{denial['port']}" if denial["port"] else ""
-        say(f"denied {where}{port}: {denial['reason']}; {denial['hint']}")
+        hint = f"--allowed-hosts {denial['host']}" if once and "allow-hosts" in denial["hint"] else denial["hint"]
+        say(f"denied {where}{port}: {denial['reason']}; {hint}")
     if content.get("denied_more"):
         say(f"denied {content['denied_more']} more")

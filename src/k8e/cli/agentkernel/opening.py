@@ -76,10 +76,11 @@ def obtain(client: Client, cage: Cage, problem: dict[str, Any]) -> Cage:
 def fetch(client: Client, cage: Cage) -> None:
     """The image, from its registry. One that nobody asked for is not tried again while its registry is out of reach."""
     from k8e.cli.agentkernel.outages import find_outage, note_outage
-    from k8e.cli.images import pull_image
 
     if cage.detected and (cause := find_outage(cage.image)):
         raise Failure(UNREACHABLE, f"fetching {cage.image} failed a short while ago", detail=cause)
+    from k8e.cli.images import pull_image
+
     try:
         pull_image(client, cage.image, make_meter(cage.image))
     except Failure as failure:

@@ -6,7 +6,7 @@ import os
 
 from k8e.cli.agentkernel import console
 from k8e.cli.agentkernel.cage import prepare, tell_new
-from k8e.cli.agentkernel.following import Follower, Refused
+from k8e.cli.agentkernel.following import ONCE, Follower, Refused
 from k8e.cli.agentkernel.jsontext import pack
 from k8e.cli.agentkernel.options import OPTIONS, CageOptions
 from k8e.cli.agentkernel.telling import say, tell
@@ -67,7 +67,7 @@ class Run:
         self._command = command
         self._plan = plan
         self._console = console.Console() if console.is_there() else None
-        self._follower = Follower("/v1/runs", self._console)
+        self._follower = Follower(ONCE, self._console)
 
     def finish(self) -> int:
         try:
