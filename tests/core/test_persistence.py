@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import ApprovalStatus, HostsChange, Phase, RunSpec, SessionSpec, Status
+from k8e.core.model import ApprovalStatus, ChildSpec, HostsChange, Phase, RunSpec, SessionSpec, Status
 from k8e.engine import EngineError, Limits
 from k8e.settings import PoolSettings, QuotasSettings, Settings
 from tests.core.bare_engine import BareEngine
@@ -160,6 +160,20 @@ async def test_questions_are_withdrawn_and_stay_so(rig: Rig) -> None:
     await rig.service.stop_session(ALICE, "one")
     await rig.service.start_session(ALICE, "one")
     assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.WITHDRAWN
+
+
+async def test_its_children_end_with_it(rig: Rig) -> None:
+    await rig.create(spec=LASTING)
+    child = (await rig.service.subagent(ALICE, "one", ChildSpec())).session_id
+    await rig.run(child, "echo shared > file")
+    await rig.service.stop_session(ALICE, "one")
+    with fault(Kind.NOT_FOUND, "session_not_found"):
+        await rig.run(child, "true")
+    with fault(Kind.CONFLICT, "session_stopped"):
+        await rig.service.subagent(ALICE, "one", ChildSpec())
+    started = await rig.service.start_session(ALICE, "one")
+    assert started.children == ()
+    assert (await rig.run("one", "cat file")).stdout == b"shared\n"
 
 
 async def test_destroyed_while_it_stops_or_starts(rig: Rig) -> None:
