@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError, Runtime
-from k8e.engine.local import LocalEngine, kept_disk
-from k8e.engine.local.record import Record
+from k8e.engine.local import kept_disk
+from k8e.engine.local.record import IdRanges, Record
 from k8e.engine.local.renewal import empty_folder
 from k8e.engine.local.tool import try_tool
 from k8e.policy import HostList
@@ -188,7 +188,6 @@ def write_back(mounted: Path) -> None:
 
 async def test_after_a_reboot(rig: Rig) -> None:
     """Everything that lives in the machine's memory is gone, and the disk as the last write-back left it."""
-    layout = rig.engine.layout
     async with lasting(rig) as room:
         await room.output("/bin/bash", "-c", FILL)
         before = await room.output("/bin/bash", "-c", LOOK)
@@ -201,14 +200,10 @@ async def test_after_a_reboot(rig: Rig) -> None:
         room.paths.disk_image.write_bytes(image)
         Record(rig.runtime.value, "host", "00" * 16, slot, "sandbox").save(room.paths.record)
         assert not kept_disk.is_whole(room.paths.disk_image)
-        successor = LocalEngine(layout.state, layout.run)
-        try:
-            assert room.name in await successor.list()
-            assert not (await successor.health(room.name)).alive
-            await successor.start(room.name, rig.spec())
-        finally:
-            await successor.close()
-        again = await rig.enter(room.name)
+        await rig.engine.close()  # what it knew is gone with the daemon
+        assert room.name in await rig.engine.list()
+        assert not (await rig.engine.health(room.name)).alive
+        again = await start(rig, room)
         assert await again.output("/bin/bash", "-c", LOOK) == before
         await stop(rig, again)
         assert kept_disk.is_whole(room.paths.disk_image)
@@ -219,12 +214,9 @@ async def test_two_that_were_stopped_do_not_share_their_ids(rig: Rig) -> None:
         pytest.skip("no ids of their own")
     async with lasting(rig) as one:
         await stop(rig, one)
-        successor = LocalEngine(rig.engine.layout.state, rig.engine.layout.run)
-        name = rig.new_name()
-        await successor.create(name, rig.spec())
-        slots = {Record.load(rig.engine.layout.sandbox(each).record).slot for each in (name, one.name)}
-        await successor.destroy(name)
-        await successor.close()
+        rig.engine._ids = IdRanges(rig.engine.layout)  # as another daemon finds them
+        async with rig.room() as other:
+            slots = {Record.load(each.paths.record).slot for each in (one, other)}
         assert len(slots) == 2
 
 
