@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from k8e.core.model import MAX_MESSAGE, Caller, LiveRun, RunResult, SandboxService
+from k8e.core.model import MAX_MESSAGE, Caller, Chunk, LiveRun, RunResult, SandboxService
 from k8e.doors import frames, shapes, specs
 from k8e.doors.approvals import Approvals
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.following import follow
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.identities import Identities
 from k8e.doors.images import Images
@@ -250,23 +251,15 @@ class Routes:
         return specs.Fields(specs.decode_object(first.data)), incoming
 
     async def _follow(self, exchange: Exchange, live: LiveRun, stdin: bytes, incoming: Incoming | None) -> None:
-        feeder = Feeder(live, stdin, incoming)
-        feeding = asyncio.create_task(feeder.feed())
-        result: RunResult | None = None
-        try:
+        async def begin() -> None:
             await exchange.start_frames()
             started = {"run_id": live.run_id, "session_id": live.session_id}
             await exchange.send_frame(FrameKind.STARTED, shapes.encode(started))
-            async for chunk in live.output():
-                await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
-            result = await live.result()
-        finally:
-            feeding.cancel()
-            if result is None:
-                await live.kill()
-        await asyncio.wait({feeding})
-        if feeder.failure is not None:
-            raise feeder.failure
+
+        async def send(chunk: Chunk) -> None:
+            await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
+
+        result = await follow(live, take_stdin(stdin, incoming), begin, send)
         await exchange.send_frame(FrameKind.RESULT, shapes.encode(shapes.shape_run_summary(result)))
         await exchange.end_frames(shapes.exit_header(result.exit_code))
 
@@ -358,24 +351,11 @@ class Incoming:
         return self._ready.popleft()
 
 
-class Feeder:
-    """Hands the client's stdin to a command. Input that is not whole ends it: running with half was not asked for."""
-
-    def __init__(self, live: LiveRun, content: bytes, incoming: Incoming | None) -> None:
-        self.failure: Exception | None = None
-        self._live = live
-        self._content = content
-        self._incoming = incoming
-
-    async def feed(self) -> None:
-        try:
-            if self._content:
-                await self._live.write_stdin(self._content)
-            while self._incoming and (frame := await self._incoming.read()):
-                if frame.kind is not FrameKind.STDIN:
-                    raise BadFrame(f"{frame.kind.name} is nothing to send to a running command")
-                await self._live.write_stdin(frame.data)
-            await self._live.close_stdin()
-        except Exception as error:  # noqa: BLE001 - told to the client by whoever waits for the command
-            self.failure = error
-            await self._live.kill()
+async def take_stdin(content: bytes, incoming: Incoming | None) -> AsyncGenerator[bytes, None]:
+    """What the request brought, and what comes after it."""
+    if content:
+        yield content
+    while incoming and (frame := await incoming.read()):
+        if frame.kind is not FrameKind.STDIN:
+            raise BadFrame(f"{frame.kind.name} is nothing to send to a running command")
+        yield frame.data

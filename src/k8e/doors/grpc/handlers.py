@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from k8e.core.keys import Keys
-from k8e.core.model import LiveRun, RunResult, WholeService
+from k8e.core.model import Chunk, WholeService
 from k8e.core.turns import Turns
+from k8e.doors.following import follow
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.agents import Agents, Attendance
@@ -125,23 +126,16 @@ class Handlers:
             raise reading.invalid("background", "a background run has no stream", hint="Exec starts it, PollRun looks.")
         call.allow(_wait_for(spec.timeout))
         live = await self._service.start(call.caller, replace(spec, stdin=b""))
-        feeder = _Feeder(live, spec.stdin, call if fed else None)
-        feeding = asyncio.create_task(feeder.feed())
-        result: RunResult | None = None
-        try:
+
+        async def begin() -> None:
             started = pb.ExecStarted(run_id=live.run_id, session_id=spec.session_id)
             await call.write(pb.ExecFrame(started=started))
-            async for chunk in live.output():
-                output = pb.ExecOutput(stream=pb.Stream.Name(chunk.stream), data=chunk.data)
-                await call.write(pb.ExecFrame(output=output))
-            result = await live.result()
-        finally:
-            feeding.cancel()
-            if result is None:
-                await live.kill()
-        await asyncio.wait({feeding})
-        if feeder.failure is not None:
-            raise feeder.failure
+
+        async def send(chunk: Chunk) -> None:
+            output = pb.ExecOutput(stream=pb.Stream.Name(chunk.stream), data=chunk.data)
+            await call.write(pb.ExecFrame(output=output))
+
+        result = await follow(live, _take_stdin(spec.stdin, call if fed else None), begin, send)
         await call.write(pb.ExecFrame(result=showing.show_run(result)))
 
     async def _poll(self, call: Call) -> None:
@@ -264,26 +258,13 @@ async def _take_parts(call: Call) -> AsyncIterator[bytes]:
             yield message.content
 
 
-class _Feeder:
-    """Hands the client's stdin to a command. Input that is not whole ends it: running with half was not asked for."""
-
-    def __init__(self, live: LiveRun, content: bytes, call: Call | None) -> None:
-        self.failure: Exception | None = None
-        self._live = live
-        self._content = content
-        self._call = call
-
-    async def feed(self) -> None:
-        try:
-            if self._content:
-                await self._live.write_stdin(self._content)
-            while self._call and (message := await self._call.read_idly(pb.ExecInput)) is not None:
-                if message.WhichOneof("input") != "stdin":
-                    raise malformed("a later message has no stdin")
-                if len(message.stdin) > STDIN_PIECE:
-                    raise reading.invalid("stdin", f"{len(message.stdin)} bytes at once, the limit is {STDIN_PIECE}")
-                await self._live.write_stdin(message.stdin)
-            await self._live.close_stdin()
-        except Exception as error:  # noqa: BLE001 - told to the client by whoever waits for the command
-            self.failure = error
-            await self._live.kill()
+async def _take_stdin(content: bytes, call: Call | None) -> AsyncGenerator[bytes, None]:
+    """What the request brought, and what comes after it."""
+    if content:
+        yield content
+    while call and (message := await call.read_idly(pb.ExecInput)) is not None:
+        if message.WhichOneof("input") != "stdin":
+            raise malformed("a later message has no stdin")
+        if len(message.stdin) > STDIN_PIECE:
+            raise reading.invalid("stdin", f"{len(message.stdin)} bytes at once, the limit is {STDIN_PIECE}")
+        yield message.stdin
