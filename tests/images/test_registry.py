@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import http.server
 import json
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Progress
 from k8e.engine.local.images import LocalImages, Store
+from k8e.engine.local.images.download import partial_name
 from k8e.engine.local.images.registry import Registry, make_context
 from k8e.engine.local.layout import Layout
 from k8e.engine.reference import parse_reference
@@ -189,8 +192,40 @@ class TestFaults:
         built = simple(os.urandom(500_000))
         name = registry.push("poisoned", built)
         images.store.prepare()
-        (images.store.partial / built.layers[0].removeprefix("sha256:")).write_bytes(b"poison" * 1000)
+        (images.store.partial / partial_name(registry.host, built.layers[0])).write_bytes(b"poison" * 1000)
         assert (await images.pull(name, None, ignore)).digest == built.digest
+
+    async def test_nobody_waits_for_a_registry_that_somebody_else_chose(
+        self, images: LocalImages, registry: RealRegistry
+    ) -> None:
+        """It offers the same layer, and never sends it to its end."""
+        built = simple(os.urandom(400_000))
+        name = registry.push("waited", built)
+        begun, over = threading.Event(), threading.Event()
+
+        def stall(handler: http.server.BaseHTTPRequestHandler) -> None:
+            if handler.path.endswith(built.layers[0]):
+                handler.send_response(200)
+                handler.send_header("Content-Length", str(len(built.blobs[built.layers[0]])))
+                handler.end_headers()
+                begun.set()
+                over.wait(60)
+                handler.close_connection = True
+                return None
+            last = handler.path.rpartition("/")[2]
+            return reply(handler, 200, built.blobs.get(last, built.manifest), Content_Type=built.media_type)
+
+        with serve_http(stall) as host:
+            slow = asyncio.create_task(images.pull(f"{host}/slow", None, ignore))
+            try:
+                await asyncio.to_thread(begun.wait, 60)
+                async with asyncio.timeout(60):
+                    assert (await images.pull(name, None, ignore)).digest == built.digest
+                assert not slow.done()
+            finally:
+                slow.cancel()
+                await asyncio.wait({slow})
+                over.set()
 
     async def test_busy_registries_are_asked_again(self, images: LocalImages, registry: RealRegistry) -> None:
         built = simple(b"busy")
@@ -327,25 +362,31 @@ class TestMischief:
         with serve_http(lambda handler: reply(handler, 200, body)) as host, refusing("refused"):
             await images.pull(f"{host}/x", None, ignore)
 
-    async def test_redirects_do_not_carry_credentials(self, images: LocalImages) -> None:
+    async def test_redirects_do_not_carry_credentials_and_are_in_no_log(
+        self, images: LocalImages, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
         built = simple(b"elsewhere")
         seen: list[tuple[str, str]] = []
 
         def storage(handler: http.server.BaseHTTPRequestHandler) -> None:
             seen.append((handler.path, handler.headers.get("Authorization", "")))
-            reply(handler, 200, built.blobs[handler.path[1:]])
+            reply(handler, 200, built.blobs[handler.path[1:].partition("?")[0]])
 
         def front(handler: http.server.BaseHTTPRequestHandler) -> None:
             if not handler.headers.get("Authorization"):
                 return reply(handler, 401, WWW_Authenticate='Basic realm="x"')
             if "/blobs/" in handler.path:
-                return reply(handler, 307, Location=f"http://{elsewhere}/{handler.path.rpartition('/')[2]}")
+                last = handler.path.rpartition("/")[2]
+                return reply(handler, 307, Location=f"http://{elsewhere}/{last}?signature=s3cr3t")
             return reply(handler, 200, built.manifest, Content_Type=built.media_type)
 
         with serve_http(storage) as elsewhere, serve_http(front) as host:
             assert (await images.pull(f"{host}/x", ALICE, ignore)).digest == built.digest
         assert len(seen) == 2
         assert {authorization for _, authorization in seen} == {""}
+        assert all("s3cr3t" in path for path, _ in seen)
+        assert "s3cr3t" not in caplog.text
 
     async def test_redirects_in_circles(self, images: LocalImages) -> None:
         with serve_http(lambda handler: reply(handler, 302, Location=handler.path)) as host, refusing("unreachable"):

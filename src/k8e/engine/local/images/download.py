@@ -1,7 +1,8 @@
-"""A blob on its way here. Half of one is kept, under its digest, and continued by whoever wants it next.
+"""A blob on its way here. Half of one is kept, and continued by whoever wants it next from the same registry: another
+one could be slow on purpose, or send what is wrong.
 
-Whoever that is: the bytes may be a stranger's, who wanted them to be wrong. They count when all of them together have
-the right digest; when they have not, and some were there before, it is tried once more from the beginning.
+Bytes count when all of them together have the right digest. When they have not, and some were there before, it is tried
+once more from the beginning.
 """
 
 from __future__ import annotations
@@ -73,12 +74,16 @@ class Partial:
         return self._file
 
 
+def partial_name(host: str, digest: str) -> str:
+    return f"{digest.removeprefix('sha256:')}-{hashlib.sha256(host.encode()).hexdigest()[:16]}"
+
+
 @contextlib.asynccontextmanager
 async def downloaded(
     registry: Registry, blob: Descriptor, folder: Path, tell: Callable[[int], None]
 ) -> AsyncIterator[IO[bytes]]:
     """All of it, checked, until the end of the block. `tell` hears how much of it there is."""
-    partial = await asyncio.to_thread(Partial, folder / blob.digest.removeprefix("sha256:"))
+    partial = await asyncio.to_thread(Partial, folder / partial_name(registry.host, blob.digest))
     try:
         await asyncio.to_thread(partial.resume, blob.size)
         earlier = partial.size

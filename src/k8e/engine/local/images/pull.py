@@ -97,7 +97,9 @@ class Puller:
         slots = asyncio.Semaphore(_DOWNLOADS)
 
         async def get(diff_id: str, blob: Descriptor) -> None:
-            async with slots, self._alone(diff_id), self._alone(blob.digest):
+            # Within one registry: nobody waits for another one that somebody chose because it is slow.
+            layer, packed = f"{registry.host} {diff_id}", f"{registry.host} {blob.digest}"
+            async with slots, self._alone(layer), self._alone(packed):
                 if not self._store.has_layer(diff_id):
                     await self._get_layer(registry, diff_id, blob, lambda done: tally.tell(diff_id, done))
                 tally.tell(diff_id, blob.size)

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import ipaddress
 import json
+import logging
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -107,6 +108,10 @@ class Registry:
         self._authorizing = asyncio.Lock()
         self._checked: set[str] = set()
         self._client: httpx2.AsyncClient
+
+    @property
+    def host(self) -> str:
+        return self._reference.host
 
     async def __aenter__(self) -> Registry:
         httpx2 = await asyncio.to_thread(_load_client)
@@ -330,6 +335,8 @@ class _NotTls(Exception):
 def _load_client() -> Any:
     import httpx2
 
+    for name in ("httpx2", "httpcore2"):  # which would tell every address, and some have a signature in them
+        logging.getLogger(name).setLevel(logging.WARNING)
     return httpx2
 
 
