@@ -76,6 +76,14 @@ def shell(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> str:
     return SHELL
 
 
+def remove(file: Path) -> bool:
+    try:
+        file.unlink()
+    except OSError:
+        return False
+    return True
+
+
 async def test_it_has_its_own_name_and_its_own_tools(agent: Client) -> None:
     assert agent.server_info is not None
     assert agent.server_info.name == "agentkernel"
@@ -136,9 +144,7 @@ async def test_a_missing_image_is_fetched_and_told_about(agent: Client, registry
     assert created["code"] == "image_not_found"
 
 
-async def test_a_mode_brings_the_project_and_the_hosts_of_its_agent(
-    machine: Machine, agent: Client, project: Path
-) -> None:
+async def test_a_mode_brings_the_project_and_the_hosts_of_its_agent(agent: Client, project: Path) -> None:
     script = "cat readme; echo new > made; echo evil > .git/hooks/pre-commit; echo more >> .envrc; mkdir .claude .idea"
     (project / ".envrc").write_text("ours\n")  # after the server was started
     run = await call(agent, "sandbox_run", command=["bash", "-c", script], compatibility_mode="claude", image="host")
@@ -149,8 +155,7 @@ async def test_a_mode_brings_the_project_and_the_hosts_of_its_agent(
     assert (project / "made").read_text() == "new\n"
     assert list((project / ".git" / "hooks").iterdir()) == []
     assert (project / ".envrc").read_text() == "ours\n"
-    wait_until(lambda: machine.live_sessions() == [])  # until then it cannot be removed
-    (project / ".envrc").unlink()
+    wait_until(lambda: remove(project / ".envrc"))  # not before its sandbox is gone
     made = await call(agent, "sandbox_create", name="codex", compatibility_mode="codex", image="host")
     policy = made["policy"]
     assert {"api.openai.com", "cdn.openai.com"} <= set(policy["allowed_hosts"])
