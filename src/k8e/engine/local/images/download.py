@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from k8e.engine import EngineError
+from k8e.engine.local.images.answers import Transient, retry, unreachable
 from k8e.engine.local.images.layers import refused
 from k8e.engine.local.images.manifest import Descriptor
-from k8e.engine.local.images.registry import Registry, Transient, retry, unreachable
+from k8e.engine.local.images.registry import Registry
 
 _PIECE: Final = 1 << 20
 _RANGE: Final = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII)

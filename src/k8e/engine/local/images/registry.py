@@ -11,21 +11,29 @@ import asyncio
 import base64
 import contextlib
 import ipaddress
-import json
 import logging
-import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials
 from k8e.engine.local.images import manifest as manifests
+from k8e.engine.local.images.answers import (
+    PAUSE,
+    Answer,
+    Transient,
+    host_of,
+    read_capped,
+    read_pause,
+    read_token,
+    retry,
+    unreachable,
+)
 from k8e.engine.local.images.challenge import Challenge, parse_challenge
 from k8e.engine.local.images.limits import USUAL, ImageLimits
-from k8e.engine.reference import Reference, is_loopback, split_host
+from k8e.engine.reference import Reference, is_loopback
 from k8e.policy.addresses import may_list
 
 if TYPE_CHECKING:
@@ -35,31 +43,10 @@ T = TypeVar("T")
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
 _ACCEPT: Final = ", ".join((*manifests.INDEX_TYPES, *manifests.MANIFEST_TYPES))
-_ATTEMPTS: Final = 5
-_PAUSE: Final = 0.5  # seconds before the second attempt; doubled for each that follows
-_LONGEST_PAUSE: Final = 30.0
 _REDIRECTS: Final = 5
 _TOKEN: Final = 1 << 20  # bytes of an answer with a token
 _PORTION: Final = 256 << 10
 _CONNECT, _SILENCE = 15.0, 60.0
-
-
-class Transient(Exception):
-    """It may work the next time. `after` are seconds, where the registry said so."""
-
-    def __init__(self, error: EngineError, after: float = 0.0) -> None:
-        self.error = error
-        self.after = after
-        super().__init__(str(error))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """To a request whose body is still to come."""
-
-    status: int
-    headers: Mapping[str, str]
-    pieces: Callable[[], AsyncIterator[bytes]]
 
 
 def make_context(more: str) -> ssl.SSLContext:
@@ -73,19 +60,6 @@ def make_context(more: str) -> ssl.SSLContext:
     return context
 
 
-async def retry(work: Callable[[], Awaitable[T]], pause: float = _PAUSE) -> T:
-    """Until it works, or has failed often enough."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            return await work()
-        except Transient as error:
-            wait = max(error.after, pause * 2**attempt * random.uniform(1, 1.5))
-            if attempt == _ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
-                raise error.error from error
-            await asyncio.sleep(wait)
-    raise AssertionError("unreachable")
-
-
 class Registry:
     """One repository, for one pull. `async with` it."""
 
@@ -95,7 +69,7 @@ class Registry:
         credentials: Credentials | None,
         context: ssl.SSLContext,
         limits: ImageLimits = USUAL,
-        pause: float = _PAUSE,
+        pause: float = PAUSE,
     ) -> None:
         self._reference = reference
         self._credentials = credentials
@@ -356,37 +330,3 @@ async def _pieces(httpx2: Any, response: httpx2.Response, url: str) -> AsyncIter
         yield bytes(portion)
     if failure is not None:
         raise Transient(unreachable(host_of(url), failure)) from failure
-
-
-async def read_capped(answer: Answer, limit: int, what: str) -> bytes:
-    content = bytearray()
-    async for piece in answer.pieces():
-        content += piece
-        if len(content) > limit:
-            raise EngineError("image", f"the registry's {what} has more than {limit} bytes", reason="refused")
-    return bytes(content)
-
-
-def read_token(content: bytes) -> str:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        value = None
-    token = (value.get("token") or value.get("access_token")) if isinstance(value, dict) else None
-    if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:
-        raise EngineError("image", "the registry's token is none", reason="unreachable")
-    return token
-
-
-def read_pause(text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
-
-
-def host_of(url: str) -> str:
-    return split_host(urlsplit(url).netloc.rpartition("@")[2])[0]
-
-
-def unreachable(host: str, error: Exception) -> EngineError:
-    words = str(error) or type(error).__name__
-    hint = "Is the network up, and the registry's name right? What was downloaded is kept: try again."
-    return EngineError("image", f"{host} cannot be reached: {words[:300]}", hint, reason="unreachable")

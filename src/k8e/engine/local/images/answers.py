@@ -1,0 +1,85 @@
+"""What a registry answers, read within limits, and asked for again where that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from k8e.engine import EngineError
+from k8e.engine.reference import split_host
+
+T = TypeVar("T")
+
+PAUSE: Final = 0.5  # seconds before the second attempt; doubled for each that follows
+_ATTEMPTS: Final = 5
+_LONGEST_PAUSE: Final = 30.0
+
+
+class Transient(Exception):
+    """It may work the next time. `after` are seconds, where the registry said so."""
+
+    def __init__(self, error: EngineError, after: float = 0.0) -> None:
+        self.error = error
+        self.after = after
+        super().__init__(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a request whose body is still to come."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: Callable[[], AsyncIterator[bytes]]
+
+
+async def retry(work: Callable[[], Awaitable[T]], pause: float = PAUSE) -> T:
+    """Until it works, or has failed often enough."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return await work()
+        except Transient as error:
+            wait = max(error.after, pause * 2**attempt * random.uniform(1, 1.5))
+            if attempt == _ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
+                raise error.error from error
+            await asyncio.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+async def read_capped(answer: Answer, limit: int, what: str) -> bytes:
+    content = bytearray()
+    async for piece in answer.pieces():
+        content += piece
+        if len(content) > limit:
+            raise EngineError("image", f"the registry's {what} has more than {limit} bytes", reason="refused")
+    return bytes(content)
+
+
+def read_token(content: bytes) -> str:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    token = (value.get("token") or value.get("access_token")) if isinstance(value, dict) else None
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:
+        raise EngineError("image", "the registry's token is none", reason="unreachable")
+    return token
+
+
+def read_pause(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+
+
+def host_of(url: str) -> str:
+    return split_host(urlsplit(url).netloc.rpartition("@")[2])[0]
+
+
+def unreachable(host: str, error: Exception) -> EngineError:
+    words = str(error) or type(error).__name__
+    hint = "Is the network up, and the registry's name right? What was downloaded is kept: try again."
+    return EngineError("image", f"{host} cannot be reached: {words[:300]}", hint, reason="unreachable")
