@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,9 @@ class TestRun:
 
     def test_ctrl_c_before_it_runs_ends_it_as_well(self, kernel: Kernel) -> None:
         with open_window(kernel, [*RUN, "sleep", "1000"]) as window:
+            # Not before the terminal is its own: nobody would hear it.
+            name = Path(f"/proc/{window.process.pid}/cmdline")
+            wait_until(lambda: not name.read_bytes().startswith(b"setsid"))
             window.type(b"\x03")
             assert window.finish() in (130, -signal.SIGINT)
         wait_until(lambda: not kernel.live_sessions())
