@@ -133,6 +133,12 @@ class TestEndings:
         assert done.stderr.startswith(b"agentkernel: ")
         assert b"Traceback" not in done.stderr
 
+    def test_an_image_that_was_asked_for_is_that_one_or_none(self, kernel: Kernel) -> None:
+        done = kernel.call("run", "--no-network", "--image", "127.0.0.1:1/tools:1", "true")
+        assert (done.code, done.stdout) == (125, b"")
+        assert b"127.0.0.1:1" in done.stderr
+        assert b"this machine's own tools" not in done.stderr
+
     def test_without_a_command(self, kernel: Kernel) -> None:
         assert kernel.call("run").code == 125
 
