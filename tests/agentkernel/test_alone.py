@@ -90,6 +90,18 @@ class TestDryRun:
         words = ("sandbox", "create", "x", "--compatibility-mode", "claude", "--dry-run")
         assert "[project_refused]" in house.refusal(*words, cwd=house.home)
 
+    def test_nothing_that_somebody_else_wrote_acts_on_the_terminal(self, house: House) -> None:
+        folder = house.home / "a\x1b]0;owned\x07\nmount: nothing"
+        folder.mkdir()
+        (folder / "agentkernel.toml").write_text('[[files]]\nsource = "a\\u001b[2J"\ndest = "/workspace/x"\n')
+        (folder / "a\x1b[2J").write_text("x")
+        words = ("sandbox", "create", "x", "--compatibility-mode", "claude", "--dry-run")
+        shown = house.ok(*words, cwd=folder)
+        assert "\x1b" not in shown
+        assert shown.count("mount:") == 2  # one line, and the folder's name in it
+        (folder / "agentkernel.toml").write_text('"\\u001b[2J" = 1\n')
+        assert "\x1b" not in house.refusal(*words, cwd=folder)
+
     def test_what_is_wrong_in_a_file_is_said_with_its_line(self, house: House) -> None:
         house.write("agentkernel.toml", "[sandbox]\n\nnmae = 'x'\n")
         assert "agentkernel.toml:3: there is no key nmae" in house.refusal("sandbox", "create", "x", "--dry-run")

@@ -8,6 +8,7 @@ from k8e.profiles.languages import BY_NAME
 from k8e.profiles.permissions import Permissions, settle
 from k8e.profiles.problem import Problem
 from k8e.profiles.record import Record
+from k8e.profiles.text import clean
 from k8e.profiles.wishes import NOTHING_SAID, FileWish, Wishes, merge
 
 TYPE_CHECKING = False
@@ -102,7 +103,7 @@ class Cage(Record):
             ("limits", ", ".join(f"{name} {value:g}" for name, value in self.limits) or "the machine's usual ones"),
             *(("file", f"{file.source} as {file.dest}") for file in self.files),
         ]
-        return "".join(f"{name + ':':<14}{value}\n" for name, value in lines)
+        return "".join(f"{name + ':':<14}{clean(value)}\n" for name, value in lines)
 
 
 def _describe_mount(mount: Mount) -> str:

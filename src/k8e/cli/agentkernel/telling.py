@@ -4,20 +4,11 @@ them acts on a terminal."""
 from __future__ import annotations
 
 from k8e.cli.ending import write_all
+from k8e.profiles.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-def clean(text: str) -> str:
-    """One line, in which nothing acts on a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for letter in text
-    )
 
 
 def say(line: str) -> None:

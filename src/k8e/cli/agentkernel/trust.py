@@ -7,9 +7,10 @@ import os
 from k8e.cli.agentkernel.cage import FILE_NAME, read_user_config
 from k8e.cli.agentkernel.files import load_trusted, parse, read_bytes, save_trusted
 from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.telling import clean, say, show_json, show_table
+from k8e.cli.agentkernel.telling import say, show_json, show_table
 from k8e.cli.ending import Failure, write_all
 from k8e.profiles.problem import Problem
+from k8e.profiles.text import clean
 from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust
 from k8e.profiles.wishes import NOTHING_SAID
 
