@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.scenarios.user import User
 
 JQ = 'command -v jq > /dev/null || jq() { get "${2#.}"; }\n'
@@ -116,6 +118,19 @@ def test_a_child_that_asks_for_more_is_refused(user: User) -> None:
     for words in (["subagent", sid], ["run", "true", "--session-id", child["session_id"]]):
         done = user.k8e("sandbox", *words)
         assert (done.code, done.json["code"]) == (1, "session_not_found")
+
+
+def test_a_child_may_be_isolated_better_than_its_parent(user: User) -> None:
+    if user.runtime != "gvisor":
+        pytest.skip("there is nothing better than native here")
+    script = """
+        PARENT=$(k8e sandbox create --runtime native | jq -r .session_id)
+        SUB=$(k8e sandbox subagent $PARENT --runtime gvisor | jq -r .session_id)
+        k8e sandbox run 'echo asked > one' --session-id $PARENT --raw
+        k8e sandbox run 'cat one; echo answered > two; rm one' --session-id $SUB --raw
+        k8e sandbox run 'cat two; stat -c %u two; ls' --session-id $PARENT --raw
+    """
+    assert user.lines(JQ + script) == ["asked", "answered", "1000", "two"]
 
 
 def test_a_child_that_only_looks_sees_what_is_written_meanwhile(user: User) -> None:

@@ -126,6 +126,7 @@ def read_session(session: pb.Session) -> Session:
         shape=Shape(read_only=session.read_only, powerless=session.powerless),
         labels=dict(session.labels),
         persistent=session.persistent,
+        secret_keys=tuple(session.secret_keys),
     )
 
 

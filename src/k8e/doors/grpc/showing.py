@@ -72,6 +72,7 @@ def show_session(session: Session) -> pb.Session:
         powerless=session.shape.powerless,
         labels=session.labels,
         persistent=session.persistent,
+        secret_keys=session.secret_keys,
     )
 
 
