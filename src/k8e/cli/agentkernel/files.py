@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 
 from k8e.cli.agentkernel.cage import FILE_NAME, state_folder
 from k8e.profiles.config import MAX_SIZE, Config, read_config
@@ -84,15 +86,23 @@ def load_trusted() -> tuple[Trusted, ...]:
         raise Problem("trust_unreadable", "what you trust cannot be read", detail=str(error)) from error
 
 
-def save_trusted(entries: tuple[Trusted, ...]) -> None:
+def change_trusted(change: Callable[[tuple[Trusted, ...]], tuple[Trusted, ...]]) -> None:
+    """Under a lock: what one takes back another must not bring back."""
     folder = state_folder()
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(prefix=".trusted.", dir=folder)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(write_trusted(entries))
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(draft, os.path.join(folder, "trusted.json"))
+        with open(os.path.join(folder, "trusted.lock"), "w", opener=open_private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = change(load_trusted())
+            descriptor, draft = tempfile.mkstemp(prefix=".trusted.", dir=folder)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(write_trusted(entries))
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(draft, os.path.join(folder, "trusted.json"))
     except OSError as error:
         raise Problem("trust_unwritable", "what you trust cannot be written down", detail=str(error)) from error
+
+
+def open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel.cage import FILE_NAME, read_user_config
-from k8e.cli.agentkernel.files import load_trusted, parse, read_bytes, save_trusted
+from k8e.cli.agentkernel.files import change_trusted, load_trusted, parse, read_bytes
 from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.telling import say, show_json, show_table
 from k8e.cli.ending import Failure, write_all
@@ -46,7 +46,7 @@ def give(named: str, path: str, *, as_json: bool) -> int:
     config = parse(content, named)
     user = read_user_config()
     opens = find_widenings(NOTHING_SAID, user.wishes if user else NOTHING_SAID, config)
-    save_trusted(trust(load_trusted(), path, content))
+    change_trusted(lambda entries: trust(entries, path, content))
     if as_json:
         show_json({"ok": True, "path": path, "opens": [{"where": each.where, "what": each.way} for each in opens]})
         return 0
@@ -57,11 +57,9 @@ def give(named: str, path: str, *, as_json: bool) -> int:
 
 
 def take_back(named: str, path: str, *, as_json: bool) -> int:
-    before = load_trusted()
-    after = revoke(before, path)
-    if len(after) == len(before):
+    if not any(each.path == path for each in load_trusted()):
         raise Problem("not_trusted", f"{path} was not trusted", hint="agentkernel trust --list")
-    save_trusted(after)
+    change_trusted(lambda entries: revoke(entries, path))
     if as_json:
         show_json({"ok": True, "path": path})
     else:
