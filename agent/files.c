@@ -156,7 +156,25 @@ static void read_open(uint64_t id, const struct file_request *q)
 int rename_new(const char *from, const char *to)
 {
     const unsigned no_replace = 1; /* musl 1.2.3 knows neither the call nor its flag */
-    return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, no_replace) < 0 ? errno : 0;
+    if (syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, no_replace) == 0)
+        return 0;
+    if (errno != EINVAL && errno != ENOSYS)
+        return errno;
+    /* Not everywhere: gVisor cannot do it in a mount that others may change as well, which the workspace is. A second
+     * name is only ever made where there is none; what cannot have one (a directory) has to do with a look before. */
+    if (link(from, to) == 0) {
+        if (unlink(from) == 0)
+            return 0;
+        int error = errno;
+        unlink(to);
+        return error;
+    }
+    if (errno != EPERM)
+        return errno;
+    struct stat st;
+    if (lstat(to, &st) == 0)
+        return EEXIST;
+    return rename(from, to) < 0 ? errno : 0;
 }
 
 /* The rest -------------------------------------------------------------------------------------------------------- */

@@ -67,14 +67,7 @@ static int publish(struct write_channel *w)
         return errno;
     if (!w->exclusive)
         return rename(w->temporary, w->target) < 0 ? errno : 0;
-    int error = rename_new(w->temporary, w->target);
-    if (error != EINVAL && error != ENOSYS)
-        return error;
-    /* A filesystem without that flag: a hard link refuses to replace as well. */
-    if (link(w->temporary, w->target) < 0)
-        return errno;
-    unlink(w->temporary);
-    return 0;
+    return rename_new(w->temporary, w->target);
 }
 
 static void write_eof(struct channel *c)

@@ -24,15 +24,24 @@ async def check_move_replaces_a_file(subject: Subject) -> None:
 
 @check()
 async def check_move_without_replacing(subject: Subject) -> None:
-    await prepare(subject, "sh", "-c", "echo a > a; echo b > b; ln -s gone dangling")
-    for target in (b"b", b"dangling"):
-        attempt = subject.sandbox.move(
-            subject.inside(b"a"), subject.inside(target), replace=False, identity=subject.user
-        )
-        await refused(f"move to {target!r}", attempt, Code.EXISTS)
+    await prepare(subject, "sh", "-c", "echo a > a; echo b > b; ln -s gone dangling; mkdir from empty; touch from/x")
+
+    async def move(source: bytes, target: bytes) -> None:
+        await subject.sandbox.move(subject.inside(source), subject.inside(target), replace=False, identity=subject.user)
+
+    for source, target in (
+        (b"a", b"b"),
+        (b"a", b"dangling"),
+        (b"dangling", b"a"),
+        (b"from", b"empty"),
+        (b"from", b"a"),
+    ):
+        await refused(f"move {source!r} to {target!r}", move(source, target), Code.EXISTS)
     equal("content", await subject.sandbox.read_file(subject.inside(b"b")), b"b\n")
-    await subject.sandbox.move(subject.inside(b"a"), subject.inside(b"c"), replace=False, identity=subject.user)
-    equal("names", await names(subject), [b"b", b"c", b"dangling"])
+    for source, target in ((b"a", b"c"), (b"dangling", b"link"), (b"from", b"to")):
+        await move(source, target)
+    equal("names", await names(subject), [b"b", b"c", b"empty", b"link", b"to"])
+    equal("names below", await names(subject, b"to"), [b"x"])
 
 
 @check()

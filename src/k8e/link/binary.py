@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "d97d05b189bb636a50a5c1b9a65c9c22d618978aaa9dfef3850d4f5528167382",
-        "aarch64": "837bd7f21a6cf2880d1105deb6e004f3ea889fd8db34d0bdc8ff27d77e3b0573",
+        "x86_64": "1f21c13951d411e0b0a11077b5fd29b814b6af7efe016c6ebda428199fb6cc80",
+        "aarch64": "38059999085bc9502f79b9efbe2b4d5a5647398885cda14dbf012b0e188d51e8",
     }
 )
 
