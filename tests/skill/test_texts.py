@@ -86,6 +86,30 @@ def test_json_keeps_every_byte(data: st.DataObject, document: dict[str, Any]) ->
         assert removed == text
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.dictionaries(keys, values, max_size=2), st.lists(words.filter(lambda word: word != "ours")))
+def test_a_list_keeps_every_byte(data: st.DataObject, rest: dict[str, Any], items: list[str]) -> None:
+    path = ("permissions", "allow")
+    document = {**rest, "permissions": {"deny": ["x"], "allow": items}}
+    text = data.draw(layouts(document))
+    longer = jsontext.add_item(text, path, "ours")
+    assert jsontext.parse(longer).content == {**rest, "permissions": {"deny": ["x"], "allow": [*items, "ours"]}}
+    assert is_within(text, longer)
+    assert jsontext.add_item(longer, path, "ours") == longer, "once is enough"
+    shorter = jsontext.remove_item(longer, path, "ours")
+    assert jsontext.parse(shorter).content == document
+    if items:
+        assert shorter == text
+    for item in set(items):
+        less = jsontext.remove_item(text, path, item)
+        left = [*items]
+        left.remove(item)
+        assert jsontext.parse(less).content["permissions"]["allow"] == left
+        assert is_within(less, text)
+    made = jsontext.add_item(text, ("permissions", "ask"), "ours")
+    assert jsontext.parse(made).content["permissions"]["ask"] == ["ours"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.dictionaries(keys, values, max_size=3))
 def test_what_others_put_into_our_entry_stays(data: st.DataObject, extra: dict[str, Any]) -> None:
