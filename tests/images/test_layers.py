@@ -8,7 +8,7 @@ import os
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,3 +240,28 @@ async def test_docker_archives_of_old_have_links_between_layers(images: LocalIma
     assert [sorted(os.listdir(layer)) for layer in images.store.layers_of(image.digest)] == [["b"], ["a"]]
     (tmp_path / "docker.tar.gz").write_bytes(compress(archive.read_bytes(), "gzip"))
     assert await images.add(tmp_path / "docker.tar.gz", ignore) == image
+
+
+async def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "small"
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", state], check=True)  # noqa: ASYNC221
+    try:
+        layout = Layout(state, tmp_path / "r")
+        images = LocalImages(layout, store=Store(layout, fresh=0))
+        large = write_layout(tmp_path / "large.tar", build(make_tar(entry("f", os.urandom(6 << 20))), how="plain"))
+        with pytest.raises(EngineError) as caught:
+            await images.add(large, ignore)
+        assert (caught.value.reason, "prune" in caught.value.hint) == ("disk_full", True)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield large.read_bytes()
+
+        with pytest.raises(EngineError) as caught:
+            await images.take(pieces(), ignore)
+        assert caught.value.reason == "disk_full"
+        assert os.listdir(layout.layers) == os.listdir(layout.oci / "work") == []
+        small = write_layout(tmp_path / "small.tar", build(make_tar(entry("f", os.urandom(1 << 20)))))
+        assert (await images.add(small, ignore)).size == 1 << 20
+    finally:
+        assert ctypes.CDLL(None).umount2(os.fsencode(state), 2) == 0
