@@ -244,3 +244,14 @@ async def check_reported_pid_is_the_commands(subject: Subject) -> None:
     await process.close_stdin()
     process.discard()
     await process.wait()
+
+
+@check()
+async def check_every_signal_is_at_its_default(subject: Subject) -> None:
+    # Whatever those ignored who started the sandbox: what is ignored stays so through every execve.
+    code = """
+import signal
+print(sorted(int(each) for each in signal.valid_signals() if signal.getsignal(each) == signal.SIG_IGN))
+"""
+    done = await complete(subject, python(subject, code))
+    equal("ignored, all of them by Python itself", done.stdout, b"[13, 25]\n")
