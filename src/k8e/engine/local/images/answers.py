@@ -16,16 +16,18 @@ from k8e.engine.reference import split_host
 T = TypeVar("T")
 
 PAUSE: Final = 0.5  # seconds before the second attempt; doubled for each that follows
-_ATTEMPTS: Final = 5
+ATTEMPTS: Final = 5
 _LONGEST_PAUSE: Final = 30.0
 
 
 class Transient(Exception):
-    """It may work the next time. `after` are seconds, where the registry said so."""
+    """It may work the next time. `after` are seconds, where the registry said so; `attempts` how often it is worth it
+    in all."""
 
-    def __init__(self, error: EngineError, after: float = 0.0) -> None:
+    def __init__(self, error: EngineError, after: float = 0.0, attempts: int = ATTEMPTS) -> None:
         self.error = error
         self.after = after
+        self.attempts = attempts
         super().__init__(str(error))
 
 
@@ -40,12 +42,12 @@ class Answer:
 
 async def retry(work: Callable[[], Awaitable[T]], pause: float = PAUSE) -> T:
     """Until it works, or has failed often enough."""
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         try:
             return await work()
         except Transient as error:
             wait = max(error.after, pause * 2**attempt * random.uniform(1, 1.5))
-            if attempt == _ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
+            if attempt >= error.attempts - 1 or wait > _LONGEST_PAUSE:
                 raise error.error from error
             await asyncio.sleep(wait)
     raise AssertionError("unreachable")

@@ -21,6 +21,7 @@ from k8e.engine import EngineError
 from k8e.engine.images import Credentials
 from k8e.engine.local.images import manifest as manifests
 from k8e.engine.local.images.answers import (
+    ATTEMPTS,
     PAUSE,
     Answer,
     Transient,
@@ -44,6 +45,7 @@ T = TypeVar("T")
 _HUB: Final = ("docker.io", "registry-1.docker.io")
 _ACCEPT: Final = ", ".join((*manifests.INDEX_TYPES, *manifests.MANIFEST_TYPES))
 _REDIRECTS: Final = 5
+_FIRST_ATTEMPTS: Final = 2  # to reach a registry at all
 _TOKEN: Final = 1 << 20  # bytes of an answer with a token
 _PORTION: Final = 256 << 10
 _CONNECT, _SILENCE = 15.0, 60.0
@@ -79,6 +81,7 @@ class Registry:
         self._host = _HUB[1] if reference.host == _HUB[0] else reference.host
         self._origin = f"https://{self._host}"
         self._authorization = ""
+        self._reached = False  # so far
         self._authorizing = asyncio.Lock()
         self._checked: set[str] = set()
         self._client: httpx2.AsyncClient
@@ -189,10 +192,11 @@ class Registry:
             more = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
             request = self._client.build_request(method, url, headers={**headers, **more}, content=content)
             response = await self._client.send(request, stream=True)
+            self._reached = True
         except httpx2.ConnectError as error:
             raise self._explain_connection(error, url) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, ssl.SSLError, OSError) as error:
-            raise Transient(unreachable(host_of(url), error)) from error
+            raise self._not_reached(url, error) from error
         try:
             yield Answer(response.status_code, response.headers, lambda: _pieces(httpx2, response, url))
         finally:
@@ -299,7 +303,12 @@ class Registry:
             if isinstance(cause, ConnectionRefusedError) and self._reference.loopback:
                 return unreachable(host_of(url), error)  # nobody is there, and nothing on the way is to blame
             cause = cause.__cause__ or cause.__context__
-        return Transient(unreachable(host_of(url), error))
+        return self._not_reached(url, error)
+
+    def _not_reached(self, url: str, error: Exception) -> Transient:
+        """Who was never there is not waited for as long as somebody who is gone for a moment."""
+        attempts = ATTEMPTS if self._reached else _FIRST_ATTEMPTS
+        return Transient(unreachable(host_of(url), error), attempts=attempts)
 
 
 class _NotTls(Exception):
