@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import tarfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local.images import LocalImages, Store
+from k8e.engine.local.images.layers import unpack_file
 from k8e.engine.local.images.limits import ImageLimits
 from k8e.engine.local.layout import Layout
 from tests.images.builder import Docker, build, compress, entry, link, make_tar, write_layout
@@ -265,3 +267,12 @@ async def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         assert (await images.add(small, ignore)).size == 1 << 20
     finally:
         assert ctypes.CDLL(None).umount2(os.fsencode(state), 2) == 0
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_what_follows_the_end_of_a_packed_layer_is_refused(tmp_path: Path, how: str) -> None:
+    packed = tmp_path / "layer"
+    packed.write_bytes(compress(make_tar(entry("a", b"1")), how) + b"and something else")
+    (tmp_path / "top").mkdir()
+    with packed.open("rb") as file, pytest.raises(EngineError, match="decompressed"):
+        unpack_file(file, packed.stat().st_size, tmp_path / "top", ImageLimits(), threading.Event(), lambda _: None)
