@@ -162,6 +162,20 @@ async def test_ended_while_it_starts(rig: Rig, end: str) -> None:
         assert await (await start(rig, room)).output("cat", "file") == "kept\n"
 
 
+async def test_destroyed_while_it_stops(rig: Rig) -> None:
+    """Whichever comes first, nothing is left, and whoever came too late is told."""
+    for calls in (("stop", "destroy"), ("destroy", "stop"), ("stop", "stop")):
+        async with lasting(rig) as room:
+            moving = [asyncio.create_task(getattr(rig.engine, call)(room.name)) for call in calls]
+            await asyncio.wait(moving)
+            told = {call: task.exception() for call, task in zip(calls, moving, strict=True)}
+            assert (room.name in await rig.engine.list()) == ("destroy" not in calls)
+            if calls == ("destroy", "stop"):
+                assert isinstance(told.pop("stop"), EngineError)
+            assert set(told.values()) == {None}, told
+            assert left_of(rig, room.name) == []
+
+
 async def test_what_never_was_or_is_of_another_kind(rig: Rig) -> None:
     for name in ("nobody", rig.new_name()):
         with pytest.raises(EngineError):
