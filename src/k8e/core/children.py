@@ -69,12 +69,12 @@ def choose_hosts(parent: SessionRecord, spec: ChildSpec) -> HostList:
 def check_reach(field: str, hosts: HostList, parent: SessionRecord) -> None:
     over = [str(entry) for entry in excess(hosts, parent.hosts)]
     if over:
-        shown = ",".join(over[:_SHOWN]) + (", ..." if len(over) > _SHOWN else "")
+        some, more = ",".join(over[:_SHOWN]), ",..." if len(over) > _SHOWN else ""
         raise beyond(
             field,
-            f"its parent {parent.session_id} may not reach {shown}",
+            f"its parent {parent.session_id} may not reach {some}{more}",
             detail=f"its parent may reach: {', '.join(parent.hosts.texts[:_SHOWN]) or 'nothing'}",
-            hint=f"Leave it out, or open it for the parent first: k8e sandbox allow-hosts {parent.session_id} --add",
+            hint=f"Leave it out, or open it for the parent: k8e sandbox allow-hosts {parent.session_id} --add {some}",
         )
 
 
