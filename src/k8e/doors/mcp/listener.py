@@ -17,6 +17,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Scope
 from k8e.doors.addresses import bracket
 from k8e.doors.mcp.certificates import Certificates
+from k8e.doors.mcp.doorkeeper import Doorkeeper
 from k8e.doors.mcp.entrance import PATH
 from k8e.doors.mcp.reception import Reception
 from k8e.doors.specs import invalid
@@ -82,9 +83,16 @@ class QuietServer(uvicorn.Server):
 
 
 class Listener:
-    def __init__(self, reception: Reception, listener: socket.socket, certificates: Certificates | None) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        listener: socket.socket,
+        certificates: Certificates | None,
+        protocol: type[Doorkeeper] = Doorkeeper,
+    ) -> None:
         """Without certificates there is no TLS."""
         self._reception = reception
+        self._protocol = protocol
         self._listener = listener
         self._certificates = certificates
         self._over = asyncio.Event()
@@ -101,7 +109,7 @@ class Listener:
         server = QuietServer(
             uvicorn.Config(
                 self._reception,
-                http="h11",
+                http=self._protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
