@@ -8,7 +8,7 @@ import sys
 from tests.agentkernel.house import AGENTKERNEL
 from tests.agentkernel.machine import Kernel
 
-CHEAP = {"__future__", "_json", "_socket", "errno", "importlib", "termios", "warnings"}
+CHEAP = {"__future__", "_json", "_socket", "errno", "importlib", "select", "termios", "warnings"}
 
 
 def list_imports(kernel: Kernel, *words: str) -> set[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.agentkernel.machine import AGENTKERNEL, PLAIN, Kernel
 from tests.agentkernel.window import Window, open_window
-from tests.cli.machine import wait_until
+from tests.cli.machine import DEADLINE, wait_until
 
 RUN = (AGENTKERNEL, "run", *PLAIN)
 TELL_SIZES = """
@@ -92,6 +94,19 @@ class TestRun:
             window.process.send_signal(number)
             assert window.finish() == 9
             assert window.mode == before
+
+    def test_a_window_that_is_closed_ends_what_does_not_listen(self, kernel: Kernel) -> None:
+        keyboard, device = os.openpty()
+        script = "trap '' HUP; echo ready; sleep 1000"
+        words = ["setsid", "--ctty", *map(str, RUN), "sh", "-c", script]
+        process = subprocess.Popen(words, stdin=device, stdout=device, stderr=device, env=kernel.env, cwd=kernel.home)
+        os.close(device)
+        seen = b""
+        while b"ready" not in seen:
+            seen += os.read(keyboard, 1000)
+        os.close(keyboard)
+        assert process.wait(DEADLINE) == -signal.SIGHUP
+        wait_until(lambda: not kernel.live_sessions())
 
     def test_a_killed_client_leaves_nothing(self, kernel: Kernel) -> None:
         with open_window(kernel, [*RUN, "sh", "-c", "echo ready; sleep 1000"]) as window:

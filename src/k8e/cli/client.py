@@ -14,7 +14,7 @@ from k8e.cli.ending import UNREACHABLE, Failure, read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
     from k8e.cli.remote.client import RemoteClient
@@ -101,10 +101,15 @@ class Response:
     def __init__(self, connection: socket) -> None:
         self._connection = connection
         self._buffer = b""
+        self.wait: Callable[[], None] | None = None  # called before there may be something to wait for
         self.status = 0
         self.headers: dict[str, str] = {}
         while self.status < 200:
             self._read_head()
+
+    @property
+    def descriptor(self) -> int:
+        return self._connection.fileno()
 
     @property
     def exit_code(self) -> int | None:
@@ -176,6 +181,8 @@ class Response:
             yield piece
 
     def _receive(self) -> None:
+        if self.wait is not None:
+            self.wait()
         try:
             data = self._connection.recv(PIECE)
         except ConnectionError as error:

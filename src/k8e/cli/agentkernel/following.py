@@ -9,7 +9,7 @@ not read.
 from __future__ import annotations
 
 import os
-from _signal import SIG_IGN, signal  # type: ignore[import-not-found] # the C inside `signal`
+from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found] # the C inside `signal`
 
 from k8e.cli.agentkernel.telling import say, tell
 from k8e.cli.client import JSON, Client, quote
@@ -37,6 +37,24 @@ class Refused(Exception):
     @property
     def status(self) -> int:
         return CODES.get(self.body["code"], CANNOT_RUN)
+
+
+class Attention:
+    """Waits for the daemon and for signals alike. One that comes just before a plain recv would be heard only after it:
+    Python notes a signal at once, but acts on it between two steps."""
+
+    def __init__(self, descriptor: int) -> None:
+        from select import POLLIN, poll
+
+        self._signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._poll = poll()
+        for each in (descriptor, self._signals):
+            self._poll.register(each, POLLIN)
+
+    def wait(self) -> None:
+        while self._signals in [descriptor for descriptor, _ in self._poll.poll()]:
+            os.read(self._signals, 64)
 
 
 class Follower:
@@ -76,6 +94,7 @@ class Follower:
             if kind in (STDOUT, STDERR):
                 write_all(kind, data)
             elif kind == STARTED:
+                response.wait = Attention(response.descriptor).wait
                 self._begin(data)
             elif kind == RESULT:
                 result = data
@@ -123,6 +142,11 @@ class Follower:
             die_of(number)
         self._sent.add(number)
         self._order("signal", f'{{"signal": {number:d}}}')
+        if number == HUP and self._console is not None:
+            from k8e.cli.agentkernel.console import is_there
+
+            if not is_there():
+                die_of(HUP)  # nobody sits there any more, and nobody will
 
     def _resize(self, *_: object) -> None:
         from k8e.cli.agentkernel.console import measure
