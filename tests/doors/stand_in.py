@@ -104,6 +104,8 @@ class Process:
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        # asyncio tells nobody of the end while one of the pipes holds something that nobody reads.
+        self.process._transport.close()  # type: ignore[attr-defined]
         await self.process.wait()
         self._end()
         self.killed.set()
