@@ -82,7 +82,7 @@ def wire(internet: Internet) -> Internet:
 async def test_without_an_engine_the_rules_stay_and_nothing_opens(site: Site, wire: Internet) -> None:
     async with site.cell("allowed.com", "also.com") as cell:
         await cell.room.link.start(cell.room.spec("/usr/bin/python3", "-c", ROUNDS))
-        rounds = Rounds(cell.room.paths.root / "workspace" / "rounds")
+        rounds = Rounds(cell.room.paths.workspace / "rounds")
         await rounds.wait("allowed name", "reached")
         await site.engine.close()
         alone = await rounds.wait("allowed name", "no name", more=2)
@@ -130,7 +130,7 @@ open("/workspace/cut", "w").close()
         site.engine = site.make_engine()
         again: Cell = await site.enter(cell.room.name)
         assert await again.reached(("tcp", "allowed.com", 80)) == ["45.90.31.1"]
-        marker = cell.room.paths.root / "workspace" / "cut"
+        marker = cell.room.paths.workspace / "cut"
         assert not marker.exists()
         await again.set_hosts("allowed.com")
         async with asyncio.timeout(60):
