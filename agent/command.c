@@ -317,9 +317,18 @@ void command_attach(uint64_t id, uint64_t stdout_from, uint64_t stderr_from)
         announce(k); /* else OPENED comes by itself */
 }
 
+#define BIT(number) (1ull << ((number) - 1))
+
 static void send_signal(struct command *k, uint32_t number, uint32_t scope)
 {
-    atomic_fetch_or(&k->launch->signals[scope], 1ull << (number - 1));
+    /* The supervisor delivers what waits by number and not in the order in which it came. Of a stop and a continuation
+     * the later one counts, and ends the wait of the other, as it does in the kernel. */
+    const uint64_t stops = BIT(SIGSTOP) | BIT(SIGTSTP) | BIT(SIGTTIN) | BIT(SIGTTOU);
+    if (number == SIGCONT)
+        atomic_fetch_and(&k->launch->signals[scope], ~stops);
+    else if (BIT(number) & stops)
+        atomic_fetch_and(&k->launch->signals[scope], ~BIT(SIGCONT));
+    atomic_fetch_or(&k->launch->signals[scope], BIT(number));
     kill(k->supervisor, SIGUSR1);
 }
 

@@ -17,12 +17,13 @@ from k8e.conformance.subject import (
     holds,
     prepare,
     python,
+    read_all,
     read_through,
     read_until,
     refused,
 )
 from k8e.link.errors import Code
-from k8e.link.model import CommandInfo, Scope
+from k8e.link.model import CommandInfo, Completed, Scope
 
 
 async def find_info(subject: Subject, command_id: int) -> CommandInfo | None:
@@ -77,7 +78,23 @@ async def check_signal_stops_and_continues(subject: Subject) -> None:
     await process.signal(signal.SIGCONT)
     equal("echo", await process.stdout.read(), b"while stopped")
     await process.signal(signal.SIGINT)
-    ended("cat", await finish(process), signal=signal.SIGINT)
+    rest = await read_all(process.stdout)  # its stdin stays open: the end of that would be another end
+    ended("cat", Completed(await process.wait(), rest, b""), signal=signal.SIGINT)
+
+
+@check()
+async def check_a_stop_and_what_continues_it_keep_their_order(subject: Subject) -> None:
+    process = await subject.sandbox.start(command(subject, "cat"))
+    for number in range(30):
+        for sent in (signal.SIGSTOP, signal.SIGCONT):
+            await process.signal(sent)
+        await process.write(b"%d" % number)
+        equal("echo", await process.stdout.read(), b"%d" % number)
+    await process.signal(signal.SIGCONT)
+    await process.signal(signal.SIGSTOP)
+    await process.signal(signal.SIGKILL)
+    rest = await read_all(process.stdout)
+    ended("cat", Completed(await process.wait(), rest, b""), signal=signal.SIGKILL)
 
 
 @check()

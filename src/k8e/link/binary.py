@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "1f21c13951d411e0b0a11077b5fd29b814b6af7efe016c6ebda428199fb6cc80",
-        "aarch64": "38059999085bc9502f79b9efbe2b4d5a5647398885cda14dbf012b0e188d51e8",
+        "x86_64": "c01e7da4e12604ecb69d1057874603f31ce4436fbc0c6e7856494c0d083831f9",
+        "aarch64": "0c384df5c0da49a6dd606c84abb655f3886b7d828382149b629e0e5015752ee5",
     }
 )
 
