@@ -17,29 +17,6 @@ if TYPE_CHECKING:
 
     from k8e.cli.remote.client import Reply
 
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-SPANS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def read_size(text: str) -> int:
-    """512m, 2g, 1.5G, 1GiB; plain numbers are bytes."""
-    number, unit = split_unit(text.lower().removesuffix("ib").removesuffix("b"))
-    return int(number * UNITS[unit])
-
-
-def read_span(text: str) -> float:
-    """90, 90s, 15m, 1h, 2d."""
-    number, unit = split_unit(text.lower())
-    return number * SPANS[unit]
-
-
-def split_unit(text: str) -> tuple[float, str]:
-    unit = text.lstrip("0123456789.")
-    try:
-        return float(text.removesuffix(unit)), unit
-    except OverflowError:
-        raise ValueError(text) from None
-
 
 def describe_session(*, manifest: str = "", git_repo: str = "", git_ref: str = "") -> dict[str, Any]:
     """What goes into a session from its beginning."""
@@ -230,8 +207,3 @@ def list_keys(options: argparse.Namespace) -> int:
 
 def delete_key(options: argparse.Namespace) -> int:
     return finish(open_client().request("DELETE", f"/v1/keys/{quote(options.name)}"))
-
-
-def read_life(text: str) -> float | None:
-    """30d, or never."""
-    return None if text == "never" else read_span(text)

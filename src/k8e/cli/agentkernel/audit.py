@@ -8,9 +8,9 @@ import time
 
 from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.telling import show_table
-from k8e.cli.commands import read_span
+from k8e.cli.amounts import read_span
 from k8e.cli.ending import Failure, write_all
-from k8e.cli.parser import read_with
+from k8e.cli.parsing import read_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from k8e.cli.agentkernel.parsing import make_parser
 
 
 def main(arguments: list[str]) -> int:
-    from k8e.cli.parser import DOCTOR, examine
+    from k8e.cli import handlers, manual
+    from k8e.cli.parser import add_doctor_options
 
-    parser = make_parser("doctor", DOCTOR)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--fix", action="store_true", help="first install what is missing and remove what is left over")
-    return examine(parser.parse_args(arguments))
+    parser = make_parser("doctor", manual.DOCTOR)
+    add_doctor_options(parser)
+    return handlers.examine(parser.parse_args(arguments))

@@ -31,7 +31,7 @@ def read_cpus(text: str) -> float:
 
 
 def read_size(text: str) -> int:
-    from k8e.cli.commands import read_size
+    from k8e.cli.amounts import read_size
 
     return read_size(text)
 
@@ -89,23 +89,16 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    from k8e.cli.parser import read_with
+    from k8e.cli.parsing import add_table
 
-    defaults = vars(CageOptions())
-    for name, (read, noun, about) in OPTIONS.items():
-        default = defaults[name[2:].replace("-", "_")]
-        if read is None:
-            parser.add_argument(name, action="store_true", help=about)
-        elif read is list:
-            parser.add_argument(name, action="append", default=default, metavar=noun, help=about)
-        else:
-            parser.add_argument(name, type=read_with(read, noun), default=default, metavar=noun, help=about)
+    add_table(parser, OPTIONS, CageOptions())
 
 
 def read_parsed(parsed: argparse.Namespace) -> CageOptions:
+    from k8e.cli.parsing import take_over
+
     options = CageOptions()
-    for name in vars(options):
-        setattr(options, name, getattr(parsed, name))
+    take_over(parsed, options)
     return options
 
 

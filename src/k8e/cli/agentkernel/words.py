@@ -10,18 +10,16 @@ from k8e.cli.ending import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Table = Mapping[str, tuple[Callable[[str], object] | None, str, str]]
+    from k8e.cli.parsing import Table
 
 # Seconds. Without --timeout a command has all the time there is: a day, which is the most that the service gives.
 MOST_SECONDS = 86_400.0
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def read_span(text: str) -> float:
-    unit = text.lstrip("0123456789.")
-    seconds = float(text.removesuffix(unit)) * UNITS.get(unit, float("nan"))
+    from k8e.cli.amounts import read_span
+
+    seconds = read_span(text)
     if not 0 < seconds <= MOST_SECONDS:
         raise ValueError(text)
     return seconds

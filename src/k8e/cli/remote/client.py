@@ -36,7 +36,7 @@ _STATUS: Final = {
 
 
 class Reply:
-    """Has what the commands use of `Response`."""
+    """An answer that came whole. Has what the commands use of `Response`."""
 
     def __init__(self, status: int, body: bytes, exit_code: int | None = None) -> None:
         self.status = status
@@ -47,7 +47,8 @@ class Reply:
         return self._body
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        raise NotImplementedError
+        """None: all of it is in `read`."""
+        return iter(())
 
 
 class LiveReply(Reply):

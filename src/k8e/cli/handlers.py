@@ -1,0 +1,96 @@
+"""What a command leads to where it is more than one request: loaded only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from k8e.cli.client import quieten_grpc
+from k8e.cli.ending import Failure
+from k8e.cli.options import RunOptions
+from k8e.cli.parsing import take_over
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from k8e.cli.parsing import Handler
+
+
+def run_parsed(parsed: argparse.Namespace) -> int:
+    from k8e.cli.run import run
+
+    options = RunOptions()
+    take_over(parsed, options)
+    return run(options)
+
+
+def run_confirm(parsed: argparse.Namespace) -> int:
+    from k8e.cli.approvals import confirm
+
+    return confirm(parsed)
+
+
+def run_approve(parsed: argparse.Namespace) -> int:
+    from k8e.cli.approvals import approve
+
+    return approve(parsed)
+
+
+def run_approvals(parsed: argparse.Namespace) -> int:
+    from k8e.cli.approvals import approvals
+
+    return approvals(parsed)
+
+
+def install_skill(parsed: argparse.Namespace) -> int:
+    from k8e.cli.skill.install import install_skill
+
+    return install_skill(parsed)
+
+
+def run_connect(parsed: argparse.Namespace) -> int:
+    quieten_grpc()
+    from k8e.cli.remote.commands import connect
+
+    return connect(parsed)
+
+
+def run_login(parsed: argparse.Namespace) -> int:
+    quieten_grpc()
+    from k8e.cli.remote.commands import login
+
+    return login(parsed)
+
+
+def run_mcp(parsed: argparse.Namespace) -> int:
+    from k8e.cli.mcp import bridge, listen
+
+    for name, value in (("CERT", parsed.tls_cert), ("KEY", parsed.tls_key)):
+        if value:
+            os.environ[f"K8E_SANDBOX_{name}"] = value
+    return listen(parsed.http_addr, parsed.tenant_id) if parsed.http else bridge(parsed.tenant_id)
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    from k8e.daemon import Refused, run_in_foreground
+
+    try:
+        run_in_foreground()
+    except Refused as refused:
+        raise Failure.of(refused.body) from refused
+    return 0
+
+
+def examine(parsed: argparse.Namespace) -> int:
+    from k8e.daemon import Refused, run_doctor
+
+    try:
+        return run_doctor(as_json=parsed.json, fix=parsed.fix)
+    except Refused as refused:
+        raise Failure.of(refused.body) from refused
+
+
+def run_image(function: str, parsed: argparse.Namespace) -> int:
+    from k8e.cli import images
+
+    handler: Handler = getattr(images, function)
+    return handler(parsed)

@@ -1,0 +1,165 @@
+"""What `--help` says: of each command what it is for, and how it is used."""
+
+from __future__ import annotations
+
+ABOUT = """\
+Run code in a sandbox of its own: nothing it does can hurt this machine.
+
+  k8e sandbox run "print('hello')" --lang python
+  k8e sandbox run 'make test' --raw --timeout 600
+  echo 'ls -la' | k8e sandbox run
+
+The first run on a machine makes a session and remembers it, so files and installed
+packages are still there at the next one.
+"""
+
+SANDBOX = """\
+Most people need only `run`:
+
+  k8e sandbox run 'pip list'                     in your session, made when there is none
+  k8e sandbox run 'pip list' --tenant web        in the session that is called web
+
+A session with wishes of its own is made, used and destroyed by its id:
+
+  SID=$(k8e sandbox create --memory 2g | jq -r .session_id)
+  k8e sandbox write $SID /workspace/job.py < job.py
+  k8e sandbox run 'python3 job.py' --session-id $SID
+  k8e sandbox read $SID /workspace/result.json --raw
+  k8e sandbox destroy $SID
+
+Every command prints one JSON object; errors are JSON too, with a code and a hint.
+Exit codes: 1 the request failed, 2 the service cannot be reached, and for run the command's own.
+"""
+
+RUN = """\
+Runs code and prints what came of it as JSON: stdout, stderr, exit_code, session_id and more.
+Without CODE it is read from standard input. The exit code is the command's own; 124 is a timeout,
+128+n a signal. Ctrl-C ends the command in the sandbox.
+
+  k8e sandbox run 'echo $((6*7))'
+  k8e sandbox run "print(6*7)" --lang python | jq -r .stdout
+  k8e sandbox run --lang python < script.py
+  k8e sandbox run 'tar xz && make' --stdin --raw < source.tar.gz
+  k8e sandbox run './train.sh' --background --timeout 3600
+"""
+
+HOSTS = """\
+Shows what a session may reach, or changes it, at once and for what runs in it as well. Entries are
+names, names of all subdomains, addresses or blocks of them, with a port or for 80 and 443; several
+are separated by commas.
+
+  k8e sandbox allow-hosts SID
+  k8e sandbox allow-hosts SID --add api.example.com,*.example.org
+  k8e sandbox allow-hosts SID --remove api.example.com --add 192.0.2.0/24:5432
+  k8e sandbox allow-hosts SID --hosts git.example.com:22
+  k8e sandbox allow-hosts SID --clear
+"""
+
+SUBAGENT = """\
+Makes a session for a sub-agent and prints its id. It has processes, limits and a /tmp of its own, and its
+parent's /workspace, live in both directions. It can do nothing that its parent cannot, has no sub-agents
+itself, and ends with its parent.
+
+  SUB1=$(k8e sandbox subagent PARENT-SID | jq -r .session_id)
+  SUB2=$(k8e sandbox subagent PARENT-SID --agent-type reviewer --read-only | jq -r .session_id)
+  k8e sandbox run 'python3 task_a.py' --session-id $SUB1 --raw &
+  k8e sandbox run 'python3 task_b.py' --session-id $SUB2 --raw &
+  wait
+"""
+
+START = """\
+Brings a stopped session back on its own files, also after a reboot: a session that was made with --persistent.
+Variables that it had it has again, but for secrets, which no disk has: they have to be given again.
+
+  SID=$(k8e sandbox create --persistent --secret TOKEN | jq -r .session_id)
+  k8e sandbox stop $SID
+  k8e sandbox start $SID --secret TOKEN
+"""
+
+CONFIRM = """\
+Asks a person whether something may be done, and waits for the answer. The command with which they approve
+it is printed on stderr; whoever asks cannot approve it themselves (docs/approvals.md). Exits with 0 when it
+was approved, with 1 when it was rejected or nobody answered in time.
+
+  k8e sandbox confirm SID 'delete /workspace/data' && k8e sandbox run 'rm -r data' --session-id SID
+  k8e sandbox confirm SID 'send the report' --no-wait
+  k8e sandbox approvals appr-0123456789abcdef
+"""
+
+APPROVE = """\
+Answers what a program asked with `confirm`. What a program of your own user asked is answered at another terminal than
+the program's, where you type that you mean it; root, or an operator's key, answers without.
+
+  k8e sandbox approvals
+  k8e sandbox approve appr-0123456789abcdef --reason 'it is a copy'
+  k8e sandbox approve appr-0123456789abcdef --reject
+"""
+
+SKILL = """\
+Tells agents on this machine about sandboxes: puts an entry into their list of MCP servers, and a skill where they look
+for skills. Nothing else in their files is changed, and what was there before is kept beside them.
+
+  k8e sandbox-install-skill all
+  k8e sandbox-install-skill claude --dry-run
+  k8e sandbox-install-skill all --uninstall
+  K8E_SANDBOX_MCP_ADDR=:8811 k8e sandbox-install-skill all       a server that runs already, instead of a command
+"""
+
+SERVER = """\
+Runs the daemon in the foreground until Ctrl-C or SIGTERM. Sandboxes live on without it.
+You rarely need this: as root, the first command starts the daemon by itself. deploy/k8e.service
+is the unit for systemd. Members of the group k8e may use the daemon, when there is that group.
+
+  K8E_STATE_DIR   where sandboxes live (/var/lib/k8e)
+  K8E_RUN_DIR     where the socket is (/run/k8e)
+  K8E_CONFIG      the file with settings (/etc/k8e/k8e.toml, when it is there)
+"""
+
+DOCTOR = """\
+Tries every runtime and control for real, in sandboxes that are thrown away, and says what works here,
+how it was tried, and what to install. Exits with 1 when the default would not be safe.
+
+With --fix it first installs the Debian packages that are missing and removes what engines left that
+are dead (sandboxes, mounts, groups, rules), and says each step. What is alive it never touches.
+"""
+
+IMAGE = """\
+What sandboxes can be made of, besides this machine's own tools. Names are docker's. Who you are at a registry is read
+from what `docker login` or `podman login` left (docs/images.md).
+
+  k8e image pull python:3.12-slim
+  k8e sandbox create --image python:3.12-slim
+  docker save mine:1 | k8e image import -
+  sudo k8e image build-base
+"""
+
+KEYS = """\
+Keys with which programs on other machines use this machine's sandboxes (docs/gateway.md).
+
+  k8e sandbox-apikey create ci --ttl 30d
+  k8e sandbox-apikey list
+  k8e sandbox-apikey delete ci
+"""
+
+MCP = """\
+Serves the sandboxes of this machine to an agent, by the Model Context Protocol, on standard input and
+output, or over HTTP to many. Each connection has a session of its own, which ends with it.
+
+  claude mcp add k8e-sandbox -- k8e sandbox-mcp
+  k8e sandbox-mcp --http --http-addr :8811
+  k8e sandbox-mcp --http --http-addr 0.0.0.0:8811       other machines too: TLS, and an API key of each agent
+  k8e sandbox-mcp --endpoint sandbox.example.com:50051  the sandboxes of a gateway
+"""
+
+CONNECT = """\
+Checks that a gateway is the one that your API key is for, exchanges the key for a certificate, and remembers
+both under a name. The key is read from standard input or K8E_SANDBOX_APIKEY, and is not stored.
+
+  k8e connect sandbox.example.com:50051
+  k8e sandbox run 'uname -a'
+"""
+
+LOGIN = """\
+A new certificate for a gateway that is known already: with K8E_SANDBOX_APIKEY by that key, else by the certificate that
+there is. You rarely need this: commands renew it when a third of its life is left.
+"""

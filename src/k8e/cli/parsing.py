@@ -1,0 +1,56 @@
+"""argparse as every command line of ours uses it."""
+
+from __future__ import annotations
+
+import argparse
+
+from k8e.cli.ending import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, NoReturn, TypeAlias
+
+    # What reads the value (None: a flag; list: may come several times), what it is called, what it is for.
+    Table: TypeAlias = Mapping[str, tuple[Callable[[str], object] | None, str, str]]
+    Handler: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse exits with 2 for a usage error, which here means that the service cannot be reached."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise Failure("usage", message, detail=" ".join(self.format_usage().split()), hint=f"{self.prog} --help")
+
+
+def read_with(read: Callable[[str], object], noun: str) -> Callable[[str], object]:
+    """argparse would name our function in its message."""
+
+    def read_value(text: str) -> object:
+        try:
+            return read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}") from None
+
+    return read_value
+
+
+def add_table(parser: argparse.ArgumentParser, table: Table, defaults: object) -> None:
+    """Options that a plain reader knows as well, so that they stand in one table; `defaults` has their values."""
+    for name, (read, noun, about) in table.items():
+        default = getattr(defaults, name[2:].replace("-", "_"))
+        if read is None:
+            parser.add_argument(name, action="store_true", help=about)
+        elif read is list:
+            parser.add_argument(name, action="append", default=default, metavar=noun, help=about)
+        else:
+            parser.add_argument(name, type=read_with(read, noun), default=default, metavar=noun, help=about)
+
+
+def take_over(parsed: argparse.Namespace, options: object) -> None:
+    """Sets what `options` has attributes for."""
+    for name in vars(options):
+        setattr(options, name, getattr(parsed, name))

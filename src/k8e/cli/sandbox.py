@@ -1,0 +1,163 @@
+"""`k8e sandbox ...`: its commands and what each can be told."""
+
+from __future__ import annotations
+
+from k8e.cli import amounts, commands, handlers, manual
+from k8e.cli.options import OPTIONS, RunOptions, read_seconds
+from k8e.cli.parsing import add_table, read_with
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from k8e.cli.parsing import Handler, Parser
+
+
+def add_sandbox(parent: Any) -> None:
+    sandbox = parent.add_parser(
+        "sandbox", help="run code, make sessions, handle their files", description=manual.SANDBOX
+    )
+    subcommands = sandbox.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, handler: Handler, about: str, description: str = "") -> Parser:
+        added: Parser = subcommands.add_parser(name, help=about, description=description or about.capitalize() + ".")
+        added.set_defaults(handler=handler)
+        return added
+
+    add_run_options(add("run", handlers.run_parsed, "run code or a shell command", manual.RUN))
+    add_create_options(add("create", commands.create, "make a session and print its id"))
+    add_child_options(
+        add("subagent", commands.subagent, "make a session that shares another's workspace", manual.SUBAGENT)
+    )
+    add("get", commands.get, "show a session").add_argument("sid", metavar="SID")
+    add_hosts_options(add("allow-hosts", commands.allow_hosts, "show or change what a session may reach", manual.HOSTS))
+    sessions = add("sessions", commands.sessions, "list your sessions")
+    sessions.add_argument("--phase", choices=("active", "all"), default="active", help="default: active")
+    stop = add("stop", commands.stop, "end what runs in a persistent session; its files stay")
+    stop.add_argument("sid", metavar="SID")
+    start = add("start", commands.start, "bring a stopped session back, with its files", manual.START)
+    start.add_argument("sid", metavar="SID")
+    for name, noun, about in (
+        ("--env", "NAME=VALUE", "another variable for all its commands, or another value"),
+        ("--secret", "NAME", "a variable with the value that it has here"),
+    ):
+        start.add_argument(name, action="append", default=[], metavar=noun, help=f"{about}; may be given several times")
+    add("destroy", commands.destroy, "end a session with all that is in it").add_argument("sid", metavar="SID")
+    write = add("write", commands.write, "write standard input to a file of a session")
+    write.add_argument("sid", metavar="SID")
+    write.add_argument("path", metavar="PATH", help="relative ones begin at /workspace")
+    write.add_argument("--mode", choices=("w", "a"), default="w", help="w replaces (default), a appends")
+    read = add("read", commands.read, "read a file of a session")
+    read.add_argument("sid", metavar="SID")
+    read.add_argument("path", metavar="PATH", help="relative ones begin at /workspace")
+    read.add_argument("--raw", action="store_true", help="print the bytes as they are instead of JSON")
+    entries = add("list", commands.list_files, "list the files of a session")
+    entries.add_argument("sid", metavar="SID")
+    entries.add_argument("--path", default="", metavar="DIR", help="default: /workspace")
+    entries.add_argument("--since", type=float, default=0.0, metavar="TIME", help="only what changed after (unix time)")
+    status = add("status", commands.status, "say whether sandboxes work, and which session is yours")
+    status.add_argument("--tenant", default="", metavar="NAME")
+    add("poll", commands.poll, "show how a background run is doing").add_argument("run_id", metavar="RUN-ID")
+    add("kill", commands.kill, "end a background run").add_argument("run_id", metavar="RUN-ID")
+    add("ps", commands.ps, "list the commands of a session").add_argument("sid", metavar="SID")
+    add("log", commands.log, "list the runs of a session").add_argument("sid", metavar="SID")
+    add_approvals(add)
+
+
+def add_approvals(add: Callable[..., Parser]) -> None:
+    confirm = add("confirm", handlers.run_confirm, "ask a person whether something may be done", manual.CONFIRM)
+    confirm.add_argument("sid", metavar="SID")
+    confirm.add_argument("action", metavar="ACTION", help="what is to be done, for the person who decides")
+    seconds = read_with(read_seconds, "span of time")
+    confirm.add_argument(
+        "--timeout", type=seconds, metavar="SECONDS", help="for how long it can be answered; default: 30"
+    )
+    confirm.add_argument("--no-wait", action="store_true", help="print the approval's id at once")
+    approve = add("approve", handlers.run_approve, "answer such a question", manual.APPROVE)
+    approve.add_argument("approval_id", metavar="APPROVAL-ID")
+    approve.add_argument("--reject", action="store_true", help="answer no")
+    approve.add_argument("--reason", default="", metavar="TEXT", help="for whoever asked, and the audit log")
+    approvals = add("approvals", handlers.run_approvals, "list the questions that can be answered, or show one")
+    approvals.add_argument("approval_id", nargs="?", default="", metavar="APPROVAL-ID")
+    approvals.add_argument("--all", action="store_true", help="those that are settled, too")
+
+
+def add_run_options(parser: Parser) -> None:
+    parser.add_argument("code", nargs="?", metavar="CODE", help="default: standard input")
+    add_table(parser, OPTIONS, RunOptions())
+
+
+def add_hosts_options(parser: Parser) -> None:
+    parser.add_argument("sid", metavar="SID")
+    for name, about in (
+        ("--add", "put these on the list"),
+        ("--remove", "take these off it; connections to them are cut"),
+        ("--hosts", "instead of the whole list"),
+    ):
+        parser.add_argument(name, action="append", metavar="HOSTS", help=about)
+    parser.add_argument("--clear", action="store_true", help="take everything off it")
+
+
+def add_wishes(
+    parser: Parser, runtime: str, image: str, cpus: str, memory: str, disk: str, ttl: str, hosts: str
+) -> Callable[..., None]:
+    """What a session and a sub-agent's can both be asked to have; the words are their defaults."""
+
+    def add(name: str, noun: str, about: str, **settings: Any) -> None:
+        parser.add_argument(name, metavar=noun, help=about, **settings)
+
+    size, span = read_with(amounts.read_size, "size"), read_with(amounts.read_span, "span of time")
+    add("--runtime", "NAME", f"gvisor or native; default: {runtime}", default="")
+    add("--image", "NAME", f"default: {image}", default="")
+    add("--session-id", "SID", "the id to give it; default: chosen for you", default="")
+    add(
+        "--env",
+        "NAME=VALUE",
+        "a variable for all its commands; may be given several times",
+        action="append",
+        default=[],
+    )
+    add(
+        "--secret",
+        "NAME",
+        "a variable with the value that it has here, which is kept on no disk; may be given several times",
+        action="append",
+        default=[],
+    )
+    add("--cpus", "N", f"default: {cpus}", type=float)
+    add("--memory", "SIZE", f"such as 512m or 2g; default: {memory}", type=size)
+    add("--disk", "SIZE", f"default: {disk}", type=size)
+    add("--ttl", "TIME", f"unused for that long it is destroyed: 90s, 15m, 2d; default: {ttl}", type=span)
+    add(
+        "--allowed-hosts",
+        "HOSTS",
+        f"what it may reach, instead of {hosts}: a.example,*.b.example:8443; '' is nothing",
+        action="append",
+        default=[],
+    )
+    return add
+
+
+def add_child_options(parser: Parser) -> None:
+    parser.add_argument("parent", metavar="PARENT-SID", help="the session whose workspace it shares")
+    same = "its parent's"
+    add = add_wishes(parser, same, same, same, same, same, same, "all that its parent may")
+    add("--agent-type", "NAME", "what kind of agent it is for, as a label", default="")
+    add("--workspace-path", "DIR", "where in /workspace its commands start; made when it is not there", default="")
+    parser.add_argument("--read-only", action="store_true", help="it sees the workspace and cannot change it")
+    parser.add_argument("--powerless", action="store_true", help="not even its root has capabilities")
+
+
+def add_create_options(parser: Parser) -> None:
+    add = add_wishes(
+        *(parser, "the strongest that works here", "host, this machine's own tools"),
+        *("0.5", "512m", "2g", "1h", "the usual list"),
+    )
+    add("--tenant", "NAME", "whom it belongs to", default="")
+    add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
+    add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
+    add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
+    parser.add_argument(
+        "--persistent", action="store_true", help="it can be stopped and started, and does not end by itself"
+    )
