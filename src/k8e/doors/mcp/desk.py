@@ -15,14 +15,15 @@ from mcp.shared.exceptions import MCPError
 
 from k8e.core.errors import Fault
 from k8e.core.journal import format_event
+from k8e.doors.mcp.answers import Answer, Talk
 from k8e.doors.mcp.cages import Cages
-from k8e.doors.mcp.calls import Answer, Talk, call
-from k8e.doors.mcp.catalogue import ToolText
+from k8e.doors.mcp.calls import call
 from k8e.doors.mcp.execution import Report
 from k8e.doors.mcp.fronts import AGENTKERNEL, FRONTS, K8E, NOWHERE, Front, Surroundings
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.kernel_calls import ALL, KERNEL
 from k8e.doors.mcp.outputs import Kept
+from k8e.doors.mcp.schemas import ToolText
 from k8e.doors.problems import Refusal, describe, internal_error
 from k8e.doors.shapes import Json
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from k8e.doors.mcp.catalogue import TOOLS, ToolText
+from k8e.doors.mcp.catalogue import TOOLS
 from k8e.doors.mcp.kernel_catalogue import CREATE, KERNEL_TOOLS, START, STOP
+from k8e.doors.mcp.schemas import ToolText
 from k8e.profiles.protection import KEPT
 from k8e.profiles.scene import Scene
 

@@ -7,25 +7,15 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Phase, RunSpec, Session
+from k8e.core.model import Phase, Session
 from k8e.doors import shapes
-from k8e.doors.mcp.calls import (
-    TABLE,
-    Answer,
-    Talk,
-    Tool,
-    destroy_session,
-    encode_words,
-    execute_in,
-    read_data,
-    run_command,
-    take_limit,
-    take_timeout,
-    write_file,
-)
+from k8e.doors.mcp.answers import Answer, Talk, Tool
+from k8e.doors.mcp.arguments import take_command, take_limit
+from k8e.doors.mcp.calls import TABLE, destroy_session, execute_in, run_command
+from k8e.doors.mcp.file_calls import read_data, write_file
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.shapes import Json
-from k8e.doors.specs import Fields, invalid
+from k8e.doors.specs import Fields
 from k8e.profiles.effective import check_name
 from k8e.profiles.problem import Problem
 
@@ -63,23 +53,10 @@ async def list_sandboxes(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     return Answer({"sandboxes": [shape_sandbox(session) for session in await guest.sessions()]})
 
 
-async def run(guest: Guest, fields: Fields, talk: Talk) -> Answer:
-    return await run_command(guest, fields, talk)
-
-
 async def execute(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     name = take_name(fields)
-    words = fields.take_texts("command")
-    if not words:
-        raise invalid("command", "command is empty", hint="a list such as ['python3', '-c', 'print(1)']")
+    _, spec = take_command(fields)
     limit = take_limit(fields)
-    spec = RunSpec(
-        "",
-        argv=encode_words(words),
-        timeout=take_timeout(fields),
-        workdir=fields.take_text("cwd"),
-        env=fields.take_mapping("env"),
-    )
     fields.finish()
     return await execute_in(guest, spec, name, talk, limit)
 
@@ -109,7 +86,7 @@ def shape_sandbox(session: Session) -> Json:
 
 ALL: Final[Mapping[str, Tool]] = {**TABLE, "sandbox_create": create, "sandbox_start": start, "sandbox_stop": stop}
 KERNEL: Final[Mapping[str, Tool]] = {
-    "sandbox_run": run,
+    "sandbox_run": run_command,
     "sandbox_create": create,
     "sandbox_exec": execute,
     "sandbox_list": list_sandboxes,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from k8e.doors.mcp.catalogue import (
+from k8e.doors.mcp.schemas import (
     CONTENT,
+    CONTENT_TO_WRITE,
     CREATED,
     CWD,
     ENV,
@@ -18,9 +19,11 @@ from k8e.doors.mcp.catalogue import (
     OK,
     PATH,
     PROFILE,
+    READ_AS,
     RUN_OPTIONAL,
     RUN_OUTPUTS,
     WRITTEN,
+    WRITTEN_AS,
     Schema,
     ToolText,
     number,
@@ -149,8 +152,8 @@ KERNEL_TOOLS: Final[tuple[ToolText, ...]] = (
         {
             "name": SANDBOX,
             "path": PATH,
-            "content": text("What to write."),
-            "encoding": text("How content is written here.", enum=["utf-8", "base64"], default="utf-8"),
+            "content": CONTENT_TO_WRITE,
+            "encoding": WRITTEN_AS,
         },
         ("name", "path", "content"),
         outputs=WRITTEN,
@@ -164,7 +167,7 @@ KERNEL_TOOLS: Final[tuple[ToolText, ...]] = (
         {
             "name": SANDBOX,
             "path": PATH,
-            "encoding": text("base64: never as text.", enum=["utf-8", "base64"], default="utf-8"),
+            "encoding": READ_AS,
         },
         ("name", "path"),
         outputs={**FILE_OUTPUTS, "content": CONTENT},
