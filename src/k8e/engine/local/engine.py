@@ -9,54 +9,45 @@ so that it is right after any crash. `stop` does the same and keeps the director
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.metadata
-import json
 import os
-import platform
-import resource
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec, Shape
+from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
-from k8e.engine.local import disk, kept_disk
-from k8e.engine.local.bundle import Bind, BundleSpec, build_config
+from k8e.engine.local import disk
 from k8e.engine.local.cgroup import Cgroups
-from k8e.engine.local.dns import Server, resolv_conf_for_sandbox
+from k8e.engine.local.construction import Construction, Furnish, lay_out, lay_out_again, put_down
+from k8e.engine.local.dns import Server
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
-from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
-from k8e.engine.local.mounts.sharing import find_sources, share_workspace
-from k8e.engine.local.mounts.view import seal_mounts, show_mounts
+from k8e.engine.local.mounts.view import seal_mounts
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
 from k8e.engine.local.registries import CA_BUNDLE
-from k8e.engine.local.renewal import empty_folder
-from k8e.engine.local.roots import Root, Roots
+from k8e.engine.local.roots import Roots
 from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
-from k8e.engine.local.seccomp import build_profile
 from k8e.engine.local.template import Templates
-from k8e.engine.local.tool import do_both, finish_in_thread
+from k8e.engine.local.tool import finish_in_thread
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkError
-from k8e.link.model import ExecSpec, Identity, Sandbox
+from k8e.link.model import ExecSpec, Sandbox
 from k8e.policy import Address, HostList
 
 T = TypeVar("T")
 
-_START_DEADLINE = 60.0
 _PROBE_DEADLINE = 30.0
 _LONGEST_SOCKET = 107  # the kernel's limit; runsc puts its control socket somewhere else when it does not fit
 _PROBE_LIMITS = Limits(cpus=1.0, memory=256 << 20, pids=64, disk=disk.MIN_DISK * 2, inodes=8192)
@@ -98,6 +89,7 @@ class LocalEngine:
             nameservers=nameservers,
             mirrors=self._mirrors,
         )
+        self._construction = Construction(self.layout, self._cgroups, self._roots, self._network)
         self._presence = Presence(self.layout)
         self._presence.take()
         self._links: dict[str, AgentLink] = {}
@@ -230,12 +222,8 @@ class LocalEngine:
         slot = self._ids.take() if runtime.native else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
         record.save(paths.record)
-        mounting = self._make_root(template, paths, record, spec.shape)
+        mounting = self._construction.make_root(template, paths, record, spec.shape)
         await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out)
-
-    async def _make_root(self, template: disk.Template, paths: SandboxPaths, record: Record, shape: Shape) -> None:
-        await finish_in_thread(disk.mount_copy, template, paths.disk_image, paths.disk, record.first_id)
-        await self._roots.of(record.image).make(paths, record, shape)
 
     async def _bring_up(
         self,
@@ -244,79 +232,16 @@ class LocalEngine:
         runtime: OciRuntime,
         record: Record,
         mounting: Coroutine[Any, Any, None],
-        furnish: Callable[[SandboxPaths, Record, Wire], None],
+        furnish: Furnish,
     ) -> None:
-        """From a directory with a record to an agent that answers, on a disk that is new or not."""
-        paths, root = self.layout.sandbox(sandbox), self._roots.of(record.image)
-        try:
-            (wire, namespace), _ = await do_both(self._network.open(sandbox, spec.egress, spec.hostname), mounting)
-            place = await root.place(paths)
-            binds = await finish_in_thread(self._bind, spec, record, paths, place.user)
-            config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds, place)
-            await finish_in_thread(furnish, paths, record, wire)
-            await finish_in_thread(write_bundle, paths, build_config(config))
-            await runtime.start(self.layout, sandbox, paths, _START_DEADLINE)
-        finally:
-            self._network.let_go(sandbox)
+        """From a directory with a record to an agent that answers."""
+        await self._construction.bring_up(sandbox, spec, runtime, record, mounting, furnish)
         try:
             await self._open_link(sandbox)
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
         if spec.shape.mounts or spec.shares:
-            await finish_in_thread(seal_mounts, paths)
-
-    def _bind(self, spec: SandboxSpec, record: Record, paths: SandboxPaths, user: Identity) -> Sequence[Bind]:
-        """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
-        known = record.sources
-        if spec.shape.mounts and spec.shares:
-            known = find_sources(self.layout.sandbox(spec.shares))
-        binds, sources = show_mounts(spec.shape.mounts, self.layout, paths, record.first_id, user, known)
-        if sources != record.sources:
-            replace(record, sources=sources).save(paths.record)
-        if any(bind.target == "/workspace" for bind in binds):
-            return binds  # whoever shares that has the same mount
-        workspace = paths.workspace
-        if spec.shares:
-            workspace = share_workspace(self.layout.sandbox(spec.shares), paths, record.first_id)
-        return [Bind(os.fspath(workspace), "/workspace", writable=not spec.shape.read_only), *binds]
-
-    def _bundle(
-        self,
-        sandbox: str,
-        spec: SandboxSpec,
-        runtime: OciRuntime,
-        record: Record,
-        namespace: str,
-        root: Root,
-        hidden: Sequence[str],
-        binds: Sequence[Bind],
-        place: Place,
-    ) -> BundleSpec:
-        paths = self.layout.sandbox(sandbox)
-        _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return BundleSpec(
-            root=os.fspath(paths.root),
-            agent=os.fspath(self.layout.agents / agent_binary().sha256),
-            loader=os.fspath(self.layout.agents / loader_library().sha256),
-            link=os.fspath(paths.link),
-            instance=bytes.fromhex(record.instance),
-            hostname=spec.hostname,
-            cgroup=self._cgroups.path_of(sandbox),
-            limits=spec.limits,
-            overlays=root.overlays(),
-            first_id=record.first_id,
-            seccomp=build_profile(
-                platform.machine(),
-                runtime.native,
-                set_user_id=place.capable or not any(mount.writable for mount in spec.shape.mounts),
-            ),
-            hard_files=hard_files,
-            network=namespace,
-            binds=binds,
-            hidden=hidden,
-            read_only=spec.shape.read_only,
-            powerless=spec.shape.powerless,
-        )
+            await finish_in_thread(seal_mounts, self.layout.sandbox(sandbox))
 
     # Using -----------------------------------------------------------------------------------------------------------
 
@@ -445,7 +370,7 @@ class LocalEngine:
         record = replace(former, instance=secrets.token_bytes(16).hex(), ready=False)
         try:
             record.save(paths.record)
-            mounting = self._present_root(paths, record)
+            mounting = self._construction.present_root(paths, record)
             await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out_again)
             replace(record, ready=True).save(paths.record)
         except BaseException as error:
@@ -453,10 +378,6 @@ class LocalEngine:
             if isinstance(error, OSError):
                 raise EngineError("disk", str(error)) from error
             raise
-
-    async def _present_root(self, paths: SandboxPaths, record: Record) -> None:
-        await kept_disk.mount_kept(paths.disk_image, paths.disk)
-        await self._roots.of(record.image).present(paths, record)
 
     # Ending ----------------------------------------------------------------------------------------------------------
 
@@ -521,39 +442,3 @@ async def cancel_and_wait(work: asyncio.Task[T]) -> None:
     await asyncio.wait([work])
     if not work.cancelled():
         work.exception()
-
-
-def lay_out(paths: SandboxPaths, record: Record, wire: Wire) -> None:
-    """Puts down what a sandbox starts with, beside what is on every disk. Nothing runs there yet."""
-    paths.link.mkdir(mode=0o700)
-    with Inside(paths.root, record.first_id) as inside:
-        inside.write("/etc/resolv.conf", resolv_conf_for_sandbox(wire.host_addresses).encode())
-    if record.first_id is not None:
-        os.chown(paths.link, record.first_id, record.first_id, follow_symlinks=False)
-        # The runtime enters as root of the sandbox; other users of the machine have no business here.
-        paths.disk.chmod(0o700)
-
-
-def lay_out_again(paths: SandboxPaths, record: Record, wire: Wire) -> None:
-    """The same on a disk that was the sandbox's before. Where the names' file cannot be one any more it is missed by
-    nobody: questions are answered whomever they are sent to."""
-    empty_folder(paths.link, record.first_id or 0)
-    with Inside(paths.root, record.first_id) as inside, contextlib.suppress(OSError):
-        inside.write("/etc/resolv.conf", resolv_conf_for_sandbox(wire.host_addresses).encode())
-
-
-def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
-    paths.bundle.mkdir(mode=0o700)
-    (paths.bundle / "config.json").write_text(json.dumps(config))
-
-
-def put_down(paths: SandboxPaths) -> None:
-    """What was made for one start only. Nothing of it was ever in the sandbox's hands, but the disk, which is none."""
-    kept_disk.sync_kept(paths.disk_image, paths.record)
-    disk.remove_mount_points(paths.mounts)
-    for path in (paths.bundle, paths.veils):
-        disk.remove_tree(path)  # which looks once more whether anything is mounted there
-    for path in (paths.runtime_log, paths.egress):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        paths.disk.rmdir()
