@@ -19,7 +19,8 @@ from k8e.engine.local import LocalEngine, doctor
 from k8e.engine.local import engine as engine_module
 from k8e.engine.local import record as record_module
 from k8e.engine.local.bundle import BundleSpec, build_config
-from k8e.engine.local.controls import CONTROLS, find_foreign_drops
+from k8e.engine.local.controls import CONTROLS
+from k8e.engine.local.controls.network import find_foreign_drops
 from k8e.engine.local.decoys import Decoys, Subject, plant_decoys
 from k8e.engine.local.doctor import Check, Examination, Report, Verdict
 from k8e.engine.local.far_end import open_far_end

@@ -1,6 +1,6 @@
 """Finds out what works on this machine, by doing it: `k8e doctor`.
 
-For every runtime a sandbox is started and each of its controls is tried (controls.py). The machine is safe when the
+For every runtime a sandbox is started and each of its controls is tried (controls/). The machine is safe when the
 runtime that sandboxes get by default holds them all.
 """
 

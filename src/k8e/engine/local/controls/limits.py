@@ -1,0 +1,110 @@
+"""What a sandbox can use up: no more than its limits, of anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from pathlib import Path
+
+from k8e.engine.local.cgroup import hierarchies
+from k8e.engine.local.controls.control import ROOT, SEARCH_DEADLINE, Broken
+from k8e.engine.local.decoys import Subject
+from k8e.link.errors import LinkError, NotStarted
+from k8e.link.model import Cause, ExecSpec, Process
+
+_BUSY_ROUNDS = 10
+
+
+async def exhaust_cpu(subject: Subject) -> str:
+    """On a busy machine nobody gets as much as the limit at once: goes on until the limit was felt."""
+    wanted = f"{subject.limits.cpus:g} CPUs"
+    before = await asyncio.to_thread(_read_cpu_counter, subject, "nr_throttled")
+    for _ in range(_BUSY_ROUNDS):
+        await asyncio.gather(*(subject.run("sh", "-c", "while :; do :; done", seconds=0.3) for _ in range(4)))
+        if await asyncio.to_thread(_read_cpu_counter, subject, "nr_throttled") > before:
+            return f"busy loops were held back to {wanted}"
+    raise Broken(f"busy loops were not held back to {wanted}")
+
+
+def _read_cpu_counter(subject: Subject, name: str) -> int:
+    for hierarchy in hierarchies():
+        with contextlib.suppress(FileNotFoundError):
+            file = Path(hierarchy, subject.group, subject.name, "cpu.stat")
+            counters = dict(line.split() for line in file.read_text().splitlines())
+            if name in counters:
+                return int(counters[name])
+    raise Broken("no control group limits its CPU time")
+
+
+async def read_file_limit(subject: Subject) -> str:
+    told = await subject.run("sh", "-c", "ulimit -Hn", user=ROOT)
+    if not told.stdout.strip().isdigit() or int(told.stdout) > subject.limits.open_files:
+        raise Broken(f"the limit is {told.stdout.strip()} instead of {subject.limits.open_files}")
+    return f"at most {told.stdout.strip()}"
+
+
+async def outlive_timeout(subject: Subject) -> str:
+    """By leaving the session and the parent, and not listening to the polite signal."""
+    before = await subject.processes()
+    script = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep 600; :' &) ; setsid sleep 600 & sleep 600"
+    done = await subject.run("sh", "-c", script, seconds=0.3)
+    if done.cause is not Cause.TIMEOUT:
+        raise Broken(f"the command ended by {done.cause.value} instead of its timeout")
+    if left := await subject.processes() - before:
+        raise Broken(f"{len(left)} processes outlived their command's timeout")
+    return "nothing outlived a command that ran too long"
+
+
+async def exhaust_disk(subject: Subject) -> str:
+    count = subject.limits.disk // (1 << 20) + 16
+    script = 'head -c "$0"M /dev/zero > fill; status=$?; stat -c %s fill; rm fill; exit $status'
+    done = await subject.run("sh", "-c", script, str(count), seconds=SEARCH_DEADLINE * 2)
+    if done.exit_code == 0 or "No space left on device" not in done.stderr:
+        raise Broken(f"{count} MiB were written to a disk of {subject.limits.disk >> 20}: {done.stderr.strip()[-200:]}")
+    return f"full after {int(done.stdout) >> 20} of {subject.limits.disk >> 20} MiB"
+
+
+async def exhaust_processes(subject: Subject) -> str:
+    started: list[Process] = []
+    try:
+        for _ in range(subject.limits.pids + 1):
+            started.append(await subject.sandbox.start(ExecSpec.of("/bin/sleep", "600", stdin=False)))
+    except NotStarted as error:
+        if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+            raise
+        return f"no more after {len(started)} commands, each of them with a supervisor"
+    finally:
+        for process in started:
+            process.discard()
+            await process.end(grace=0.0)
+        for process in started:
+            await process.wait()
+    raise Broken(f"{len(started)} commands run at once, with a limit of {subject.limits.pids} processes")
+
+
+async def exhaust_memory(subject: Subject) -> str:
+    """The last check: gVisor's sandbox dies as a whole."""
+    before = (await subject.health()).oom_kills
+    amount = subject.limits.memory * 2
+    hog = asyncio.create_task(subject.run("sh", "-c", f"head -c {amount} /dev/zero | tail -n 1 | wc -c"))
+    try:
+        while True:
+            health = await subject.health()
+            if health.oom_kills > before:
+                whole = "" if health.alive else ", and with it the sandbox"
+                return f"a command that took too much was killed{whole}"
+            if hog.done():
+                if (await subject.health()).oom_kills > before:
+                    continue
+                raise Broken(
+                    f"{amount >> 20} MiB fit into {subject.limits.memory >> 20}: {hog.result().stdout.strip()}"
+                )
+            if not health.alive:
+                raise Broken("the sandbox died, and not for lack of memory")
+            # The kernel tells nobody who is not the group's owner; the hog needs a few tenths of a second.
+            await asyncio.wait([hog], timeout=0.02)
+    finally:
+        hog.cancel()
+        with contextlib.suppress(asyncio.CancelledError, LinkError):
+            await hog
