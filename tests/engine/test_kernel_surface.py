@@ -1,5 +1,5 @@
 """Everything that kernels offer and sandboxes must not: tried as the default user, as root of the sandbox, and with all
-that the agent itself has. `kernel_probe.py` tries; here is what must have come of it."""
+that the agent itself has. `kernel_probe` tries; here is what must have come of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from k8e.link.model import AGENT, ExecOptions, TerminalSize
 from tests.engine.kernel_probe import ATTEMPTS, NAMESPACES
 from tests.engine.rig import ROOT, Rig, Room, read_host
 
-PROBE = Path(__file__).with_name("kernel_probe.py")
-INSIDE = b"/workspace/kernel_probe.py"
+PROBE = Path(__file__).with_name("kernel_probe")
 WHO: Mapping[str, ExecOptions] = {
     "user": {},
     "root": {"identity": ROOT},
@@ -71,9 +70,11 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 async def run_probe(room: Room, who: str, *names: str, terminal: TerminalSize | None = None) -> Results:
-    await room.link.write_file(INSIDE, PROBE.read_bytes(), mode=0o644)
+    await room.link.mkdir(f"/workspace/{PROBE.name}".encode())
+    for file in PROBE.glob("*.py"):
+        await room.link.write_file(f"/workspace/{PROBE.name}/{file.name}".encode(), file.read_bytes(), mode=0o644)
     options: ExecOptions = {**WHO[who], "terminal": terminal}
-    done = await room.run("/usr/bin/python3", "-S", "-E", INSIDE, *names, **options)
+    done = await room.run("/usr/bin/python3", "-S", "-E", "-B", "-m", PROBE.name, *names, **options)
     assert done.outcome.exit_code == 0, done
     results: Results = json.loads(done.stdout)
     return results
