@@ -128,22 +128,6 @@ def test_what_is_wrong_is_said_in_json(machine: Machine, words: list[str], code:
     assert (done.code, json.loads(done.stdout)["code"]) == (1, code)
 
 
-def test_what_is_there_is_not_pulled_again(machine: Machine, registry: RealRegistry) -> None:
-    """`ensure`, which the second front door calls before it makes a sandbox."""
-    name = registry.push("team/ensured", build(make_tar(entry("f", b"ensured"))))
-    log_in(machine, {"auths": {registry.host: {"auth": AUTH}}})
-    program = f"from k8e.cli.images import ensure; import json; print(json.dumps(ensure({name!r})))"
-    python = str(K8E.with_name("python"))
-
-    def run() -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([python, "-c", program], env=machine.env, capture_output=True, timeout=60, check=True)
-
-    first, second = run(), run()
-    assert b"resolving" in first.stderr
-    assert second.stderr == b""
-    assert json.loads(first.stdout)["digest"] == json.loads(second.stdout)["digest"]
-
-
 class TestCredentials:
     """What `docker login` and `podman login` leave, in all the places that they have."""
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from k8e.cli.client import BYTES, JSON, Client, Response, open_client, quote
@@ -101,22 +101,6 @@ def pull_image(client: Client, name: str, meter: Meter, tenant: str = "") -> dic
         if credentials := find_credentials(reference.host, reference.path):
             wanted["credentials"] = credentials
     return follow(client.request("POST", "/v1/images/pull", json.dumps(wanted).encode(), JSON), meter)
-
-
-def ensure(name: str, *, tell: Callable[[str], Meter] = Meter) -> dict[str, Any]:
-    """The image of that name, pulled when it is not here. For who is about to make a sandbox of it. `host` is always
-    here, and `k8e/base` is never pulled: whoever lacks it is told how to build it."""
-    if name == "host":
-        return {"image": name}
-    client = open_daemon()
-    response = client.request("GET", f"/v1/images?name={quote(name)}")
-    answer: dict[str, Any] = json.loads(response.read())
-    if response.status >= 300:
-        raise Failure.of(answer)
-    if answer["images"]:
-        found: dict[str, Any] = answer["images"][0]
-        return found
-    return pull_image(client, name, tell(name))
 
 
 # Commands

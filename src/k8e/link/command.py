@@ -29,7 +29,6 @@ class CommandChannel(Channel):
     ) -> None:
         """Without a spec it runs already, and is attached to with its output from `starts` on; `hold` leaves what is
         read with the agent."""
-        self._starts = starts
         self._hold = hold
         self._may_be_parked = spec is not None and spec.parked
         if spec is None:

@@ -77,7 +77,6 @@ class _Reader:
         self._lines = lines
         self._wishes: dict[str, Any] = {}
         self._places: dict[str, tuple[str, int]] = {}
-        self._allowlist_only: bool | None = None
 
     def read(self, table: Mapping[str, Any]) -> Config:
         known = ("sandbox", "agent", "security", "resources", "daemon", "files")

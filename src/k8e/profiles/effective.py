@@ -143,7 +143,7 @@ def build_cage(
     return Cage(
         image=image,
         image_by=found.by,
-        image_reason=describe_choice(wishes, found),
+        image_reason=describe_choice(found),
         profile=allowed.profile,
         mode=allowed.mode,
         hosts=allowed.hosts,
@@ -190,7 +190,7 @@ def find_language(name: str) -> str:
     return BY_NAME[name].image
 
 
-def describe_choice(wishes: Wishes, found: Detected) -> str:
+def describe_choice(found: Detected) -> str:
     if found.by == "asked":
         return "asked for"
     return f"for {found.language}" if found.by == "language" else found.reason

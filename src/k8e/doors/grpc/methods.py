@@ -23,8 +23,6 @@ class Method:
     name: str
     request: type[Message]
     response: type[Message]
-    takes_stream: bool
-    gives_stream: bool
 
     @property
     def path(self) -> str:
@@ -34,13 +32,7 @@ class Method:
 def _list_methods() -> Mapping[str, Method]:
     service = sandbox_pb2.DESCRIPTOR.services_by_name["SandboxService"]
     return {
-        method.name: Method(
-            method.name,
-            GetMessageClass(method.input_type),
-            GetMessageClass(method.output_type),
-            method.client_streaming,
-            method.server_streaming,
-        )
+        method.name: Method(method.name, GetMessageClass(method.input_type), GetMessageClass(method.output_type))
         for method in service.methods
     }
 

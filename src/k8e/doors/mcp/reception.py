@@ -111,7 +111,7 @@ class Reception:
         token = headers.get(SESSION, "")
         version = headers.get("mcp-protocol-version", HANDSHAKE_PROTOCOL_VERSIONS[0])
         if scope["method"] == "GET" and not token:
-            await self._stream(visitor, scope, receive, send)
+            await self._stream(visitor, receive, send)
         elif scope["method"] == "POST" and (stream := self._find_stream(visitor, token)):
             await stream.take(scope, receive, send, answers=True)
         elif scope["method"] == "POST" and (stream := self._find_stream(visitor, _query(scope))):
@@ -163,7 +163,7 @@ class Reception:
             if not self._tenant:
                 self._spawn(guest.leave())
 
-    async def _stream(self, visitor: Visitor, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, visitor: Visitor, receive: Receive, send: Send) -> None:
         guest = self._greet(visitor)
         token = invent_name()
         stream = EventStream(token, Desk(guest), PATH)

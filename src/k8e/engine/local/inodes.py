@@ -17,7 +17,6 @@ from typing import Final
 
 _SUPERBLOCK: Final = 1024
 _MAGIC: Final = 0xEF53
-_META_BG: Final = 0x10  # group descriptors lie elsewhere
 _KNOWN_INCOMPAT: Final = 0x02 | 0x40 | 0x80 | 0x200  # filetype, extents, 64bit, flex_bg
 _METADATA_CSUM: Final = 0x400  # each inode has a checksum of its own
 _INODE_UNINIT: Final = 0x1

@@ -29,7 +29,6 @@ _LAYER: Final = re.compile(
     r"([+.](gzip|zstd))?",
     re.ASCII,
 )
-_PLAIN_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}

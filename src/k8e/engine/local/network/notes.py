@@ -70,7 +70,7 @@ class Surroundings:
     pool: tuple[Network, ...]
 
 
-def explain(address: Address, protocol: int, port: int, around: Surroundings) -> str:
+def explain(address: Address, protocol: int, around: Surroundings) -> str:
     """Why it was refused, in the order in which the rules decide."""
     kind = kind_of(address)
     if kind is AddressKind.METADATA:
@@ -95,7 +95,7 @@ def read_refusals(found: Iterable[Found], around: Surroundings, now: float) -> l
     for each in found:
         address, protocol, port = read_refused(each.key)
         at = now - REFUSAL_SECONDS + each.remaining / 1000
-        reason = explain(address, protocol, port, around)
+        reason = explain(address, protocol, around)
         told.append(Refusal(around.known(address), str(address), port, reason, at))
     told.sort(key=lambda refusal: refusal.at)
     if len(told) >= KEPT_REFUSALS:
