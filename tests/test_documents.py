@@ -1,0 +1,83 @@
+"""What the documents promise about themselves: links lead somewhere, no page is hidden, every error code is listed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from k8e.core.model import Phase
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sdk/*/README.md")])
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+TO_COME = {"src/k8e/engine/kubernetes/"}
+CODE = re.compile(r"[a-z]+(_[a-z]+)*")
+# What makes an error, and which of its arguments is the code.
+MAKERS = {
+    **dict.fromkeys(("Fault", "Refusal"), 1),
+    **dict.fromkeys(("Failure", "Problem", "Refused", "SettingsError", "_deny", "_exhausted", "_failure"), 0),
+}
+
+
+def read_prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text())
+
+
+def list_anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", read_prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", read_prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in list_anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page: Path) -> None:
+    named = set(re.findall(r"`((?:src|tests|scripts|docs|deploy|bench|agent|sdk|proto)/[\w./-]*)`", read_prose(page)))
+    assert not [path for path in named - TO_COME if not (ROOT / path).exists() and not (page.parent / path).exists()]
+
+
+def test_the_list_of_pages_has_every_page() -> None:
+    listed = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+
+
+def list_codes() -> Iterator[str]:
+    """As they stand in calls that make an error, and in tables that lead from somebody else's errors to ours. Engines
+    have no codes: core gives them some."""
+    for phase in set(Phase) - {Phase.ACTIVE, Phase.DESTROYED}:
+        yield f"session_{phase.value}"
+    for file in (ROOT / "src" / "k8e").rglob("*.py"):
+        if "engine" in file.parts or file.name.endswith("_pb2.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            found: ast.expr | None = None
+            if isinstance(node, ast.Call):
+                position = MAKERS.get(ast.unparse(node.func).split(".")[-1], len(node.args))
+                found = node.args[position] if position < len(node.args) else None
+            elif isinstance(node, ast.Tuple) and len(node.elts) > 1 and ast.unparse(node.elts[0]).startswith("Kind."):
+                found = node.elts[1]
+            if isinstance(found, ast.Constant) and CODE.fullmatch(str(found.value)):
+                yield str(found.value)
+
+
+def test_the_page_of_errors_has_every_code_and_no_other() -> None:
+    rows = re.findall(r"^\| (`[a-z].*?) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    documented = {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)}
+    made = set(list_codes())
+    assert len(made) > 150, "the way in which errors are made has changed: look for them anew"
+    assert (made - documented, documented - made) == (set(), set())
