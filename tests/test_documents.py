@@ -65,12 +65,11 @@ def list_codes() -> Iterator[str]:
         if "engine" in file.parts or file.name.endswith("_pb2.py"):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
-            found: ast.expr | None = None
-            if isinstance(node, ast.Call):
-                position = MAKERS.get(ast.unparse(node.func).split(".")[-1], len(node.args))
-                found = node.args[position] if position < len(node.args) else None
-            elif isinstance(node, ast.Tuple) and len(node.elts) > 1 and ast.unparse(node.elts[0]).startswith("Kind."):
-                found = node.elts[1]
+            words = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []
+            maker = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
+            led = bool(words) and ast.unparse(words[0]).startswith("Kind.")
+            position = MAKERS.get(maker, 1 if led else len(words))
+            found = words[position] if position < len(words) else None
             if isinstance(found, ast.Constant) and CODE.fullmatch(str(found.value)):
                 yield str(found.value)
 

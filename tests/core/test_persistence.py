@@ -97,8 +97,7 @@ async def test_one_stops_it_and_one_starts_it_and_all_are_told(rig: Rig) -> None
 
 async def test_stop_and_start_at_once_come_one_after_the_other(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    calls = [rig.service.stop_session(ALICE, "one"), rig.service.start_session(ALICE, "one")] * 1
-    await asyncio.gather(*calls)
+    await asyncio.gather(rig.service.stop_session(ALICE, "one"), rig.service.start_session(ALICE, "one"))
     assert await phase_of(rig) is Phase.ACTIVE
     assert (await rig.run("one", "echo well")).stdout == b"well\n"
 
