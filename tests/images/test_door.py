@@ -91,7 +91,7 @@ def keeper() -> Keeper:
 
 @pytest.fixture
 async def place(keeper: Keeper, tmp_path: Path) -> AsyncIterator[Path]:
-    door = HttpDoor(Routes(StandIn(), lambda: "", images=Images(keeper)))
+    door = HttpDoor(Routes(StandIn(), lambda: "", Images(keeper)))
     await door.open(bind_socket(tmp_path / "d.sock"))
     yield tmp_path / "d.sock"
     await door.close(5.0)

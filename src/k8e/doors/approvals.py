@@ -5,12 +5,22 @@ from __future__ import annotations
 from k8e.core.model import ApprovalService
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.route import JSON, SESSIONS, Route
 from k8e.doors.shapes import shape_approval
 
 
 class Approvals:
     def __init__(self, service: ApprovalService) -> None:
         self._service = service
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", (*SESSIONS, "*", "approvals"), self.ask, (JSON,)),
+            Route("GET", ("v1", "approvals"), self.list),
+            Route("GET", ("v1", "approvals", "*"), self.get),
+            Route("POST", ("v1", "approvals", "*"), self.answer, (JSON,)),
+        )
 
     async def ask(self, exchange: Exchange, request: Request) -> None:
         """Answers at once: whoever waits has an id first, with which they can go on waiting whatever happens."""

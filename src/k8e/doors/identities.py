@@ -9,21 +9,28 @@ from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.model import Scope
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
-from k8e.doors.shapes import Json, shape_key, shape_new_key
+from k8e.doors.route import JSON, Route
+from k8e.doors.shapes import shape_key, shape_new_key
 
 
 class Gateway(Protocol):
     async def endpoint(self) -> str:
         """Where it can be reached; it is opened if it is not. Raises Fault."""
 
-    def describe(self) -> Json:
-        """Where it is, or why it is not."""
-
 
 class Identities:
     def __init__(self, keys: Keys, gateway: Gateway) -> None:
         self._keys = keys
-        self.gateway = gateway
+        self._gateway = gateway
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", ("v1", "login"), self.login, (JSON,)),
+            Route("POST", ("v1", "keys"), self.create, (JSON,)),
+            Route("GET", ("v1", "keys"), self.list),
+            Route("DELETE", ("v1", "keys", "*"), self.delete),
+        )
 
     async def login(self, exchange: Exchange, request: Request) -> None:
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
@@ -34,7 +41,7 @@ class Identities:
             "certificate": issued.certificate,
             "ca_certificate": issued.authority,
             "expires_at": issued.expires,
-            "endpoint": await self.gateway.endpoint(),
+            "endpoint": await self._gateway.endpoint(),
         }
         await exchange.send_json(200, answer)
 
@@ -42,7 +49,7 @@ class Identities:
         spec = read_key_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
         record, text = await self._keys.create(exchange.caller, spec)
         try:
-            endpoint = await self.gateway.endpoint()  # somebody will come with it
+            endpoint = await self._gateway.endpoint()  # somebody will come with it
         except Fault:
             endpoint = ""  # the log says why
         await exchange.send_json(201, shape_new_key(shape_key(record), text, endpoint))

@@ -9,6 +9,7 @@ from k8e.core.model import ImageService, NamedImage
 from k8e.doors import specs
 from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
 from k8e.doors.frames import FrameKind
+from k8e.doors.route import BYTES, JSON, Route
 from k8e.doors.shapes import encode, shape_image
 from k8e.engine.images import Credentials, Progress, Report
 
@@ -16,6 +17,17 @@ from k8e.engine.images import Credentials, Progress, Report
 class Images:
     def __init__(self, service: ImageService) -> None:
         self._service = service
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", ("v1", "images"), self.list),
+            Route("DELETE", ("v1", "images"), self.remove),
+            Route("POST", ("v1", "images", "pull"), self.pull, (JSON,)),
+            Route("POST", ("v1", "images", "import"), self.add, (BYTES,)),
+            Route("POST", ("v1", "images", "base"), self.build_base, (JSON,)),
+            Route("POST", ("v1", "images", "prune"), self.prune, (JSON,)),
+        )
 
     async def list(self, exchange: Exchange, request: Request) -> None:
         query = specs.Fields(request.query)

@@ -7,15 +7,23 @@ from collections.abc import AsyncIterator
 from k8e.core.model import SandboxService
 from k8e.doors import specs
 from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
+from k8e.doors.route import BYTES, SESSIONS, Route
 from k8e.doors.shapes import TYPES, Json
 from k8e.link.model import Entry
-
-BYTES = "application/octet-stream"
 
 
 class Trees:
     def __init__(self, service: SandboxService) -> None:
         self._service = service
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", (*SESSIONS, "*", "tree"), self.look),
+            Route("PUT", (*SESSIONS, "*", "folder"), self.make_folder, (BYTES,)),
+            Route("GET", (*SESSIONS, "*", "content"), self.read),
+            Route("PUT", (*SESSIONS, "*", "content"), self.write, (BYTES,)),
+        )
 
     async def look(self, exchange: Exchange, request: Request) -> None:
         path = read_path(request)

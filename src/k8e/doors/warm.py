@@ -5,6 +5,7 @@ from __future__ import annotations
 from k8e.core.model import PoolStatus, SandboxService, WarmService
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.route import JSON, Route
 from k8e.doors.shapes import Json
 
 
@@ -12,6 +13,13 @@ class Warm:
     def __init__(self, service: WarmService, sandboxes: SandboxService) -> None:
         self._service = service
         self._sandboxes = sandboxes
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", ("v1", "pool"), self.tell),
+            Route("POST", ("v1", "pool"), self.reserve, (JSON,)),
+        )
 
     async def tell(self, exchange: Exchange, request: Request) -> None:
         await exchange.send_json(200, shape_pool(await self._service.pool(exchange.caller)))

@@ -19,6 +19,7 @@ from k8e.core.model import REMOTE, Caller
 from k8e.doors import specs
 from k8e.doors.addresses import list_names
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.route import JSON, LINES, Route
 from k8e.doors.shapes import encode
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from k8e.doors.mcp.stream import Pieces, Stream
 
 PATIENCE: Final = 5.0  # before it is loaded though nobody has come
-JSON_LINES: Final = "application/x-ndjson"
 LITTLE: Final = 64 << 10
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -37,7 +37,7 @@ log = logging.getLogger("k8e.doors.mcp")
 
 
 class Opening:
-    """Implements `routes.Agents`."""
+    """Where agents come in at the HTTP door."""
 
     def __init__(self, service: Service, keys: Keys, names: Sequence[str] = ()) -> None:
         """`names`: what other machines call this one, besides what it calls itself."""
@@ -51,6 +51,13 @@ class Opening:
         self._listeners: set[Listener] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fewer = asyncio.Event()
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", ("v1", "mcp"), self.connect, (LINES,)),
+            Route("POST", ("v1", "mcp", "listen"), self.listen, (JSON,)),
+        )
 
     async def prepare(self, seconds: float = PATIENCE) -> None:
         from k8e.doors.mcp.guest import reclaim
@@ -88,7 +95,7 @@ class Opening:
             guest = KeepingGuest(self._service, exchange.caller, tenant, front.name)
         pieces = Begun(exchange)
         around = Surroundings(cwd, home)
-        await exchange.start_pieces(JSON_LINES)
+        await exchange.start_pieces(LINES)
         if described:
             around = read_surroundings(await pieces.read_line(), around)
         await self.attend(guest, pieces, front, around)
@@ -154,7 +161,7 @@ class Opening:
         if certificates is not None and not brought[0]:
             told["ca_certificate"] = str(self._keys.authority_file)
         try:
-            await exchange.start_pieces(JSON_LINES)
+            await exchange.start_pieces(LINES)
             await exchange.send_piece(encode(told))
             await listener.serve()
             await exchange.end_frames()
