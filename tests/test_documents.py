@@ -1,15 +1,26 @@
-"""What the documents promise about themselves: links lead somewhere, no page is hidden, every error code is listed."""
+"""What the documents promise: links lead somewhere, no page is hidden, and what says that it has every command, request
+or error code has them."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from k8e.cli.parser import build_parser
+from k8e.core.keys import Keys
 from k8e.core.model import Phase
+from k8e.doors.approvals import Approvals
+from k8e.doors.identities import Identities
+from k8e.doors.images import Images
+from k8e.doors.mcp.opening import Opening
+from k8e.doors.routes import Routes
+from k8e.doors.warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sdk/*/README.md")])
@@ -54,6 +65,31 @@ def test_files_that_are_named_are_there(page: Path) -> None:
 def test_the_list_of_pages_has_every_page() -> None:
     listed = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+
+
+def list_options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices
+            for command in action.choices.values():
+                yield from list_options(command)
+        yield from (option for option in action.option_strings if option not in ("-h", "--help"))
+
+
+def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    words = set(re.findall(r"(?<![\w-])[\w-]+", page))
+    assert not [option for option in list_options(build_parser()) if option not in words]
+
+
+def test_the_page_of_the_http_door_has_every_request_and_no_other(tmp_path: Path) -> None:
+    nobody: Any = None  # is asked for anything: what counts is where it could be
+    keys = Keys(tmp_path, audit=nobody)
+    others = (Identities(keys, nobody), Opening(nobody, keys), Approvals(nobody), Images(nobody), Warm(nobody, nobody))
+    made = {(route.method, "/" + "/".join(route.path)) for route in Routes(nobody, lambda: "", *others)._table}
+    requests = re.findall(r"`(GET|POST|PUT|DELETE) (/[\w/]+)`", (ROOT / "docs" / "http-api.md").read_text())
+    documented = {(method, re.sub(r"/(ID|NAME)\b", "/*", path)) for method, path in requests}
+    assert (made - documented, documented - made) == (set(), set())
 
 
 def list_codes() -> Iterator[str]:
