@@ -43,6 +43,17 @@ def write(path: str) -> str:
         return "!" + type(error).__name__
 
 
+def fill(path: str) -> int:
+    """How many bytes there is room for, of 128 MiB."""
+    block = bytes(1 << 20)
+    done = 0
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while done < 128 << 20:
+            done += file.write(block)
+    os.unlink(path)
+    return done
+
+
 def hold() -> int:
     """Which capabilities anybody here could ever have: the agent's bounding set."""
     with contextlib.suppress(OSError), open("/proc/1/status") as file:
@@ -60,6 +71,7 @@ found = {
     "env": {name: os.environ.get(name) for name in wanted["env"]},
     "capabilities": hold(),
     "root": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+    "filled": fill("/tmp/filled"),
     "loopback": socket.create_server(("127.0.0.1", 0)).getsockname()[0],
 }
 sys.stdout.write(json.dumps(found) + "\n")

@@ -13,23 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.agentkernel.house import House, link, list_tree
-from tests.cli.machine import Done, Machine, make_folder
+from tests.agentkernel.runtimes import open_machine
+from tests.cli.machine import Done, Machine
 from tests.sandboxes import needs_root
-from tests.scenarios.user import clear_machine
 
 pytestmark = needs_root
 CLAUDE = ("--image", "host", "--compatibility-mode", "claude", "--no-network")
 
 
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    with make_folder() as folder:
-        (folder / "k8e.toml").write_text('[pool]\nenabled = false\n[gateway]\nlisten = ""\n')
-        machine = Machine(folder, folder)
-        try:
-            yield machine
-        finally:
-            clear_machine(machine)
+@pytest.fixture(scope="module", params=["gvisor", "native"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with open_machine(request.param) as machine:
+        yield machine
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from tests.agentkernel.house import House
-from tests.cli.machine import Machine, make_folder
+from tests.agentkernel.runtimes import open_machine
 from tests.egress.conftest import internet as internet  # noqa: PLC0414 - a fixture
 from tests.egress.internet import NAME_SERVER, Internet
 from tests.egress.zones import Zone
 from tests.sandboxes import needs_root
-from tests.scenarios.user import clear_machine, is_alive, start_without_gvisor
+from tests.scenarios.user import is_alive
 
 pytestmark = needs_root
 
@@ -38,36 +38,41 @@ INSIDE = (Path(__file__).parent / "inside.py").read_text()
 
 # mode, profile: network, project, home, environment, read-only, powerless. As the seed has it, not as the code does.
 CELLS: dict[tuple[str, str], str] = {
-    ("", ""): "all no no no no no",
-    ("", "permissive"): "all yes yes yes no no",
-    ("", "restrictive"): "no no no no yes yes",
-    ("claude", ""): "list yes no no no no",
-    ("codex", ""): "list yes no no yes yes",
-    ("gemini", "moderate"): "list yes no no no no",
+    ("native", "-"): "all no no no no no",
+    ("native", "permissive"): "all yes yes yes no no",
+    ("native", "moderate"): "all no no no no no",
+    ("native", "restrictive"): "no no no no yes yes",
+    ("claude", "-"): "list yes no no no no",
+    ("claude", "permissive"): "list yes yes yes no no",
+    ("claude", "moderate"): "list yes no no no no",
     ("claude", "restrictive"): "no no no no yes yes",
+    ("codex", "-"): "list yes no no yes yes",
     ("codex", "permissive"): "list yes yes yes no no",
+    ("codex", "moderate"): "list yes no no no no",
+    ("codex", "restrictive"): "no no no no yes yes",
+    ("gemini", "-"): "list yes no no no no",
+    ("gemini", "permissive"): "list yes yes yes no no",
+    ("gemini", "moderate"): "list yes no no no no",
+    ("gemini", "restrictive"): "no no no no yes yes",
 }
+# Whose cage is the same as that of another, which is probed for both: what is asked of the service is compared.
+SAME = {
+    ("native", "moderate"): ("native", "-"),
+    ("claude", "moderate"): ("claude", "-"),
+    ("gemini", "-"): ("gemini", "moderate"),
+    ("native", "restrictive"): ("codex", "restrictive"),
+    ("claude", "restrictive"): ("codex", "restrictive"),
+    ("gemini", "restrictive"): ("codex", "restrictive"),
+}
+LIMITS = {"memory": 256 << 20, "disk": 96 << 20, "pids": 64, "cpus": 0.7}
 
 
 @pytest.fixture(scope="module", params=["gvisor", "native"])
 def house(request: pytest.FixtureRequest, internet: Internet) -> Iterator[House]:
-    with make_folder() as folder:
-        home = folder / "home"
-        home.mkdir()
-        (folder / "k8e.toml").write_text(
-            f'[pool]\nenabled = false\n[gateway]\nlisten = ""\n[egress]\nnameservers = ["{NAME_SERVER}"]\n'
-        )
-        house = House(folder, home)
+    with open_machine(request.param, f'[egress]\nnameservers = ["{NAME_SERVER}"]\n') as machine:
+        house = House(machine.folder, machine.home)
         furnish(house)
-        try:
-            if request.param == "native":
-                start_without_gvisor(house)
-            runtime = house.object("daemon", "start")["runtime"]
-            if runtime != request.param:
-                pytest.skip(f"{request.param} does not work here")
-            yield house
-        finally:
-            clear_machine(Machine(folder, home))
+        yield house
 
 
 def furnish(house: House) -> None:
@@ -102,6 +107,7 @@ WRITES = [
     *("/workspace/agentkernel.toml", "/workspace/.claude/settings.json", "/home/user/made", "/tmp/made"),
 ]
 ENVIRONMENT = {"GREETING": "hello", "MY_API_TOKEN": "secret-zz"}
+HUNGRY = "python3 -c 'print(len(b\"x\" * (300 << 20)))'"
 
 
 # The program and its argument come on stdin: both are longer than is comfortable on a command line.
@@ -109,25 +115,58 @@ START = "import sys; text, _, wanted = sys.stdin.read().partition(chr(0)); sys.a
 
 
 def probe(house: House, name: str) -> Any:
-    wanted = json.dumps({"hosts": HOSTS, "reads": READS, "writes": WRITES, "env": [*ENVIRONMENT, "HOME"]})
+    wanted = json.dumps({"hosts": HOSTS, "reads": READS, "writes": WRITES, "env": [*ENVIRONMENT]})
     words = ("--session-id", name, "--timeout", "120", "--raw", "--stdin", f'python3 -c "{START}"')
     done = house.run(*words, stdin=(INSIDE + chr(0) + wanted).encode())
     assert done.code == 0, done
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("mode", "profile"), CELLS)
+def options(mode: str, profile: str) -> list[str]:
+    """As they are typed: without a mode, or without a profile, none is named."""
+    limits = [word for name, value in LIMITS.items() for word in (f"--{name}", str(value))]
+    named = [] if mode == "native" else ["--compatibility-mode", mode]
+    return ["--image", "host", *limits, *named, *([] if profile == "-" else ["--profile", profile])]
+
+
+def plan(house: House, mode: str, profile: str) -> dict[str, Any]:
+    """What is asked of the service, without the names that it goes by."""
+    shown = house.object("sandbox", "create", "x", *options(mode, profile), "--dry-run", env=ENVIRONMENT)
+    assert shown["mode"] == mode
+    assert shown["profile"] == name_profile(mode, profile)
+    return {key: value for key, value in shown.items() if key not in ("mode", "profile")}
+
+
+def name_profile(mode: str, profile: str) -> str:
+    return {"-": "strict" if mode == "codex" else "moderate"}.get(profile, profile)
+
+
+def test_cages_that_are_called_the_same_are_the_same(tmp_path: Path) -> None:
+    """And no two others are, so that each is probed below. Deciding needs no daemon."""
+    house = House(tmp_path / "nowhere", tmp_path)
+    furnish(house)
+    plans = {cell: json.dumps(plan(house, *cell), sort_keys=True) for cell in CELLS}
+    for cell, twin in SAME.items():
+        assert plans[cell] == plans[twin], cell
+        assert CELLS[cell] == CELLS[twin]
+    assert len(set(plans.values())) == len(CELLS) - len(SAME)
+    assert house.object("sandbox", "create", "x", "--compatibility-mode", "native", "--dry-run") == house.object(
+        "sandbox", "create", "x", "--dry-run"
+    )
+
+
+@pytest.mark.parametrize(("mode", "profile"), [cell for cell in CELLS if cell not in SAME])
 def test_each_cell_from_inside(house: House, internet: Internet, mode: str, profile: str) -> None:
     network, project, home, environment, read_only, powerless = CELLS[mode, profile].split()
     (house.project / "made").unlink(missing_ok=True)
-    options = [*(("--compatibility-mode", mode) if mode else ()), *(("--profile", profile) if profile else ())]
-    name = f"{mode or 'native'}-{profile or 'usual'}"
-    made = house.object("sandbox", "create", name, "--image", "host", "--memory", "256m", *options, env=ENVIRONMENT)
+    name = f"{mode}-{profile}"
+    made = house.object("sandbox", "create", name, *options(mode, profile), env=ENVIRONMENT)
     internet.clear()
     try:
         found = probe(house, name)
         notes = internet.notes()
         (listed,) = [each for each in house.object("sandbox", "list")["sandboxes"] if each["name"] == name]
+        hungry = house.run("--session-id", name, HUNGRY)
     finally:
         house.ok("sandbox", "remove", name)
 
@@ -139,6 +178,8 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
     }[network]
     assert reached == allowed
     assert not {address for _, address, _ in notes.packets} & {*METADATA, PRIVATE}
+    if network == "no":
+        assert (notes.connections, notes.names) == ([], set())
     assert found["loopback"] == "127.0.0.1"
 
     read, written = found["read"], found["written"]
@@ -161,22 +202,22 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
     assert found["env"]["MY_API_TOKEN"] is None
     assert found["root"] == (read_only == "yes")
     assert (found["capabilities"] == 0x1E0) == (powerless == "yes"), hex(found["capabilities"])
+    assert found["filled"] < LIMITS["disk"]
+    assert json.loads(hungry.stdout)["status"] == "oom_killed"
 
     policy = listed["policy"]
     assert (policy["read_only"], policy["powerless"]) == (read_only == "yes", powerless == "yes")
     assert len(policy["mounts"]) == (project == "yes") + (home == "yes")
-    assert policy["limits"]["memory"] == 256 << 20
-    expected = profile or ("strict" if mode == "codex" else "moderate")
-    assert made["effective"]["profile"] == listed["profile"] == expected
+    assert {key: policy["limits"][key] for key in LIMITS} == LIMITS
+    assert made["effective"]["profile"] == listed["profile"] == name_profile(mode, profile)
 
 
-def test_no_network_is_nothing_but_loopback_and_limits_hold(house: House, internet: Internet) -> None:
-    words = ("--image", "host", "--no-network", "--compatibility-mode", "claude", "--memory", "96m")
+def test_no_network_is_nothing_but_loopback(house: House, internet: Internet) -> None:
+    words = ("--image", "host", "--no-network", "--compatibility-mode", "claude")
     house.ok("sandbox", "create", "alone", *words)
     internet.clear()
     try:
         found = probe(house, "alone")
-        hungry = house.run("--session-id", "alone", "python3 -c 'print(len(b\"x\" * (300 << 20)))'")
     finally:
         house.ok("sandbox", "remove", "alone")
     assert all(answer.startswith("!") for answer in found["reached"].values())
@@ -184,7 +225,6 @@ def test_no_network_is_nothing_but_loopback_and_limits_hold(house: House, intern
     notes = internet.notes()
     assert notes.connections == []
     assert notes.names == set()
-    assert json.loads(hungry.stdout)["status"] == "oom_killed"
 
 
 def test_the_daemon_ends_when_it_is_told_to(house: House) -> None:

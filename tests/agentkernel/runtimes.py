@@ -1,0 +1,30 @@
+"""A machine on which commands run under one runtime, whichever it would choose by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.agentkernel.house import House
+from tests.cli.machine import Machine, make_folder
+from tests.scenarios.user import clear_machine, start_without_gvisor
+
+
+@contextlib.contextmanager
+def open_machine(runtime: str, settings: str = "") -> Iterator[Machine]:
+    """With a home beside the daemon's own directories."""
+    with make_folder() as folder:
+        (folder / "k8e.toml").write_text(f'[pool]\nenabled = false\n[gateway]\nlisten = ""\n{settings}')
+        home = folder / "home"
+        home.mkdir()
+        machine = Machine(folder, home)
+        try:
+            if runtime == "native":
+                start_without_gvisor(machine)
+            if House(folder, home).object("daemon", "start")["runtime"] != runtime:
+                pytest.skip(f"{runtime} does not work here")
+            yield machine
+        finally:
+            clear_machine(machine)
