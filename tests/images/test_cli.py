@@ -17,6 +17,7 @@ import pytest
 from k8e.cli.credentials import find_credentials
 from k8e.cli.ending import Failure
 from tests.cli.machine import K8E, Machine, make_folder, run_launcher
+from tests.engine.answers import plant_answers
 from tests.images.builder import build, entry, make_tar, write_layout
 from tests.images.registry import PASSWORD, USER, RealRegistry, run_registry
 
@@ -34,6 +35,7 @@ def machine() -> Iterator[Machine]:
     with make_folder() as folder:
         (folder / "home").mkdir()
         machine = Machine(folder, folder / "home")
+        plant_answers(folder / "s", machine.home)
         with run_launcher(machine):
             yield machine
 

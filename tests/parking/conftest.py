@@ -16,6 +16,8 @@ from k8e.core.parking import Kind, plan
 from k8e.engine import Limits, Place, Runtime, SandboxSpec
 from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Outcome, Process, Sandbox
+from tests.engine.answers import plant_answers
+from tests.engine.rig import find_report
 from tests.parking.programs import Program
 
 SOAK = bool(os.environ.get("K8E_SOAK"))
@@ -93,12 +95,13 @@ async def make_bed(runtime: Runtime) -> AsyncIterator[Bed]:
     if os.geteuid() != 0:
         pytest.skip("the local engine needs root")
     folder = make_folder()
+    plant_answers(folder / "s")
     engine = LocalEngine(folder / "s", folder / "r")
     name = f"park-{runtime.value}"
     try:
-        reports = {report.runtime: report for report in await engine.probe()}
-        if not reports[runtime].available:
-            pytest.skip(f"{runtime.value}: {reports[runtime].reason}")
+        report = await find_report(engine, runtime)
+        if not report.available:
+            pytest.skip(f"{runtime.value}: {report.reason}")
         await engine.create(name, SandboxSpec(runtime, limits=Limits(cpus=2.0, memory=1 << 30)))
         sandbox, place = await engine.attach(name)
         yield Bed(runtime, sandbox, place)

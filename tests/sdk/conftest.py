@@ -16,6 +16,7 @@ import pytest
 
 from sandbox_client import SandboxClient
 from tests.cli.machine import Machine, make_folder
+from tests.engine.answers import plant_answers
 
 RUNTIME = "native"
 ENVIRONMENT = dict(os.environ)  # with this machine's own npm configuration
@@ -58,6 +59,7 @@ def built() -> None:
 def serving() -> Iterator[Machine]:
     with make_folder() as folder:
         machine = Machine(folder, folder / "home")
+        plant_answers(folder / "s", machine.home)
         machine.home.mkdir()
         (folder / "k8e.toml").write_text('[pool]\nenabled = false\n[gateway]\nlisten = "127.0.0.1:0"\n')
         machine.overrides["K8E_CONFIG"] = str(folder / "k8e.toml")

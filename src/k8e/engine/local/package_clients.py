@@ -88,7 +88,7 @@ def certificates(text: str) -> dict[str, str]:
 
 async def ask_clients(tools: Path, memory: Path | None, environ: Mapping[str, str]) -> Answers:
     """`memory` is the file in which answers are kept."""
-    env = {key: value for key, value in environ.items() if _VARIABLES.fullmatch(key)}
+    env = _choose(environ)
     if memory is not None:
         kept = await asyncio.to_thread(_recall, memory, tools, env)
         if kept is not None:
@@ -108,8 +108,12 @@ async def ask_clients(tools: Path, memory: Path | None, environ: Mapping[str, st
     )
     # Something that went wrong (a machine out of memory) may go right the next time.
     if memory is not None and not complaints:
-        await asyncio.to_thread(_remember, memory, tools, env, answers)
+        await asyncio.to_thread(remember_answers, memory, tools, env, answers)
     return answers
+
+
+def _choose(environ: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if _VARIABLES.fullmatch(key)}
 
 
 async def _ask_pip(tools: Path, env: Mapping[str, str]) -> tuple[dict[str, str] | str, str, str, list[str]]:
@@ -217,8 +221,8 @@ def _recall(memory: Path, tools: Path, env: Mapping[str, str]) -> Answers | None
     return answers if same else None
 
 
-def _remember(memory: Path, tools: Path, env: Mapping[str, str], answers: Answers) -> None:
-    record = {"fingerprint": _fingerprint(tools, env, answers.made_from), "answers": asdict(answers)}
+def remember_answers(memory: Path, tools: Path, environ: Mapping[str, str], answers: Answers) -> None:
+    record = {"fingerprint": _fingerprint(tools, _choose(environ), answers.made_from), "answers": asdict(answers)}
     memory.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(dir=memory.parent, prefix=".clients-")  # readable by its owner only
     try:
