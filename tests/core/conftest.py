@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from k8e.core.model import SessionSpec
+from tests.core.family import HOSTS, PARENT
 from tests.core.rig import ManualClock, Rig, open_rig, remove_sandboxes
 
 
@@ -24,3 +26,10 @@ def clock() -> ManualClock:
 async def rig(folder: Path, clock: ManualClock) -> AsyncIterator[Rig]:
     async with open_rig(folder, clock) as rig:
         yield rig
+
+
+@pytest.fixture
+async def family(rig: Rig) -> Rig:
+    """With a parent."""
+    await rig.create(spec=SessionSpec(session_id=PARENT, allowed_hosts=HOSTS, env={"SECRET": "the parent's"}))
+    return rig

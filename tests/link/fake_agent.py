@@ -156,6 +156,11 @@ class Stage:
         await agent.greet(**changes)
         return agent
 
+    async def reconnect(self, agent: FakeAgent) -> FakeAgent:
+        """The connection breaks, and there is another one."""
+        agent.hang_up()
+        return await self.answer()
+
     async def pick_up(self) -> FakeAgent:
         async with asyncio.timeout(PATIENCE):
             return await self._calls.get()

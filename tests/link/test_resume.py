@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -27,12 +26,11 @@ from k8e.link.frames import (
     Result,
     Signal,
 )
-from k8e.link.model import Entry, FileType, TerminalSize, WatchEvent
+from k8e.link.model import Entry, FileType, TerminalSize
 from k8e.link.process import AgentProcess
 from k8e.link.protocol import MAX_DATA, OUTPUT_WINDOW
-from k8e.link.records import IN_Q_OVERFLOW, Attachment, encode_entry, encode_event
-from k8e.link.requests import decode_attach, decode_exec, decode_file_request
-from k8e.link.sockets import AgentWatcher
+from k8e.link.records import Attachment
+from k8e.link.requests import decode_attach, decode_exec
 from tests.link.fake_agent import CALM, HASTY, SPEC, FakeAgent, Stage, ended
 
 STDIN, STDOUT, STDERR = b"to be read", b"0123456789", b"errors"
@@ -132,15 +130,6 @@ async def start(stage: Stage, link: AgentLink, agent: FakeAgent) -> AgentProcess
     return await starting
 
 
-async def take(watcher: AgentWatcher) -> WatchEvent:
-    return await anext(aiter(watcher))
-
-
-async def reconnect(stage: Stage, agent: FakeAgent) -> FakeAgent:
-    agent.hang_up()
-    return await stage.answer()
-
-
 # Starting
 
 
@@ -148,7 +137,7 @@ async def test_an_exec_that_did_not_arrive_is_sent_again(stage: Stage) -> None:
     link, agent = await stage.open()
     starting = stage.begin(link.start(SPEC))
     request = await agent.expect(Request)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(request.id, 0, 0)
     await agent.send(Result(request.id, Code.UNKNOWN_COMMAND, 0, b""))
     assert await agent.expect(Request) == request
@@ -160,7 +149,7 @@ async def test_an_exec_that_did_arrive_is_not_sent_again(stage: Stage) -> None:
     link, agent = await stage.open()
     starting = stage.begin(link.start(SPEC))
     request = await agent.expect(Request)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(request.id, 0, 0)
     await agent.open(request.id, ended=True)
     process = await starting
@@ -174,7 +163,7 @@ async def test_a_refused_exec_is_refused_over_the_second_connection_too(stage: S
     link, agent = await stage.open()
     starting = stage.begin(link.start(SPEC))
     request = await agent.expect(Request)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(request.id, 0, 0)
     await agent.send(Result(request.id, Code.UNKNOWN_COMMAND, 0, b""))
     await agent.expect(Request)
@@ -203,7 +192,7 @@ async def test_a_cancelled_start_is_not_begun_again(stage: Stage) -> None:
     request = await agent.expect(Request)
     starting.cancel()
     await asyncio.wait([starting])
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(request.id, 0, 0)
     await agent.send(Result(request.id, Code.UNKNOWN_COMMAND, 0, b""))
     stating = stage.begin(link.stat(b"/"))
@@ -219,7 +208,7 @@ async def test_output_goes_on_where_it_was_received_to(stage: Stage) -> None:
     process = await start(stage, link, agent)
     await agent.send(Data(process.id, 1, 0, b"abc"), Data(process.id, 2, 0, b"x"))
     assert await process.stderr.read() == b"x"  # stdout has not been read, but it has been received
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 3, 1)
     await agent.open(process.id, stdout_start=3, stderr_start=1)
     await agent.send(Data(process.id, 1, 3, b"def"))
@@ -235,7 +224,7 @@ async def test_dropped_output_is_counted(stage: Stage) -> None:
     process = await start(stage, link, agent)
     await agent.send(Data(process.id, 1, 0, b"abc"))
     assert await process.stdout.read() == b"abc"
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 3, 0)
     await agent.open(process.id, stdout_start=3)
     await agent.send(Data(process.id, 1, 3, b"head"))
@@ -251,7 +240,7 @@ async def test_a_stream_that_had_ended_ends_again(stage: Stage) -> None:
     await agent.send(Data(process.id, 1, 0, b"abc"), Eof(process.id, 1, 3))
     assert await process.stdout.read() == b"abc"
     assert await process.stdout.read() == b""
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 3, 0)
     await agent.open(process.id, stdout_start=3)
     await agent.send(Eof(process.id, 1, 3), Eof(process.id, 2, 0), ended(process.id, 3))
@@ -278,7 +267,7 @@ async def test_a_queue_is_bounded_however_often_the_connection_breaks(stage: Sta
 async def test_a_forgotten_command_is_an_error(stage: Stage) -> None:
     link, agent = await stage.open()
     process = await start(stage, link, agent)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 0, 0)
     await agent.send(Result(process.id, Code.UNKNOWN_COMMAND, 0, b""))
     with pytest.raises(AgentError) as caught:
@@ -318,7 +307,7 @@ async def test_stdin_goes_on_at_what_the_agent_received(stage: Stage, received: 
         Data(process.id, 0, 3, b"def"),
         Eof(process.id, 0, 6),
     ]
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 0, 0)
     await agent.open(process.id, received=received)
     rest = b""
@@ -346,7 +335,7 @@ async def test_stdin_written_without_a_connection_follows(stage: Stage) -> None:
 async def test_nobody_reads_stdin_after_the_reconnection_either(stage: Stage) -> None:
     link, agent = await stage.open()
     process = await start(stage, link, agent)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 0, 0)
     await agent.open(process.id)
     await agent.send(Eof(process.id, 0, 0), Data(process.id, 1, 0, b"x"))
@@ -370,7 +359,7 @@ async def test_end_and_size_are_repeated_and_a_signal_is_not(stage: Stage) -> No
     await process.resize(TerminalSize(1, 2))
     assert await agent.expect(End) == End(process.id, 1500)
     assert await agent.expect(Resize) == Resize(process.id, 1, 2)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 0, 0)
     await agent.open(process.id)
     assert await agent.expect(End) == End(process.id, 1500)
@@ -384,7 +373,7 @@ async def test_a_signal_that_may_not_have_arrived_is_lost(stage: Stage) -> None:
     process = await start(stage, link, agent)
     signalling = stage.begin(process.signal(10))
     await agent.expect(Signal)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     with pytest.raises(LinkLost, match="not known"):
         await signalling
 
@@ -392,7 +381,7 @@ async def test_a_signal_that_may_not_have_arrived_is_lost(stage: Stage) -> None:
 async def test_orders_wait_until_the_command_is_attached_again(stage: Stage) -> None:
     link, agent = await stage.open()
     process = await start(stage, link, agent)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(process.id, 0, 0)
     ending = stage.begin(process.end(0))
     await agent.open(process.id)
@@ -405,7 +394,7 @@ async def test_a_connection_that_breaks_while_detaching_detaches(stage: Stage) -
     process = await start(stage, link, agent)
     detaching = stage.begin(process.detach())
     await agent.expect_order(FrameType.DETACH, process.id)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await detaching
     attaching = stage.begin(link.attach(process.id, 2, 3))
     await agent.expect_attach(process.id, 2, 3)
@@ -420,150 +409,10 @@ async def test_an_attach_is_repeated(stage: Stage) -> None:
     link, agent = await stage.open()
     attaching = stage.begin(link.attach(5, 2, 3))
     await agent.expect_attach(5, 2, 3)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_attach(5, 2, 3)
     await agent.open(5, stdout_start=2, stderr_start=3)
     assert (await attaching).id == 5
-
-
-# Files
-
-
-Operation = Callable[[AgentLink], Awaitable[object]]
-REPEATED: dict[str, tuple[Operation, bytes]] = {
-    "stat": (lambda link: link.stat(b"/x"), encode_entry(FILE)),
-    "mkdir with parents": (lambda link: link.mkdir(b"/x"), b""),
-    "chmod": (lambda link: link.chmod(b"/x", 0o600), b""),
-}
-
-
-@pytest.mark.parametrize(("operation", "answer"), REPEATED.values(), ids=REPEATED.keys())
-async def test_what_may_be_done_twice_is_repeated(stage: Stage, operation: Operation, answer: bytes) -> None:
-    link, agent = await stage.open()
-
-    async def work() -> object:
-        return await operation(link)
-
-    working = stage.begin(work())
-    first = await agent.expect(Request)
-    agent = await reconnect(stage, agent)
-    second = await agent.expect(Request)
-    assert second[1:] == first[1:]
-    assert second.id != first.id
-    await agent.send(Result(second.id, Code.OK, 0, answer))
-    await working
-
-
-async def many(content: bytes) -> AsyncIterator[bytes]:
-    yield content
-
-
-UNREPEATED: dict[str, Operation] = {
-    "mkdir": lambda link: link.mkdir(b"/x", parents=False),
-    "move": lambda link: link.move(b"/x", b"/y"),
-    "remove": lambda link: link.remove(b"/x"),
-    "write": lambda link: link.write_file(b"/x", b"abc"),
-    "append": lambda link: link.write_file(b"/x", b"abc", append=True),
-    "streamed write": lambda link: link.write_file(b"/x", many(b"abc")),
-    "connect": lambda link: link.connect(port=80),
-}
-
-
-@pytest.mark.parametrize("operation", UNREPEATED.values(), ids=UNREPEATED.keys())
-async def test_what_may_not_be_done_twice_is_unknown(stage: Stage, operation: Operation) -> None:
-    link, agent = await stage.open()
-
-    async def work() -> object:
-        return await operation(link)
-
-    working = stage.begin(work())
-    await agent.expect(Request)
-    agent = await reconnect(stage, agent)
-    with pytest.raises(LinkLost, match="not known"):
-        await working
-    stating = stage.begin(link.stat(b"/"))
-    assert (await agent.expect(Request)).type is FrameType.STAT
-    stating.cancel()
-
-
-async def read_part(stage: Stage, link: AgentLink, agent: FakeAgent) -> tuple[asyncio.Task[bytes], FakeAgent, Request]:
-    """Three bytes of ten, then the connection breaks."""
-    reading = stage.begin(link.read_file(b"/x", offset=5, length=10))
-    request = await agent.expect(Request)
-    asked = decode_file_request(request.type, request.payload)
-    assert (asked.offset, asked.length) == (5, 10)
-    await agent.send(Opened(request.id, encode_entry(FILE)), Data(request.id, 1, 0, b"abc"))
-    agent = await reconnect(stage, agent)
-    return reading, agent, await agent.expect(Request)
-
-
-async def test_reading_a_file_goes_on_at_its_offset(stage: Stage) -> None:
-    link, agent = await stage.open()
-    reading, agent, request = await read_part(stage, link, agent)
-    asked = decode_file_request(request.type, request.payload)
-    assert (asked.offset, asked.length) == (8, 7)
-    await agent.send(
-        Opened(request.id, encode_entry(FILE)),
-        Data(request.id, 1, 0, b"defg"),
-        Eof(request.id, 1, 4),
-        Result(request.id, Code.OK, 0, b""),
-    )
-    assert await reading == b"abcdefg"
-
-
-@pytest.mark.parametrize("now", [replace(FILE, size=11), replace(FILE, mtime_ns=2)], ids=["size", "mtime"])
-async def test_a_file_that_changed_meanwhile_is_not_mixed(stage: Stage, now: Entry) -> None:
-    link, agent = await stage.open()
-    reading, agent, request = await read_part(stage, link, agent)
-    await agent.send(Opened(request.id, encode_entry(now)), Data(request.id, 1, 0, b"other"))
-    with pytest.raises(LinkLost, match="changed"):
-        await reading
-    await agent.expect_order(FrameType.CANCEL, request.id)
-
-
-async def test_a_listing_is_repeated_before_its_first_entry_and_not_after(stage: Stage) -> None:
-    link, agent = await stage.open()
-    listing = stage.begin(link.list_dir(b"/x"))
-    request = await agent.expect(Request)
-    await agent.send(Opened(request.id, b""))
-    agent = await reconnect(stage, agent)
-    request = await agent.expect(Request)
-    await agent.send(Opened(request.id, b""), Data(request.id, 1, 0, encode_entry(replace(FILE, name=b"a"))))
-    await reconnect(stage, agent)
-    with pytest.raises(LinkLost):
-        await listing
-
-
-async def test_a_watch_is_set_again_and_says_that_events_were_lost(stage: Stage) -> None:
-    link, agent = await stage.open()
-    watching = stage.begin(link.watch(b"/x"))
-    request = await agent.expect(Request)
-    await agent.send(Opened(request.id, b""))
-    watcher = await watching
-    event = WatchEvent(2, 0, b"a")
-    await agent.send(Data(request.id, 1, 0, encode_event(event)))
-    assert await anext(aiter(watcher)) == event
-    agent.hang_up()
-    nexting = stage.begin(take(watcher))
-    agent = await stage.answer()
-    request = await agent.expect(Request)
-    assert request.type is FrameType.WATCH
-    await agent.send(Opened(request.id, b""), Data(request.id, 1, 0, encode_event(event)))
-    assert await nexting == WatchEvent(IN_Q_OVERFLOW, 0, b"", overflow=True)
-    assert await anext(aiter(watcher)) == event
-    await watcher.close()
-    await agent.expect_order(FrameType.CANCEL, request.id)
-
-
-async def test_a_connection_that_keeps_breaking_is_kept_while_it_is_of_use(stage: Stage) -> None:
-    timing = replace(CALM, stable=1000.0, reconnect=0.5, first_backoff=0.05, last_backoff=0.1)
-    link, agent = await stage.open(timing)
-    for _ in range(10):  # the pauses alone are longer than `reconnect`
-        stating = stage.begin(link.stat(b"/x"))
-        request = await agent.expect(Request)
-        await agent.send(Result(request.id, Code.OK, 0, encode_entry(FILE)))
-        assert await stating == FILE
-        agent = await reconnect(stage, agent)
 
 
 async def test_releases_are_repeated(stage: Stage) -> None:
@@ -572,6 +421,6 @@ async def test_releases_are_repeated(stage: Stage) -> None:
     await link.release(6)
     await agent.expect_order(FrameType.RELEASE, 5)
     await agent.expect_order(FrameType.RELEASE, 6)
-    agent = await reconnect(stage, agent)
+    agent = await stage.reconnect(agent)
     await agent.expect_order(FrameType.RELEASE, 5)
     await agent.expect_order(FrameType.RELEASE, 6)
