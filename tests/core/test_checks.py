@@ -115,6 +115,13 @@ def test_limits_have_bounds(field: str, value: Any) -> None:
         checks.check_limits(replace(Limits(), **{field: value}))
 
 
+def test_bounds_are_said_as_people_write_them() -> None:
+    with pytest.raises(Fault, match="must be 16m to 16t"):
+        checks.check_limits(replace(Limits(), memory=1))
+    with pytest.raises(Fault, match="more than 0 and at most 2592000 seconds"):
+        checks.check_ttl(1e9)
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [

@@ -25,6 +25,7 @@ from k8e.core.model import (
 from k8e.engine import Limits
 from k8e.engine.reference import InvalidReference, parse_reference
 from k8e.policy import HostList, InvalidEntry
+from k8e.profiles.amounts import describe_amount
 
 MAX_TIMEOUT: Final = 86_400.0
 MAX_TTL: Final = 30 * 86_400.0
@@ -151,7 +152,8 @@ def check_number(field: str, value: object, lowest: float, highest: float) -> fl
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(field, "must be a number")
     if not lowest <= value <= highest:  # which a NaN is not
-        refuse(field, f"must be {lowest:g} to {highest:g}")
+        name = field.removeprefix("limits.")
+        refuse(field, f"must be {describe_amount(name, lowest)} to {describe_amount(name, highest)}")
     return value
 
 
@@ -164,10 +166,11 @@ def check_ttl(value: object) -> float:
 
 
 def _check_seconds(field: str, value: object, highest: float) -> float:
-    seconds = check_number(field, value, 0, highest)
-    if seconds <= 0:
-        refuse(field, f"must be more than 0 and at most {highest:g} seconds")
-    return seconds
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(field, "must be a number")
+    if not 0 < value <= highest:  # which a NaN is not
+        refuse(field, f"must be more than 0 and at most {describe_amount(field, highest)} seconds")
+    return value
 
 
 def check_env(field: str, env: Mapping[str, object]) -> tuple[tuple[bytes, bytes], ...]:

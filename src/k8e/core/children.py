@@ -21,6 +21,7 @@ from k8e.core.records import SessionRecord
 from k8e.core.sessions import Sessions
 from k8e.engine import Limits, Runtime, Shape
 from k8e.policy import HostList, excess
+from k8e.profiles.amounts import describe_amount
 
 STRENGTH: Final = (Runtime.NATIVE, Runtime.GVISOR, Runtime.KATA, Runtime.FIRECRACKER)  # the weakest first
 AGENT_TYPE: Final = "agent_type"  # the label that says what kind of agent a child is for
@@ -53,7 +54,8 @@ def choose_limits(parent: Limits, spec: ChildSpec) -> Limits:
     checks.check_limits(limits)
     for name in known:
         if getattr(limits, name) > getattr(parent, name):
-            error = f"{name} would be {getattr(limits, name):g}, and its parent's is {getattr(parent, name):g}"
+            wanted, theirs = (describe_amount(name, getattr(each, name)) for each in (limits, parent))
+            error = f"{name} would be {wanted}, and its parent's is {theirs}"
             raise beyond(f"limits.{name}", error, hint="Ask for as much as its parent has, or less.")
     return limits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from k8e.profiles.amounts import describe_amount
 from k8e.profiles.detection import Detected, detect
 from k8e.profiles.hosts import Hosts
 from k8e.profiles.languages import BY_NAME
@@ -100,7 +101,11 @@ class Cage(Record):
             *((("left out", ", ".join(self.env_left_out)),) if self.env_left_out else ()),
             ("root", "read-only, /tmp can be written" if self.read_only else "can be written"),
             ("capabilities", "none" if self.powerless else "those of root inside"),
-            ("limits", ", ".join(f"{name} {value:g}" for name, value in self.limits) or "the machine's usual ones"),
+            (
+                "limits",
+                ", ".join(f"{name} {describe_amount(name, value)}" for name, value in self.limits)
+                or "the machine's usual ones",
+            ),
             *(("file", f"{file.source} as {file.dest}") for file in self.files),
         ]
         return "".join(f"{name + ':':<14}{clean(value)}\n" for name, value in lines)

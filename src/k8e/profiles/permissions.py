@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from k8e.profiles.amounts import describe_amount
 from k8e.profiles.hosts import NOWHERE, Hosts
 from k8e.profiles.mode import NATIVE, find_mode
 from k8e.profiles.problem import Problem
@@ -55,7 +56,8 @@ class Permissions(Record):
             ways.append("its root user has capabilities")
         for name in USUAL_LIMITS:
             if self.limit(name) > other.limit(name):
-                ways.append(f"more {name}: {self.limit(name):g} instead of {other.limit(name):g}")
+                more, usual = (describe_amount(name, each.limit(name)) for each in (self, other))
+                ways.append(f"more {name}: {more} instead of {usual}")
         return tuple(ways)
 
 
