@@ -97,6 +97,17 @@ def test_hosts_are_changed_and_what_is_refused_is_explained(client: SandboxClien
         client.destroy_session(sid)
 
 
+def test_a_text_is_no_list_of_packages(client: SandboxClient, session: str) -> None:
+    """It would be one package per letter."""
+    with pytest.raises(sandbox_client.InvalidArgument, match=r"give a list: \['six'\]"):
+        client.pip_install(session, "six")
+
+
+def test_a_timeout_that_is_no_number_is_a_mistake(client: SandboxClient, session: str) -> None:
+    with pytest.raises(sandbox_client.InvalidArgument, match="timeout"):
+        client.exec(session, "true", timeout=float("nan"))
+
+
 def test_what_is_no_text_is_said(client: SandboxClient, session: str) -> None:
     client.write_file(session, "bytes", b"\xff")
     with pytest.raises(NotText, match="read_bytes"):

@@ -150,6 +150,8 @@ class AsyncSandboxClient:
         await self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
 
     async def pip_install(self, session_id: str, packages: Sequence[str], timeout: float = 300) -> PipResult:
+        requests.check_list("packages", packages)
+        requests.check_timeout(timeout)
         request = pb.PipInstallRequest(session_id=session_id, packages=list(packages), timeout=timeout)
         return PipResult.read(await self._call("PipInstall", request, pb.PipInstallResponse, timeout + requests.MARGIN))
 

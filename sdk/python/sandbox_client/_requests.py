@@ -46,7 +46,7 @@ def build_create(
     git_repo: str,
     git_ref: str,
 ) -> pb.CreateSessionRequest:
-    check_hosts(allowed_hosts)
+    check_list("allowed_hosts", allowed_hosts)
     return pb.CreateSessionRequest(
         session_id=session_id,
         tenant_id=tenant_id,
@@ -64,10 +64,19 @@ def build_create(
     )
 
 
-def check_hosts(allowed_hosts: Sequence[str] | None) -> None:
-    if isinstance(allowed_hosts, str):
-        hint = 'give a list: ["example.com"]'
-        raise InvalidArgument("allowed_hosts is one text", code="invalid_argument", field="allowed_hosts", hint=hint)
+def check_list(field: str, values: Sequence[str] | None) -> None:
+    """A text is a sequence of texts as well: "six" would be the three packages s, i and x."""
+    if isinstance(values, str):
+        hint = f"give a list: [{values!r}]"
+        raise InvalidArgument(f"{field} is one text", code="invalid_argument", field=field, hint=hint)
+
+
+def check_timeout(timeout: float) -> None:
+    """Before a deadline is made of it, which would be the one that is missed."""
+    if not timeout >= 0:  # which a NaN is not
+        raise InvalidArgument(
+            f"timeout is {timeout}", code="invalid_argument", field="timeout", hint="seconds, more than 0"
+        )
 
 
 def build_child(
@@ -87,7 +96,7 @@ def build_child(
     read_only: bool,
     powerless: bool,
 ) -> pb.RunSubAgentRequest:
-    check_hosts(allowed_hosts)
+    check_list("allowed_hosts", allowed_hosts)
     return pb.RunSubAgentRequest(
         parent_session_id=parent_session_id,
         agent_type=agent_type,
@@ -117,6 +126,7 @@ def build_exec(
     background: bool = False,
 ) -> pb.ExecRequest:
     """A text is code for the language; a list is a program and its arguments, without a shell."""
+    check_timeout(timeout)
     request = pb.ExecRequest(
         session_id=session_id,
         timeout=timeout,
