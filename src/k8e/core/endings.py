@@ -71,22 +71,23 @@ class Endings:
 
     def _put(self, record: RunRecord, live: Live) -> RunResult:
         """Written in the background: who waited for the command has its result, whatever becomes of the record."""
-        record = self._close(record)
+        record = self._close(record, live)
         self._sessions.tasks.spawn(self._sessions.store.finish_run(record))
         return record.show(live.session_id)
 
     async def keep(self, record: RunRecord, live: Live) -> RunResult:
         """Returns when it is on record: for runs that nobody waits for."""
-        record = self._close(record)
+        record = self._close(record, live)
         await self._sessions.store.finish_run(record)
         return record.show(live.session_id)
 
-    def _close(self, record: RunRecord) -> RunRecord:
+    def _close(self, record: RunRecord, live: Live) -> RunRecord:
         status = record.status.value
         self._sessions.metrics.execs.add(status)
         self._sessions.audit.note(
             "run_ended",
             run=record.run_id,
+            session=live.session_id,
             sandbox=record.sandbox,
             status=status,
             exit_code=record.exit_code,

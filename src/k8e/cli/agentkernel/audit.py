@@ -34,9 +34,10 @@ def main(arguments: list[str]) -> int:
     parser = make_parser("audit", ABOUT)
     parser.add_argument("--sandbox", default="", metavar="NAME", help="only what concerns this one")
     parser.add_argument("--event", action="append", default=[], metavar="NAME", help="only these, such as run_started")
-    span = read_with(read_span, "span of time")
+    span = read_with(read_span, "span of time", "such as 90s, 15m, 1h")
     parser.add_argument("--since", type=span, default=None, metavar="TIME", help="only the last 90s, 15m, 1h, 2d")
-    parser.add_argument("-n", "--last", type=int, default=100, metavar="N", help="so many; 0: all; default: 100")
+    count = read_with(read_count, "number", "0 or more")
+    parser.add_argument("-n", "--last", type=count, default=100, metavar="N", help="so many; 0: all; default: 100")
     parser.add_argument("--json", action="store_true", help="print the lines as they are in the log")
     parsed = parser.parse_args(arguments)
     found = [event for event in read_events() if fits(event, parsed)]
@@ -47,6 +48,12 @@ def main(arguments: list[str]) -> int:
     else:
         show_table(("TIME", "EVENT", "SANDBOX", "BY", "MORE"), [describe(event) for event in found])
     return 0
+
+
+def read_count(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise ValueError(text)
+    return count
 
 
 def fits(event: dict[str, Any], wanted: argparse.Namespace) -> bool:
