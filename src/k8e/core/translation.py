@@ -12,11 +12,11 @@ from k8e.link.errors import AgentError, BrokenInput, Code, LinkError, NotStarted
 
 # What the agent answers about files: kind, our code, the hint.
 _FILES: Final[Mapping[Code, tuple[Kind, str, str]]] = {
-    Code.NOT_FOUND: (Kind.NOT_FOUND, "file_not_found", ""),
+    Code.NOT_FOUND: (Kind.NOT_FOUND, "file_not_found", "Relative paths begin at /workspace; list what is there."),
     Code.DENIED: (Kind.DENIED, "permission_denied", "Commands and files are the default user's, not root's."),
     Code.EXISTS: (Kind.CONFLICT, "file_exists", ""),
-    Code.NOT_DIRECTORY: (Kind.INVALID, "not_a_directory", ""),
-    Code.IS_DIRECTORY: (Kind.INVALID, "is_a_directory", ""),
+    Code.NOT_DIRECTORY: (Kind.INVALID, "not_a_directory", "A part of the path that should be a directory is a file."),
+    Code.IS_DIRECTORY: (Kind.INVALID, "is_a_directory", "List it, or name a file in it."),
     Code.NOT_REGULAR: (Kind.INVALID, "not_a_regular_file", "Devices, pipes and sockets can be used by commands only."),
     Code.NAME_TOO_LONG: (Kind.INVALID, "name_too_long", ""),
     Code.LINK_LOOP: (Kind.INVALID, "link_loop", ""),

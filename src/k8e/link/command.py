@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k8e.link.channel import Channel, Sender, State
-from k8e.link.errors import AgentError, Code, NotStarted, ProtocolViolation, Stage
+from k8e.link.errors import AgentError, Code, NotStarted, ProtocolViolation, Stage, shown
 from k8e.link.frames import End, FrameType, Order, Request, Resize, Result
 from k8e.link.model import ExecSpec, Outcome, TerminalSize
 from k8e.link.protocol import ERRORS, OUTPUT
@@ -31,6 +31,7 @@ class CommandChannel(Channel):
         read with the agent."""
         self._hold = hold
         self._may_be_parked = spec is not None and spec.parked
+        self._directory = spec.cwd if spec is not None else b""
         if spec is None:
             request = Request(command, FrameType.ATTACH, encode_attach(*starts))
             # Whoever started it chose a window that we do not know.
@@ -121,7 +122,8 @@ class CommandChannel(Channel):
         if self._asked is FrameType.EXEC and self.attachment is None:
             # A refusal that comes before the request is looked at has no stage.
             stage = parse_stage(result.payload) if result.payload else Stage.REQUEST
-            return NotStarted(result.code, result.errno, stage, self.subject)
+            subject = shown(self._directory) if stage is Stage.CWD else self.subject
+            return NotStarted(result.code, result.errno, stage, subject)
         return super().describe(result)
 
     # What the caller does

@@ -86,6 +86,11 @@ class AgentError(LinkError):
         super().__init__(f"{subject}: {cause}" if subject else cause)
 
 
+def shown(path: bytes) -> str:
+    """A path for people, in quotes; what is not text, or would act on a terminal, as its escape."""
+    return repr(path.decode("utf-8", "surrogateescape"))
+
+
 class NotStarted(AgentError):
     def __init__(self, code: Code, errno: int, stage: Stage, subject: str = "") -> None:
         self.stage = stage

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from typing import Final, TypeVar
 
 from k8e.link.channel import Channel, Interrupted
-from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, ProtocolViolation
+from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, ProtocolViolation, shown
 from k8e.link.frames import FrameType, Request
 from k8e.link.model import AGENT, Entry, Identity
 from k8e.link.records import RecordReader, parse_count, parse_entry, parse_only_entry
@@ -85,7 +85,7 @@ class Files:
     async def read_stream(
         self, path: bytes, *, offset: int = 0, length: int | None = None, identity: Identity = AGENT
     ) -> AsyncGenerator[bytes, None]:
-        subject = f"read {path!r}"
+        subject = f"read {shown(path)}"
         given = fruitless = 0
         first: Entry | None = None
         while True:
@@ -132,7 +132,7 @@ class Files:
             async for content in stream:
                 size += len(content)
                 if size > limit:
-                    raise AgentError(Code.TOO_BIG, subject=f"read {path!r}: more than {limit} bytes")
+                    raise AgentError(Code.TOO_BIG, subject=f"read {shown(path)}: more than {limit} bytes")
                 chunks.append(content)
         finally:
             await stream.aclose()
@@ -157,7 +157,7 @@ class Files:
             mode=KEEP_MODE if mode is None else mode,
             identity=identity,
         )
-        channel = self._make(request, f"write {path!r}")
+        channel = self._make(request, f"write {shown(path)}")
         try:
             async with deadline(self._board.timing.reply, channel.subject):
                 await self._board.begin(channel)
@@ -190,7 +190,7 @@ class Files:
         request = FileRequest(FrameType.LIST, path, flags=int(recursive), identity=identity)
         given = fruitless = 0
         while True:
-            channel = self._make(request, f"list {path!r}")
+            channel = self._make(request, f"list {shown(path)}")
             reader = RecordReader(parse_entry)
             try:
                 await self._open(channel)
@@ -224,7 +224,7 @@ class Files:
             async for entry in stream:
                 size += len(entry.name) + len(entry.target or b"")
                 if len(found) >= limit or size > _MAX_LISTING:
-                    raise AgentError(Code.TOO_BIG, subject=f"list {path!r}: more than {len(found)} entries")
+                    raise AgentError(Code.TOO_BIG, subject=f"list {shown(path)}: more than {len(found)} entries")
                 found.append(entry)
         finally:
             await stream.aclose()
@@ -232,26 +232,26 @@ class Files:
 
     async def stat(self, path: bytes, *, follow: bool = True, identity: Identity = AGENT) -> Entry:
         request = FileRequest(FrameType.STAT, path, flags=int(follow), identity=identity)
-        payload = await self._ask(request, f"stat {path!r}", repeatable=True)
+        payload = await self._ask(request, f"stat {shown(path)}", repeatable=True)
         with self._board.judge():
             return parse_only_entry(payload)
 
     async def mkdir(self, path: bytes, *, mode: int = 0o755, parents: bool = True, identity: Identity = AGENT) -> None:
         request = FileRequest(FrameType.MKDIR, path, flags=int(parents), mode=mode, identity=identity)
-        await self._order(request, f"mkdir {path!r}", repeatable=parents)
+        await self._order(request, f"mkdir {shown(path)}", repeatable=parents)
 
     async def move(self, source: bytes, target: bytes, *, replace: bool = True, identity: Identity = AGENT) -> None:
         request = FileRequest(FrameType.MOVE, source, target, flags=int(not replace), identity=identity)
-        await self._order(request, f"move {source!r} to {target!r}")
+        await self._order(request, f"move {shown(source)} to {shown(target)}")
 
     async def remove(self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT) -> None:
         request = FileRequest(FrameType.REMOVE, path, flags=int(recursive), identity=identity)
         seconds = self._board.timing.long_reply if recursive else None
-        await self._order(request, f"remove {path!r}", seconds=seconds)
+        await self._order(request, f"remove {shown(path)}", seconds=seconds)
 
     async def chmod(self, path: bytes, mode: int, *, identity: Identity = AGENT) -> None:
         request = FileRequest(FrameType.CHMOD, path, mode=mode, identity=identity)
-        await self._order(request, f"chmod {path!r}", repeatable=True)
+        await self._order(request, f"chmod {shown(path)}", repeatable=True)
 
     # Streams without an end of their own
 
@@ -270,7 +270,7 @@ class Files:
         request = FileRequest(
             FrameType.CONNECT, path or b"", flags=int(path is not None), offset=port or 0, identity=identity
         )
-        subject = f"connect to {path!r}" if path is not None else f"connect to port {port}"
+        subject = f"connect to {shown(path)}" if path is not None else f"connect to port {port}"
         channel = self._make(request, subject)
         try:
             await self._open(channel)
