@@ -54,6 +54,10 @@ async def test_an_image_that_nobody_asked_for_is_replaced_and_its_registry_left_
     with pytest.raises(Fault) as failed:  # which this machine cannot replace
         await choose(cages, guest, "/opt/none/python3", network=False)
     assert failed.value.code == "registry_unreachable"
+    with pytest.raises(Fault) as failed:  # and says which image is missing, not which one was before
+        await choose(cages, guest, "/opt/none/cargo", network=False)
+    assert "rust:" in failed.value.error
+    assert failed.value.hint
     with pytest.raises(Fault) as failed:  # what was asked for by name is never replaced, and always tried
         await choose(cages, guest, "python3", image="python:3.12-alpine", network=False)
     assert (failed.value.code, failed.value.field) == ("registry_unreachable", "image")

@@ -234,8 +234,7 @@ async def test_a_sandbox_by_name_lasts(machine: Machine, agent: Client, project:
     for _ in range(2):  # the same done twice is the same
         assert await call(agent, "sandbox_stop", name="dev") == {"name": "dev", "state": "stopped"}
     problem = await fail(agent, "sandbox_exec", name="dev", command=["true"])
-    assert problem["code"] == "session_stopped"
-    assert problem["hint"]
+    assert (problem["code"], problem["hint"]) == ("session_stopped", "Its files are kept. Start it with sandbox_start.")
     [listed] = (await call(agent, "sandbox_list"))["sandboxes"]
     assert (listed["name"], listed["state"], listed["image"], listed["profile"]) == (
         "dev",
@@ -286,6 +285,7 @@ async def test_only_what_is_its_own_is_seen(machine: Machine, agent: Client) -> 
         ("sandbox_run", {"command": ["id"], "image": "host", "timeout_ms": -1}, "timeout"),
         ("sandbox_run", {"command": ["id"], "mounts": ["/:/host"]}, "mounts"),
         ("sandbox_run", {"command": ["id"], "code": "id"}, "code"),
+        ("sandbox_run", {"command": "ls -la"}, "command"),
         ("sandbox_create", {"name": "../../x"}, "name"),
         ("sandbox_create", {"name": "-v"}, "name"),
         ("sandbox_create", {"name": "a b"}, "name"),
@@ -314,6 +314,7 @@ async def test_a_directory_that_is_not_there_is_said_to_be(agent: Client) -> Non
     assert run.is_error
     problem = json.loads(run.content[0].text)  # type: ignore[union-attr]
     assert (problem["code"], problem["field"]) == ("workdir_not_found", "cwd")
+    assert problem["detail"] == "'/workspace/../../../nowhere': No such file or directory"
 
 
 async def test_a_home_is_no_project(machine: Machine) -> None:

@@ -86,9 +86,10 @@ class Fields:
         """None when it is not there, which is not the same as an empty list."""
         if name not in self._values:
             return None
-        values = self.take_list(name)
-        if not all(isinstance(value, str) for value in values):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a list of strings")
+        values = self._values.pop(name)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            hint = 'such as ["one", "two"]; a single one stands in a list, too'
+            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a list of strings", hint=hint)
         return values
 
     def take_words(self, name: str) -> str | list[str]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # The host image shows the machine's /usr and nothing else of it (docs/local-engine.md).
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
 
+# What to do where there is neither.
+NOT_HERE = "this machine's own tools do not have the command either; an image that is asked for is tried again"
+
 
 def fall_back(cage: Cage, cause: str, is_program: Callable[[str], bool]) -> tuple[Cage, str] | None:
     """The cage to use instead and the line to say, or None: then the failure stands. `cause` is why the image cannot be

@@ -52,7 +52,10 @@ def encode_words(words: list[str]) -> tuple[bytes, ...]:
 
 def take_command(fields: Fields) -> tuple[list[str], RunSpec]:
     """Words for no shell; and the run of them, in a session that is still to be named."""
-    words = fields.take_texts("command")
+    words = fields.take_words("command")
+    if isinstance(words, str):
+        hint = "a list of words for no shell; for a line of a shell: ['sh', '-c', '...']"
+        raise invalid("command", "command is one text", hint=hint)
     if not words:
         raise invalid("command", "command is empty", hint="a list such as ['python3', '-c', 'print(1)']")
     spec = RunSpec(

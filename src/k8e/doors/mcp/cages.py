@@ -21,7 +21,7 @@ from k8e.doors.mcp.guest import Guest
 from k8e.doors.specs import Fields, read_session_spec
 from k8e.engine.images import Progress
 from k8e.profiles.effective import HOST_IMAGE, Cage
-from k8e.profiles.fallback import fall_back
+from k8e.profiles.fallback import NOT_HERE, fall_back
 from k8e.profiles.problem import Problem
 from k8e.profiles.profile import PERMISSIVE
 from k8e.profiles.protection import find_new
@@ -132,7 +132,9 @@ class Cages:
         registry = cage.image.partition("/")[0] if "/" in cage.image else ""
         since, before = self._outages.get(registry, (0.0, None))
         if before is not None and cage.detected and time.monotonic() - since < OUTAGE:
-            raise before
+            # In the words of this call: the image that failed then may have been another one.
+            error = f"fetching {cage.image} failed a short while ago"
+            raise Fault(before.kind, before.code, error, detail=before.detail or before.error, hint=NOT_HERE)
         telling = Telling(cage.image, report)
         try:
             await guest.service.pull_image(guest.caller, cage.image, None, telling.note)

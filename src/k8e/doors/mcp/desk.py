@@ -172,9 +172,18 @@ def show_answer(answer: Answer) -> types.CallToolResult:
     return types.CallToolResult(content=content, structured_content=answer.body)
 
 
+# What helps an agent is a tool, where the service's own words are for a person's command line. Both fronts have these.
+_HINTS: Final = {
+    "session_stopped": "Its files are kept. Start it with sandbox_start.",
+    "session_not_found": "sandbox_list says which there are, sandbox_create makes one.",
+    "session_exists": "Use it, end it first with sandbox_remove, or choose another name.",
+}
+
+
 def show_problem(problem: Fault | Refusal) -> types.CallToolResult:
     """As text only: clients check structured content against the schema of what was hoped for."""
     _, body = describe(problem)
+    body["hint"] = _HINTS.get(str(body["code"]), body["hint"])
     return types.CallToolResult(content=[types.TextContent(text=write_json(body))], is_error=True)
 
 
