@@ -39,6 +39,9 @@ class TestHelp:
         assert "[usage]" in said
         assert "hint: agentkernel --help" in said
 
+    def test_words_that_are_too_much_are_said_by_the_command_that_got_them(self, house: House) -> None:
+        assert "hint: agentkernel sandbox create --help" in house.refusal("sandbox", "create", "one", "two")
+
     def test_versions(self, house: House) -> None:
         assert house.ok("--version").startswith("agentkernel (k8e) ")
 
@@ -52,6 +55,17 @@ class TestDryRun:
         shown = house.object("sandbox", "create", "x", "--compatibility-mode", "claude", "--dry-run")
         assert shown["more_hosts"] == ["api.anthropic.com", "cdn.anthropic.com"]
         assert [mount["target"] for mount in shown["mounts"]] == ["/workspace"]
+
+    def test_limits_are_shown_as_people_write_them(self, house: House) -> None:
+        text = house.ok(
+            "sandbox", "create", "x", "--memory", "1.5g", "--disk", "3221225473", "--pids", "64", "--dry-run"
+        )
+        assert "memory 1.5g, disk 3221225473, pids 64\n" in text
+
+    def test_an_empty_word_is_no_image_and_no_file(self, house: House) -> None:
+        """`--image "$IMAGE"` where there is no IMAGE."""
+        for option in ("--image", "--config"):
+            assert "[usage]" in house.refusal("sandbox", "create", "x", f"{option}=", "--dry-run")
 
     def test_a_file_narrows(self, house: House) -> None:
         house.write("agentkernel.toml", '[sandbox]\nname = "mine"\n[security]\nprofile = "restrictive"\n')
@@ -323,6 +337,7 @@ def test_the_audit_log_is_shown_to_whoever_may_read_it(house: House, tmp_path: P
     of_one = house.ok("audit", "--sandbox", "a", "--json", env=env).splitlines()
     assert [json.loads(line)["at"] for line in of_one] == [2, 3]
     assert len(house.ok("audit", "-n", "1", "--json", env=env).splitlines()) == 1
+    assert "0 or more" in house.refusal("audit", "--last=-1", env=env)
     assert house.ok("audit", "--since", "1h", "--json", env=env) == ""
     shown = house.ok("audit", "--event", "refused", env=env)
     assert "\x1b" not in shown

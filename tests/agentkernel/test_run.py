@@ -121,6 +121,8 @@ class TestEndings:
             ("--keep=yes", "true"),
             ("--profile", "open", "true"),
             ("--image",),
+            ("--image=", "true"),
+            ("--json", "true"),
             ("--image", "-v/:/host", "true"),
             ("--image=-v/:/host", "true"),
             ("--env", "A", "true"),

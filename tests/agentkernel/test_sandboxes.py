@@ -96,7 +96,10 @@ def test_files_that_cannot_be_put_there_leave_no_sandbox(house: House) -> None:
 def test_a_name_is_somebody_s_once(house: House) -> None:
     house.ok("sandbox", "create", "once", *HOST)
     try:
-        assert "[session_exists]" in house.refusal("sandbox", "create", "once", *HOST)
+        said = house.refusal("sandbox", "create", "once", *HOST)
+        assert "[session_exists]" in said
+        assert "`agentkernel sandbox remove once`" in said
+        assert house.ok("exec", "once", "--", "echo", "--", "x") == "-- x\n"
     finally:
         house.ok("sandbox", "remove", "once")
     for word in ("start", "stop", "remove"):

@@ -86,7 +86,8 @@ def status(parsed: argparse.Namespace) -> int:
     if parsed.json:
         show_json({"running": False})
     else:
-        say("the daemon does not run; `agentkernel daemon start`, or any command, starts it")
+        any_way = "`agentkernel daemon start`, or any command, starts it"
+        say(f"the daemon does not run; {any_way if os.geteuid() == 0 else '`sudo agentkernel daemon start` starts it'}")
     return UNREACHABLE
 
 

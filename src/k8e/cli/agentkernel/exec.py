@@ -46,6 +46,8 @@ def main(words: list[str]) -> int:
         return show_help(USAGE, ABOUT, TABLE)
     options = ExecOptions()
     name, *command = take_options(words, TABLE, options) or [""]
+    if command[:1] == ["--"]:  # as others have it; no program has that name
+        command = command[1:]
     if not name or not command:
         raise Failure("usage", "a sandbox and a command are needed", hint=f"agentkernel {USAGE}")
     return execute(name, command, options)

@@ -105,7 +105,7 @@ def put(text: str, *, force: bool) -> None:
         descriptor = os.open(FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     except FileExistsError as error:
         hint = "look at it; --force replaces it" if not os.path.islink(FILE_NAME) else "it is a link: remove it first"
-        raise Failure("file_exists", f"there is a {FILE_NAME} already", hint=hint) from error
+        raise Failure("file_exists", f"there is an {FILE_NAME} already", hint=hint) from error
     except OSError as error:
         raise Failure("file_unwritable", f"{FILE_NAME} cannot be written", detail=str(error)) from error
     try:

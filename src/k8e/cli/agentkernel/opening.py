@@ -32,6 +32,9 @@ def open_session(client: Client, plan: Plan) -> tuple[Cage, dict[str, Any]]:
     if "session_id" not in answer and is_about_image(answer):
         cage = obtain(client, cage, answer)
         answer = attempt(client, plan, cage)
+    if answer.get("code") == "session_exists":
+        use, end = f"agentkernel exec {cage.name} COMMAND", f"agentkernel sandbox remove {cage.name}"
+        answer["hint"] = f"choose another name, use it (`{use}`), or end it first (`{end}`)"
     if "session_id" not in answer:
         raise Failure.of(answer)
     return cage, answer
@@ -76,9 +79,10 @@ def obtain(client: Client, cage: Cage, problem: dict[str, Any]) -> Cage:
 def fetch(client: Client, cage: Cage) -> None:
     """The image, from its registry. One that nobody asked for is not tried again while its registry is out of reach."""
     from k8e.cli.agentkernel.outages import find_outage, note_outage
+    from k8e.profiles.fallback import NOT_HERE
 
     if cage.detected and (cause := find_outage(cage.image)):
-        raise Failure(UNREACHABLE, f"fetching {cage.image} failed a short while ago", detail=cause)
+        raise Failure(UNREACHABLE, f"fetching {cage.image} failed a short while ago", detail=cause, hint=NOT_HERE)
     from k8e.cli.images import pull_image
 
     try:

@@ -23,6 +23,13 @@ def read_choice(words: Any) -> Callable[[str], str]:
     return read
 
 
+def read_word(text: str) -> str:
+    """`--image "$IMAGE"` without an IMAGE is a mistake, and not the image that fits the command."""
+    if not text:
+        raise ValueError(text)
+    return text
+
+
 def read_cpus(text: str) -> float:
     value = float(text)
     if not 0.01 <= value <= 1024:
@@ -72,10 +79,14 @@ class CageOptions:
 
 # What reads the value (None: a flag; list: may come several times), what it is called, what it is for.
 OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
-    "--image": (str, "NAME", "an image, instead of the one that fits the command; `host`: this machine's own tools"),
+    "--image": (
+        read_word,
+        "NAME",
+        "an image instead of the one that fits the command; `host`: this machine's tools",
+    ),
     "--profile": (read_choice(PROFILES), "NAME", "restrictive, moderate (default) or permissive"),
     "--compatibility-mode": (read_choice(MODES), "NAME", "native (default), claude, codex or gemini"),
-    "--config": (str, "FILE", "this agentkernel.toml, which you thereby trust, instead of the folder's own"),
+    "--config": (read_word, "FILE", "this agentkernel.toml, which you thereby trust, instead of the folder's own"),
     "--no-network": (None, "", "nothing but loopback"),
     "--allowed-hosts": (list, "HOSTS", "what it may reach, instead of what profile and mode say; commas between"),
     "--env": (list, "NAME=VALUE", "a variable; may be given several times"),
@@ -105,7 +116,7 @@ def read_parsed(parsed: argparse.Namespace) -> CageOptions:
 def split_assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise Failure("usage", "--env takes NAME=VALUE")
+        raise Failure("usage", "--env takes NAME=VALUE", hint="--env DEBUG=1")
     return name, value
 
 

@@ -48,6 +48,9 @@ def main(words: list[str]) -> int:
         return show_help(USAGE, ABOUT, TABLE)
     options = RunOptions()
     command = take_options(words, TABLE, options)
+    if options.json and not options.dry_run:
+        error = "--json is for --dry-run: what a command prints is its own"
+        raise Failure("usage", error, hint="`k8e sandbox run` prints JSON")
     if not command and options.image is None:
         raise Failure("usage", "there is no command to run", hint=f"agentkernel {USAGE}")
     plan = prepare(options, command)
