@@ -149,6 +149,59 @@ class TestRuns:
         assert (done.code, done.json["code"]) == (1, "run_not_found")
 
 
+class TestEmptyWords:
+    """`--session-id "$SID"` where there is no SID: never another session than the one that somebody meant."""
+
+    @pytest.mark.parametrize(
+        "option", ["--session-id", "--tenant", "--workdir", "--manifest", "--git-repo", "--git-ref"]
+    )
+    def test_run(self, machine: Machine, option: str) -> None:
+        done = machine.run("true", option, "")
+        assert (done.code, done.json["code"]) == (1, "usage")
+        assert option in done.json["error"]
+
+    @pytest.mark.parametrize("option", ["--session-id", "--tenant", "--image", "--runtime", "--manifest", "--git-repo"])
+    def test_create(self, machine: Machine, option: str) -> None:
+        done = machine.k8e("sandbox", "create", f"{option}=")
+        assert (done.code, done.json["code"]) == (1, "usage")
+
+    def test_the_gateway(self, machine: Machine) -> None:
+        assert machine.k8e("--endpoint", "", "sandbox", "status").json["code"] == "usage"
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("words", "hint"),
+        [
+            (["run", "python3", "job.py"], "in quotes; `--` before it"),
+            (["run", "true", "--endpoint", "a:1"], "--endpoint stands before the command"),
+            (["run", "true", "--lan", "python"], "sandbox run --help"),
+            (["destroy", "one", "two"], "sandbox destroy --help"),
+        ],
+    )
+    def test_words_that_are_too_much(self, machine: Machine, words: list[str], hint: str) -> None:
+        done = machine.k8e("sandbox", *words)
+        assert (done.code, done.json["code"]) == (1, "usage")
+        assert hint in done.json["hint"]
+        assert f"usage: k8e sandbox {words[0]} " in done.json["detail"]
+
+    def test_a_language_that_there_is_not(self, machine: Machine) -> None:
+        assert "bash, python, node or ts" in machine.run("x", "--lang", "ruby").json["error"]
+
+    def test_no_time_at_all_is_not_the_usual_one(self, machine: Machine) -> None:
+        done = machine.k8e("sandbox", "create", "--ttl", "0")
+        assert (done.code, done.json["field"]) == (1, "ttl")
+
+    def test_the_value_of_a_secret_is_not_repeated(self, machine: Machine) -> None:
+        done = machine.k8e("sandbox", "create", "--secret", "TOKEN=hunter2")
+        assert (done.code, done.json["code"]) == (1, "usage")
+        assert b"hunter2" not in done.stdout
+
+    def test_a_manifest_without_an_end(self, machine: Machine) -> None:
+        done = machine.k8e("sandbox", "create", "--manifest", "/dev/zero")
+        assert (done.code, done.json["code"]) == (1, "message_too_large")
+
+
 class TestGlobalFlags:
     # tests/gateway has what they are for.
     @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
@@ -59,6 +60,12 @@ def test_a_json_reader_that_is_gone_is_no_traceback(machine: Machine) -> None:
     done = machine.shell("k8e sandbox run 'head -c 500000 /dev/zero' | true; echo ${PIPESTATUS[0]}")
     assert done.stderr == b""
     assert done.stdout in (b"141\n", b"0\n")
+
+
+@pytest.mark.parametrize("words", ["", "--raw"])
+def test_a_full_disk_is_said_on_what_is_left(machine: Machine, words: str) -> None:
+    done = machine.shell(f"k8e sandbox run 'echo hi' {words} > /dev/full")
+    assert (done.code, done.stdout, json.loads(done.stderr)["code"]) == (1, b"", "output_lost")
 
 
 def test_a_terminal_that_does_not_block_loses_nothing(machine: Machine) -> None:

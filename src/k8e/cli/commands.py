@@ -26,9 +26,12 @@ def describe_session(*, manifest: str = "", git_repo: str = "", git_ref: str = "
     if manifest:
         try:
             with open(manifest, encoding="utf-8") as file:
-                wanted["manifest"] = file.read()
+                wanted["manifest"] = file.read(MESSAGE)
+                if file.read(1):
+                    raise Failure("message_too_large", f"{manifest} has more than {MESSAGE} bytes")
         except (OSError, UnicodeDecodeError) as error:
-            raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error)) from error
+            hint = "--manifest takes a YAML file"
+            raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error), hint=hint) from error
     if git_repo:
         wanted["git_repo"] = git_repo
     if git_ref:
@@ -65,11 +68,12 @@ def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
         "session_id": options.session_id,
         "runtime": options.runtime,
         "image": options.image,
-        "ttl": options.ttl,
         "env": json.loads(f"{{{describe_env(options.env)}}}"),
         "limits": {name: value for name, value in limits.items() if value is not None},
     }
     wanted = {name: value for name, value in given.items() if value}
+    if options.ttl is not None:
+        wanted["ttl"] = options.ttl
     if options.allowed_hosts:
         wanted["allowed_hosts"] = split_hosts(options.allowed_hosts)
     return wanted
@@ -89,6 +93,8 @@ def subagent(options: argparse.Namespace) -> int:
 def read_secrets(names: list[str]) -> dict[str, str]:
     """From our own environment: what stands on a command line can be seen by others."""
     for name in names:
+        if "=" in name:  # which is not repeated: the rest of it may be a secret
+            raise Failure("usage", "--secret takes a NAME alone", hint="the value is that of our own variable NAME")
         if name not in os.environ:
             hint = f"export {name}, or put it before the command; the value does not stand on the command line"
             raise Failure("secret_not_set", f"--secret {name}: there is no variable of that name here", hint=hint)

@@ -31,6 +31,10 @@ class Failure(Exception):
         return failure
 
 
+class OutputLost(Exception):
+    """Standard output takes nothing any more, for another reason than that its reader left: a full disk."""
+
+
 def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     open_standard_streams()
     try:
@@ -45,6 +49,25 @@ def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> in
         die_of(SIGINT)
     except BrokenPipeError:
         die_of(SIGPIPE)
+    except OutputLost as lost:
+        return tell_of_lost_output(str(lost))
+
+
+def tell_of_lost_output(cause: str) -> int:
+    """On stderr, which is what is left. Never with a code that the command may have had: it did not fail."""
+    import json
+
+    body = {
+        "error": "the output cannot be written",
+        "detail": cause,
+        "code": "output_lost",
+        "hint": "is the disk full?",
+    }
+    try:
+        os.write(2, json.dumps(body).encode() + b"\n")
+    except OSError:
+        pass
+    return FAILED
 
 
 def open_standard_streams() -> None:
@@ -81,6 +104,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)
             poll.poll()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if descriptor != 1:
+                raise
+            raise OutputLost(error.strerror) from error
 
 
 def read_some(descriptor: int) -> bytes:
@@ -105,5 +134,9 @@ def read_all(descriptor: int, limit: int) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > limit:
-            raise Failure("message_too_large", f"standard input has more than {limit} bytes", hint="send it in parts")
+            raise Failure(
+                "message_too_large",
+                f"standard input has more than {limit} bytes",
+                hint="send it in parts: `k8e sandbox write --mode a` appends",
+            )
     return b"".join(pieces)

@@ -26,7 +26,7 @@ def explain(path: str, error: OSError) -> Failure:
             "daemon_not_allowed",
             "you may not use the daemon of this machine",
             detail=f"{path}: {error.strerror}",
-            hint="ask to be added to the group k8e (`sudo usermod -aG k8e USER`, then log in again), or use sudo",
+            hint=suggest_group(),
             status=UNREACHABLE,
         )
     return Failure(
@@ -36,6 +36,18 @@ def explain(path: str, error: OSError) -> Failure:
         hint="`sudo k8e server` runs it in the foreground and says what is wrong",
         status=UNREACHABLE,
     )
+
+
+def suggest_group() -> str:
+    """The daemon gives its socket to the group when it starts, if there is one then."""
+    import grp
+
+    join = "`sudo usermod -aG k8e USER`, then log in again"
+    try:
+        grp.getgrnam("k8e")
+    except KeyError:
+        return f"use sudo; or root makes the group k8e (`sudo groupadd --system k8e`, {join}) and restarts the daemon"
+    return f"ask to be added to the group k8e ({join}), or use sudo"
 
 
 def start_daemon(path: str) -> socket.socket:
@@ -55,7 +67,8 @@ def start_daemon(path: str) -> socket.socket:
         paths.prepare()
     except Refused as refused:
         raise Failure.of(refused.body, UNREACHABLE) from refused
-    with open(paths.run_dir / "start.lock", "w") as lock:
+    # Nobody else's to open: whoever holds a lock on it keeps the daemon from being started.
+    with open(paths.run_dir / "start.lock", "w", opener=open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -93,6 +93,8 @@ def read_plainly(words: list[str]) -> RunOptions | None:
         if read is list:
             getattr(options, attribute).append(value)
             continue
+        if not value:
+            return None
         try:
             setattr(options, attribute, read(value))
         except ValueError:

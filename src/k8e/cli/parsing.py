@@ -22,18 +22,40 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
-    def error(self, message: str) -> NoReturn:
-        raise Failure("usage", message, detail=" ".join(self.format_usage().split()), hint=f"{self.prog} --help")
+    def error(self, message: str, advice: str = "") -> NoReturn:
+        hint = f"{advice}; {self.prog} --help" if advice else f"{self.prog} --help"
+        raise Failure("usage", message, detail=" ".join(self.format_usage().split()), hint=hint)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """What is too much is said by the parser of the command that it was given to; argparse would leave it to the
+        outermost, which knows nothing of that command."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}", self.advise(rest))
+        return parsed, rest
+
+    def advise(self, rest: list[str]) -> str:
+        """What is usually meant by words that are too much."""
+        return ""
 
 
-def read_with(read: Callable[[str], object], noun: str) -> Callable[[str], object]:
-    """argparse would name our function in its message."""
+class Word(argparse.Action):
+    """Any but an empty one: `--session-id "$SID"` without a SID is a mistake, and does not mean another session."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object) -> None:
+        if not values:
+            raise argparse.ArgumentError(self, "it is empty: is a variable of the shell not set?")
+        setattr(namespace, self.dest, values)
+
+
+def read_with(read: Callable[[str], object], noun: str, about: str = "") -> Callable[[str], object]:
+    """argparse would name our function in its message, and not say what it takes."""
 
     def read_value(text: str) -> object:
         try:
             return read(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}" + (f": {about}" if about else "")) from None
 
     return read_value
 
@@ -46,8 +68,10 @@ def add_table(parser: argparse.ArgumentParser, table: Table, defaults: object) -
             parser.add_argument(name, action="store_true", help=about)
         elif read is list:
             parser.add_argument(name, action="append", default=default, metavar=noun, help=about)
+        elif read is str:
+            parser.add_argument(name, action=Word, default=default, metavar=noun, help=about)
         else:
-            parser.add_argument(name, type=read_with(read, noun), default=default, metavar=noun, help=about)
+            parser.add_argument(name, type=read_with(read, noun, about), default=default, metavar=noun, help=about)
 
 
 def take_over(parsed: argparse.Namespace, options: object) -> None:

@@ -110,7 +110,7 @@ def describe_env(assignments: list[str]) -> str:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not name or not equals:
-            raise Failure("usage", "--env takes NAME=VALUE")
+            raise Failure("usage", "--env takes NAME=VALUE", hint="--env DEBUG=1")
         members.append(f"{quote_json(name)}: {quote_json(value)}")
     return ", ".join(members)
 

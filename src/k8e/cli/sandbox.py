@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e.cli import amounts, commands, handlers, manual
 from k8e.cli.options import OPTIONS, RunOptions, read_seconds
-from k8e.cli.parsing import add_table, read_with
+from k8e.cli.parsing import Word, add_table, read_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ def add_sandbox(parent: Any) -> None:
     subcommands = sandbox.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, handler: Handler, about: str, description: str = "") -> Parser:
-        added: Parser = subcommands.add_parser(name, help=about, description=description or about.capitalize() + ".")
+        added: Parser = subcommands.add_parser(
+            name, help=about, description=description or f"{about[0].upper()}{about[1:]}."
+        )
         added.set_defaults(handler=handler)
         return added
 
@@ -54,10 +56,10 @@ def add_sandbox(parent: Any) -> None:
     read.add_argument("--raw", action="store_true", help="print the bytes as they are instead of JSON")
     entries = add("list", commands.list_files, "list the files of a session")
     entries.add_argument("sid", metavar="SID")
-    entries.add_argument("--path", default="", metavar="DIR", help="default: /workspace")
+    entries.add_argument("--path", action=Word, default="", metavar="DIR", help="default: /workspace")
     entries.add_argument("--since", type=float, default=0.0, metavar="TIME", help="only what changed after (unix time)")
     status = add("status", commands.status, "say whether sandboxes work, and which session is yours")
-    status.add_argument("--tenant", default="", metavar="NAME")
+    status.add_argument("--tenant", action=Word, default="", metavar="NAME")
     add("poll", commands.poll, "show how a background run is doing").add_argument("run_id", metavar="RUN-ID")
     add("kill", commands.kill, "end a background run").add_argument("run_id", metavar="RUN-ID")
     add("ps", commands.ps, "list the commands of a session").add_argument("sid", metavar="SID")
@@ -69,7 +71,7 @@ def add_approvals(add: Callable[..., Parser]) -> None:
     confirm = add("confirm", handlers.run_confirm, "ask a person whether something may be done", manual.CONFIRM)
     confirm.add_argument("sid", metavar="SID")
     confirm.add_argument("action", metavar="ACTION", help="what is to be done, for the person who decides")
-    seconds = read_with(read_seconds, "span of time")
+    seconds = read_with(read_seconds, "number of seconds", "more than 0")
     confirm.add_argument(
         "--timeout", type=seconds, metavar="SECONDS", help="for how long it can be answered; default: 30"
     )
@@ -107,10 +109,13 @@ def add_wishes(
     def add(name: str, noun: str, about: str, **settings: Any) -> None:
         parser.add_argument(name, metavar=noun, help=about, **settings)
 
-    size, span = read_with(amounts.read_size, "size"), read_with(amounts.read_span, "span of time")
-    add("--runtime", "NAME", f"gvisor or native; default: {runtime}", default="")
-    add("--image", "NAME", f"default: {image}", default="")
-    add("--session-id", "SID", "the id to give it; default: chosen for you", default="")
+    size, span = (
+        read_with(amounts.read_size, "size", "such as 512m or 2g"),
+        read_with(amounts.read_span, "span of time", "such as 90s, 15m, 2d"),
+    )
+    add("--runtime", "NAME", f"gvisor or native; default: {runtime}", action=Word, default="")
+    add("--image", "NAME", f"default: {image}", action=Word, default="")
+    add("--session-id", "SID", "the id to give it; default: chosen for you", action=Word, default="")
     add(
         "--env",
         "NAME=VALUE",
@@ -143,8 +148,14 @@ def add_child_options(parser: Parser) -> None:
     parser.add_argument("parent", metavar="PARENT-SID", help="the session whose workspace it shares")
     same = "its parent's"
     add = add_wishes(parser, same, same, same, same, same, same, "all that its parent may")
-    add("--agent-type", "NAME", "what kind of agent it is for, as a label", default="")
-    add("--workspace-path", "DIR", "where in /workspace its commands start; made when it is not there", default="")
+    add("--agent-type", "NAME", "what kind of agent it is for, as a label", action=Word, default="")
+    add(
+        "--workspace-path",
+        "DIR",
+        "where in /workspace its commands start; made when it is not there",
+        action=Word,
+        default="",
+    )
     parser.add_argument("--read-only", action="store_true", help="it sees the workspace and cannot change it")
     parser.add_argument("--powerless", action="store_true", help="not even its root has capabilities")
 
@@ -154,10 +165,10 @@ def add_create_options(parser: Parser) -> None:
         *(parser, "the strongest that works here", "host, this machine's own tools"),
         *("0.5", "512m", "2g", "1h", "the usual list"),
     )
-    add("--tenant", "NAME", "whom it belongs to", default="")
-    add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", default="")
-    add("--git-repo", "URL", "clone this into /workspace, under its own name", default="")
-    add("--git-ref", "REF", "the branch, tag or commit of --git-repo", default="")
+    add("--tenant", "NAME", "whom it belongs to", action=Word, default="")
+    add("--manifest", "FILE", "YAML with files, directories and repositories to begin with", action=Word, default="")
+    add("--git-repo", "URL", "clone this into /workspace, under its own name", action=Word, default="")
+    add("--git-ref", "REF", "the branch, tag or commit of --git-repo", action=Word, default="")
     parser.add_argument(
         "--persistent", action="store_true", help="it can be stopped and started, and does not end by itself"
     )
