@@ -233,7 +233,7 @@ def build_workspace(target: Path) -> None:
 
 
 def set_modes(top: Path) -> None:
-    """Readable by everybody inside, whatever umask the daemon was started with."""
+    """Readable by everybody inside, whatever umask the daemon was started with; what was executable stays so."""
     top.chmod(0o755)
     for parent, directories, files in os.walk(top):
         for name in (*directories, *files):

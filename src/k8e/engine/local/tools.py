@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from k8e.engine.local.host_image import SYSTEM_PYTHON
+from k8e.engine.local.host_image import SYSTEM_PYTHON, set_modes
 from k8e.engine.local.tool import find_tool
 
 TARGET = Path("/var/lib/k8e/tools")
@@ -129,7 +129,7 @@ def _make(folder: Path, ingredients: Ingredients, say: Say) -> Layer:
     layer = Layer(folder, ingredients.fingerprint(), versions["pip"], versions["tsx"], tuple(missing))
     record = {"made_from": layer.made_from, "pip": layer.pip, "tsx": layer.tsx, "missing": layer.missing}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-    _open_to_everybody(folder)
+    set_modes(folder)
     return layer
 
 
@@ -202,16 +202,6 @@ def _run(argv: Sequence[str | Path], cwd: Path, deadline: float = 60.0, env: Map
         complaint = done.stderr.strip()[-800:] or f"exit status {done.returncode}"
         raise ToolsFailed(f"{os.path.basename(words[0])}: {complaint}")
     return done.stdout
-
-
-def _open_to_everybody(layer: Path) -> None:
-    """Readable whatever the umask was; what was executable stays so."""
-    layer.chmod(0o755)
-    for parent, directories, files in os.walk(layer):
-        for name in (*directories, *files):
-            path = Path(parent, name)
-            if not path.is_symlink():
-                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def _publish(layer: Layer, target: Path, scratch: Path) -> Layer:

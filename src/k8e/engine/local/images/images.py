@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Progress, Report
-from k8e.engine.local.images.layers import Cancelled, refused
+from k8e.engine.local.images.layers import refused
 from k8e.engine.local.images.limits import USUAL, ImageLimits
-from k8e.engine.local.images.pull import Puller
+from k8e.engine.local.images.pull import Puller, in_thread
 from k8e.engine.local.images.store import Store
 from k8e.engine.local.layout import Layout
 from k8e.engine.reference import InvalidReference, parse_reference
@@ -131,17 +131,8 @@ class LocalImages:
     async def _work(self, work: Callable[[threading.Event], T]) -> T:
         """In a thread, which is told when nobody waits any more, and waited for."""
         stop = threading.Event()
-        task = asyncio.ensure_future(asyncio.to_thread(work, stop))
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()
-            raise
-        except Cancelled as error:
-            raise EngineError("image", "it was cancelled") from error
+            return await in_thread(lambda: work(stop), stop)
         except OSError as error:
             raise unusable(error) from error
 

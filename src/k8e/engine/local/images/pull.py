@@ -12,7 +12,7 @@ import platform
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import Final
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from k8e.engine import EngineError
@@ -26,6 +26,8 @@ from k8e.engine.local.images.registry import Registry
 from k8e.engine.local.images.store import Store
 from k8e.engine.local.tool import finish_in_thread
 from k8e.engine.reference import Reference
+
+T = TypeVar("T")
 
 _DOWNLOADS: Final = 4
 _UNPACKERS: Final = 2
@@ -143,11 +145,11 @@ class Puller:
             yield
 
 
-async def in_thread(work: Callable[[], None], stop: threading.Event) -> None:
+async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     """Told when nobody waits any more, and waited for."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([task])
