@@ -5,11 +5,29 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 # Names of ours by which a developer or a CI job chooses how long tests run; all others would reach the programs tested.
 _OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_FUZZ_", "K8E_SEED")
+
+# Files that take long, and how long about, one beside the other; the rest go by how many tests they have.
+TESTS = Path(__file__).parent
+LONG = {
+    "engine/test_crashes.py": 100,
+    "parking/test_same.py": 35,
+    "agentkernel/test_matrix.py": 35,
+    "engine/test_image_programs.py": 30,
+    "engine/test_image_roots.py": 25,
+    "agentkernel/test_seed.py": 25,
+    "agentkernel/test_sandboxes.py": 20,
+    "egress/test_changes.py": 20,
+    "agentkernel/test_hostile.py": 15,
+    "egress/test_daemon.py": 12,
+    "agentkernel/test_crowd.py": 10,
+}
 
 
 def pytest_configure() -> None:
@@ -28,6 +46,19 @@ def pytest_configure() -> None:
     # Where Debian has mount, mkfs and nft, and users and CI jobs often do not look.
     path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
     os.environ["PATH"] = ":".join([*path, *(place for place in ("/usr/sbin", "/sbin") if place not in path)])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where workers take a file each, the long ones first: one that begins last is all that one of two cores does."""
+    if not hasattr(config, "workerinput"):
+        return
+    count = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-LONG.get(_name(item), 0), -count[item.path], item.path))
+
+
+def _name(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix()
 
 
 def _open_missing_descriptors() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e import daemon
+from k8e.cli.agentkernel import doctor
 from k8e.engine import EngineError, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine, packages, treatment
 from k8e.engine.local.layout import Layout
@@ -291,7 +291,7 @@ async def test_the_command_line(
     everything = treatment.treat
     monkeypatch.setattr(treatment, "treat", lambda _: everything(lambda state: state != layout.state))
     monkeypatch.setenv("K8E_CONFIG", "")
-    await asyncio.to_thread(daemon.run_doctor, as_json=True, fix=True)
+    await asyncio.to_thread(doctor.main, ["--json", "--fix"])  # of agentkernel: k8e's own, by another name
     answer = json.loads(capsys.readouterr().out)
     mine = [step for step in answer["fixed"] if str(layout.state) in step["what"]]
     assert mine

@@ -24,16 +24,21 @@ from tests.scenarios.user import is_alive
 
 pytestmark = needs_root
 
-VENDORS = {"claude": "api.anthropic.com", "codex": "api.openai.com", "gemini": "storage.googleapis.com"}
+VENDORS = {
+    "claude": ("api.anthropic.com", "cdn.anthropic.com"),
+    "codex": ("api.openai.com", "cdn.openai.com"),
+    "gemini": ("storage.googleapis.com", "a.b.googleapis.com"),
+}
+ALL_VENDORS = [name for names in VENDORS.values() for name in names]
 ELSEWHERE = "elsewhere.example.com"
 PUBLIC, METADATA, PRIVATE = "45.90.66.6", ("169.254.169.254", "100.100.100.200", "metadata.google.internal"), "10.1.2.3"
 ZONE: Zone = {
-    **{name: {"A": [f"45.90.31.{number}"]} for number, name in enumerate(VENDORS.values(), 1)},
+    **{name: {"A": [f"45.90.31.{number}"]} for number, name in enumerate(ALL_VENDORS, 1)},
     ELSEWHERE: {"A": ["45.90.32.1"]},
     "github.com": {"A": ["45.90.33.1"]},
     "metadata.google.internal": {"A": ["45.90.34.1"]},
 }
-HOSTS = [*VENDORS.values(), ELSEWHERE, "github.com", PUBLIC, *METADATA, PRIVATE]
+HOSTS = [*ALL_VENDORS, ELSEWHERE, "github.com", PUBLIC, *METADATA, PRIVATE]
 INSIDE = (Path(__file__).parent / "inside.py").read_text()
 
 # mode, profile: network, project, home, environment, read-only, powerless. As the seed has it, not as the code does.
@@ -91,6 +96,8 @@ def furnish(house: House) -> None:
         ".config/gcloud/x": "key-zz",
         ".config/app/x": "config",
         ".bash_history": "typed-zz",
+        ".claude/.credentials.json": "key-zz",
+        ".mozilla/firefox/x/logins.json": "key-zz",
     }.items():
         path = house.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +107,7 @@ def furnish(house: House) -> None:
 READS = [
     *("/workspace/hello.txt", "/home/user/notes.txt", "/home/user/.config/app/x"),
     *("/home/user/.ssh", "/home/user/.ssh/id_rsa", "/home/user/.aws/credentials", "/home/user/.config/gcloud"),
-    "/home/user/.bash_history",
+    *("/home/user/.bash_history", "/home/user/.claude/.credentials.json", "/home/user/.mozilla/firefox/x/logins.json"),
 ]
 WRITES = [
     *("/workspace/made", "/workspace/.git/config", "/workspace/.git/hooks/pre-commit", "/workspace/.git/commondir"),
@@ -172,8 +179,8 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
 
     reached = {host for host, answer in found["reached"].items() if not answer.startswith("!")}
     allowed = {
-        "all": {*VENDORS.values(), ELSEWHERE, "github.com", PUBLIC},
-        "list": {VENDORS.get(mode, ""), "github.com"},
+        "all": {*ALL_VENDORS, ELSEWHERE, "github.com", PUBLIC},
+        "list": {*VENDORS.get(mode, ()), "github.com"},
         "no": set(),
     }[network]
     assert reached == allowed
@@ -208,6 +215,9 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
     policy = listed["policy"]
     assert (policy["read_only"], policy["powerless"]) == (read_only == "yes", powerless == "yes")
     assert len(policy["mounts"]) == (project == "yes") + (home == "yes")
+    shown = made["effective"]
+    assert [mount["target"] for mount in policy["mounts"]] == [mount["target"] for mount in shown["mounts"]]
+    assert set(shown.get("more_hosts", shown.get("allowed_hosts"))) <= set(policy["allowed_hosts"])
     assert {key: policy["limits"][key] for key in LIMITS} == LIMITS
     assert made["effective"]["profile"] == listed["profile"] == name_profile(mode, profile)
 

@@ -151,6 +151,16 @@ def test_a_detected_one_is_and_one_line_says_so(house: House) -> None:
         house.ak("sandbox", "remove", "fallen")
 
 
+def test_so_it_is_for_a_single_command(house: House) -> None:
+    state = house.home / ".local" / "state" / "agentkernel"
+    state.mkdir(parents=True)
+    (state / "unreachable-docker.io").write_text("no way there")
+    done = house.ak("run", "--no-network", "python3", "-c", "print('ran'); raise SystemExit(6)")
+    assert (done.code, done.stdout) == (6, b"ran\n")
+    (line,) = done.stderr.decode().splitlines()
+    assert line == "agentkernel: python:3.12-alpine cannot be had (no way there): using this machine's own tools"
+
+
 class TestDaemon:
     def test_pools_are_sized_filled_and_shown(self, house: House) -> None:
         state = house.home / ".local" / "state" / "agentkernel"

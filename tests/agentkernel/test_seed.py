@@ -36,7 +36,11 @@ OTHERS = {
 }
 NODE, NPM = Path("/usr/bin/node"), Path("/usr/lib/node_modules/npm")
 TELL = b'#!/bin/sh\necho "$(cat /etc/image): ${0##*/}${*:+ $*}"\n'
-PROGRAMS = {"curl": b"#!/bin/sh\nexec wget -q -O - http://$1\n", "failing-command": b"#!/bin/sh\necho tried; exit 3\n"}
+PROGRAMS = {
+    "curl": b"#!/bin/sh\nexec wget -q -O - http://$1\n",
+    "failing-command": b"#!/bin/sh\necho tried; exit 3\n",
+    "uv": b"#!/bin/sh\nprintf '<%s>' \"$@\"; exit 9\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +290,8 @@ def test_what_a_warm_one_is_for_is_taken_from_the_pool(house: House) -> None:
     (folder / "config.toml").write_text('[daemon.agents.native]\nmin_warm = 1\nruntime = "python"\n')
     house.ok("daemon", "prewarm")
     before = count_claims(house)
-    assert types(house, "agentkernel run python3 script.py").code == 0
+    done = types(house, """agentkernel run uv 'a b' '' '$HOME' "it's" '*' --keep""")
+    assert (done.code, done.stdout) == (9, b"<a b><><$HOME><it's><*><--keep>")  # the original put them through a shell
     assert count_claims(house) == before + 1
     house.ok("daemon", "prewarm", "--mode", "native", "--count", "0")
 

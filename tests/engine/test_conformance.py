@@ -1,9 +1,13 @@
-"""The conformance suite through the engine, as the default user in the workspace, on every runtime."""
+"""The conformance suite through the engine, as the default user in the workspace, on every runtime.
+
+A normal run has all of it on gVisor, and natively a share: what is Linux's is tried in test_conformance.py above.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from k8e.conformance import CHECKS, Check, Subject, run_check
-from k8e.engine import Limits
+from k8e.engine import Limits, Runtime
 from tests.engine.rig import Rig, Room
 from tests.sandboxes import CuttableDialer, inotify_limit
 
 LIMITS = Limits(cpus=2.0, memory=1 << 30, pids=512, disk=512 << 20, inodes=65_536)
 GVISOR_LIMITS = replace(LIMITS, memory=2 << 30)  # two hundred interpreters at once take 1.3 GiB there
 BULK = 32 << 20
+SOAK = bool(os.environ.get("K8E_SOAK"))
+ALWAYS = {"moving", "permissions", "parking"}  # what the root has a part in
 SMALL = b"/dev/small"  # /dev is a filesystem of 64 KiB; gVisor makes its own, without a limit of its own
 
 
@@ -99,6 +105,21 @@ async def shared(rig: Rig) -> AsyncIterator[Shared]:
         yield shared
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def chosen(runtime: Runtime, number: int, check: Check) -> bool:
+    always = SOAK or check.run.__module__.rpartition(".")[2] in ALWAYS
+    return runtime is Runtime.GVISOR or always or number % 3 == 0
+
+
+CASES = [
+    (runtime, check)
+    for runtime in (Runtime.GVISOR, Runtime.NATIVE)
+    for number, check in enumerate(CHECKS)
+    if chosen(runtime, number, check)
+]
+
+
+@pytest.mark.parametrize(
+    ("rig", "check"), CASES, indirect=["rig"], ids=[f"{runtime.value}-{check.name}" for runtime, check in CASES]
+)
 async def test_conformance(shared: Shared, check: Check) -> None:
     await shared.run(check)

@@ -245,6 +245,14 @@ async def one_process(subject: Subject, what: str, mark: bytes) -> None:
     equal(what, len(found), 1)
 
 
+async def no_process(subject: Subject, what: str, mark: bytes) -> None:
+    """None carries the mark any more. Who was killed by others than the agent may need a moment to be gone."""
+    end = time.monotonic() + 10
+    while (found := await find_processes(subject, mark)) and time.monotonic() < end:
+        pass
+    equal(what, found, [])
+
+
 async def kill_processes(subject: Subject, mark: bytes) -> None:
     for pid in await find_processes(subject, mark):
         await run(subject, "kill", "-9", str(pid))
