@@ -19,7 +19,7 @@ from tests.gateway.house import Guest, House
 UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
 
 # By what they name.
-OF_SESSIONS = ["GetSession", "DestroySession", "UpdateAllowedHosts", "Ps", "Log"]
+OF_SESSIONS = ["GetSession", "DestroySession", "StopSession", "StartSession", "UpdateAllowedHosts", "Ps", "Log"]
 OF_SESSIONS += ["Exec", "ExecStream", "ExecInteractive", "PipInstall"]
 OF_SESSIONS += ["WriteFile", "ReadFile", "UploadFile", "DownloadFile", "ListFiles"]
 OF_RUNS = ["PollRun", "KillRun"]
@@ -27,7 +27,7 @@ OF_ADMINS = ["CreateApiKey", "ListApiKeys", "DeleteApiKey"]
 OF_OPERATORS = ["ApproveAction"]
 OF_SESSIONS += ["ConfirmAction"]
 OF_SESSIONS += ["RunSubAgent"]
-OF_ALL = ["CreateSession", "ListSessions", "ListApprovals", "Status", "ConnectAgent"]
+OF_ALL = ["CreateSession", "ListSessions", "ListApprovals", "ListImages", "Status", "ConnectAgent"]
 
 
 def test_no_method_is_forgotten() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -94,6 +95,29 @@ STEPS: list[tuple[str, list[str | bytes], bytes]] = [
     ("key delete", ["sandbox-apikey", "delete", "made-SIDE"], b""),
     ("key delete again", ["sandbox-apikey", "delete", "made-SIDE"], b""),
     ("usage", ["sandbox", "run", "--nonsense"], b""),
+    (
+        "create a lasting one",
+        ["sandbox", "create", "--persistent", "--session-id", "last-SIDE", "--env", b"A=\xfc", "--secret", "TOKEN"],
+        b"",
+    ),
+    ("run in it", ["sandbox", "run", "printf $A$TOKEN; echo kept > kept", "--session-id", "last-SIDE"], b""),
+    ("start what runs", ["sandbox", "start", "last-SIDE"], b""),
+    ("start what runs, with more", ["sandbox", "start", "last-SIDE", "--env", "C=1"], b""),
+    ("background in it", ["sandbox", "run", "sleep 66", "--background", "--session-id", "last-SIDE"], b""),
+    ("stop", ["sandbox", "stop", "last-SIDE"], b""),
+    ("stop again", ["sandbox", "stop", "last-SIDE"], b""),
+    ("log of what is stopped", ["sandbox", "log", "last-SIDE"], b""),
+    ("run in what is stopped", ["sandbox", "run", "true", "--session-id", "last-SIDE"], b""),
+    ("start without its secret", ["sandbox", "start", "last-SIDE"], b""),
+    ("start with another's secret", ["sandbox", "start", "last-SIDE", "--secret", "NONE_OF_US_HAS_IT"], b""),
+    ("start", ["sandbox", "start", "last-SIDE", "--secret", "TOKEN", "--env", "B=2"], b""),
+    ("run again", ["sandbox", "run", "printf $A$B$TOKEN; cat kept", "--session-id", "last-SIDE"], b""),
+    ("get the lasting one", ["sandbox", "get", "last-SIDE"], b""),
+    ("stop one that does not last", ["sandbox", "stop", SID], b""),
+    ("stop none", ["sandbox", "stop", "none"], b""),
+    ("start none", ["sandbox", "start", "none"], b""),
+    ("images", ["image", "list"], b""),
+    ("destroy the lasting one", ["sandbox", "destroy", "last-SIDE"], b""),
     ("destroy", ["sandbox", "destroy", SID], b""),
     ("destroy again", ["sandbox", "destroy", SID], b""),
 ]
@@ -114,6 +138,8 @@ def remote(house: House, tmp_path_factory: pytest.TempPathFactory) -> Machine:
 @pytest.fixture(scope="module")
 def answers(house: House, remote: Machine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Done]]:
     local = Machine(house.machine.folder, tmp_path_factory.mktemp("local"))
+    for machine in (local, remote):
+        machine.overrides["TOKEN"] = "secret"
 
     def work(machine: Machine, side: str) -> dict[str, Done]:
         done = {}
@@ -157,6 +183,12 @@ def test_what_was_compared_was_worth_it(answers: dict[str, dict[str, Done]]) -> 
     assert (codes["run"], codes["run late"], codes["run killed"], codes["run raw"]) == (7, 124, 137, 3)
     assert (codes["get none"], codes["create"], codes["status"], codes["run raw stdin"]) == (1, 0, 0, 4)
     assert answers["remote"]["read raw"].stdout == b"\0\xff"
+    assert (codes["stop"], codes["start"], codes["run in what is stopped"], codes["start without its secret"]) == (
+        *(0, 0, 1, 1),
+    )
+    again = answers["remote"]["run again"].json
+    assert base64.b64decode(again["stdout_base64"]) == b"\xfc2secretkept\n"
+    assert answers["remote"]["get the lasting one"].json["secret_keys"] == ["TOKEN"]
 
 
 def test_sessions_of_a_gateway_are_remembered_apart(house: House, remote: Machine) -> None:
@@ -272,8 +304,6 @@ class TestProfiles:
         if source == "own files":
             env["K8E_STATE_DIR"] = str(house.machine.folder / "s")
         else:
-            import base64
-
             cluster = {"certificate-authority-data": base64.b64encode(house.authority).decode()}
             path = machine.folder / "kubeconfig"
             path.write_text(

@@ -64,10 +64,11 @@ def size(number: float) -> str:
 
 
 def open_daemon() -> Client:
+    """For everything but looking."""
     client = open_client()
     if not isinstance(client, Client):
-        hint = "run this on the machine of the gateway; there `k8e image` is for its administrator"
-        raise Failure("not_over_a_gateway", "images are handled on the machine that has them", hint=hint)
+        hint = "run this on the machine of the gateway (with --tenant for a tenant of its); `k8e image list` works here"
+        raise Failure("not_over_a_gateway", "images are got on the machine that is to have them", hint=hint)
     return client
 
 
@@ -126,7 +127,7 @@ def build_base(options: argparse.Namespace) -> int:
 
 
 def list_images(options: argparse.Namespace) -> int:
-    return finish(open_daemon().request("GET", "/v1/images"))
+    return finish(open_client().request("GET", "/v1/images"))
 
 
 def remove(options: argparse.Namespace) -> int:

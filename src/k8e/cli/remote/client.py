@@ -104,6 +104,8 @@ class RemoteClient:
             ("GET", "sessions"): self._list_sessions,
             ("GET", "sessions", "*"): self._get,
             ("DELETE", "sessions", "*"): self._destroy,
+            ("POST", "sessions", "*", "stop"): self._stop,
+            ("POST", "sessions", "*", "start"): self._start,
             ("POST", "sessions", "*", "subagents"): self._run_subagent,
             ("GET", "sessions", "*", "hosts"): self._get_hosts,
             ("POST", "sessions", "*", "hosts"): self._set_hosts,
@@ -119,6 +121,7 @@ class RemoteClient:
             ("GET", "approvals"): self._list_approvals,
             ("GET", "approvals", "*"): self._await_answer,
             ("POST", "approvals", "*"): self._answer,
+            ("GET", "images"): self._list_images,
             ("POST", "keys"): self._create_key,
             ("GET", "keys"): self._list_keys,
             ("DELETE", "keys", "*"): self._delete_key,
@@ -202,6 +205,15 @@ class RemoteClient:
     def _destroy(self, asked: Asked) -> Reply:
         self._call("DestroySession", pb.DestroySessionRequest(session_id=name(asked)))
         return DONE
+
+    def _stop(self, asked: Asked) -> Reply:
+        answer = self._call("StopSession", pb.StopSessionRequest(session_id=name(asked)))
+        return Reply(200, shapes.encode(shapes.shape_session(messages.read_session(answer.session))))
+
+    def _start(self, asked: Asked) -> Reply:
+        env, secrets = specs.read_start(specs.Fields(asked.json))
+        answer = self._call("StartSession", messages.write_start(name(asked), env, secrets), seconds=300.0)
+        return Reply(200, shapes.encode(shapes.shape_session(messages.read_session(answer.session))))
 
     def _run_subagent(self, asked: Asked) -> Reply:
         request = messages.write_child(name(asked), specs.read_child_spec(specs.Fields(asked.json)))
@@ -312,6 +324,13 @@ class RemoteClient:
         answer = self._call("ApproveAction", request)
         shown = shapes.shape_approval(messages.read_approval(answer.approval))
         return Reply(200, shapes.encode({"ok": True, **shown}))
+
+    # Images
+
+    def _list_images(self, asked: Asked) -> Reply:
+        answer = self._call("ListImages", pb.ListImagesRequest(name=asked.query.get("name", "")))
+        found = [shapes.shape_image(messages.read_image(image)) for image in answer.images]
+        return Reply(200, shapes.encode({"images": found}))
 
     # Keys
 

@@ -16,6 +16,7 @@ from k8e.core.model import (
     ChildSpec,
     Denial,
     Denials,
+    NamedImage,
     Phase,
     RunResult,
     RunSpec,
@@ -39,32 +40,37 @@ def split_text(name: str, text: str) -> dict[str, Any]:
     return {name: text}
 
 
-def split_env(env: Mapping[str, str]) -> dict[str, Any]:
+def split_env(env: Mapping[str, str], field: str = "env") -> dict[str, Any]:
     texts: dict[str, str] = {}
     contents: dict[str, bytes] = {}
     for name, value in env.items():
         fields = split_text("env", value)
         texts.update({name: fields["env"]} if "env" in fields else {})
         contents.update({name: fields["env_bytes"]} if "env_bytes" in fields else {})
-    return {"env": texts, "env_bytes": contents}
+    return {field: texts, f"{field}_bytes": contents}
 
 
 def write_session(wanted: Json) -> pb.CreateSessionRequest:
     hosts = wanted.get("allowed_hosts")
     names = ("session_id", "tenant_id", "image", "ttl", "manifest", "git_repo", "git_ref")
+    names += ("persistent", "labels", "more_hosts", "read_only", "powerless")
     known = {*names, "env", "secrets", "runtime", "limits", "allowed_hosts"}
     if unknown := sorted(name for name, value in wanted.items() if value and name not in known):
         hint = "use it on the gateway's machine"
-        raise Fault(Kind.NOT_YET, "not_remote", f"{unknown[0]} cannot be asked for over a gateway yet", hint=hint)
-    # Secrets are variables there: what cannot be stopped keeps no value anywhere.
+        raise Fault(Kind.NOT_YET, "not_remote", f"{unknown[0]} cannot be asked for over a gateway", hint=hint)
     return pb.CreateSessionRequest(
         **{name: wanted[name] for name in names if wanted.get(name) is not None},
-        **split_env({**(wanted.get("env") or {}), **(wanted.get("secrets") or {})}),
+        **split_env(wanted.get("env") or {}),
+        **split_env(wanted.get("secrets") or {}, "secrets"),
         runtime_class=wanted.get("runtime") or "",
         limits=pb.Limits(**wanted["limits"]) if wanted.get("limits") else None,
         allowed_hosts=hosts or (),
         deny_all_hosts=hosts is not None and not hosts,
     )
+
+
+def write_start(session_id: str, env: Mapping[str, str], secrets: Mapping[str, str]) -> pb.StartSessionRequest:
+    return pb.StartSessionRequest(session_id=session_id, **split_env(env), **split_env(secrets, "secrets"))
 
 
 def write_child(parent: str, spec: ChildSpec) -> pb.RunSubAgentRequest:
@@ -143,6 +149,7 @@ def read_run(run: pb.ExecResponse) -> RunResult:
         truncated=run.truncated,
         duration_ms=run.duration_ms,
         denied=read_denials(run.denied, run.denied_more),
+        reason=run.reason,
     )
 
 
@@ -196,6 +203,18 @@ def read_approval(approval: pb.Approval) -> Approval:
         answerer=approval.answered_by,
         answered=approval.answered_at or None,
         reason=approval.reason,
+    )
+
+
+def read_image(image: pb.Image) -> NamedImage:
+    return NamedImage(
+        name=image.image,
+        digest=image.digest,
+        size=image.size,
+        owner=image.owner,
+        tenant=image.tenant_id,
+        added=image.added,
+        last_used=image.last_used,
     )
 
 

@@ -37,6 +37,8 @@ class Handlers:
             "GetSession": Handler(self._get),
             "ListSessions": Handler(self._list_sessions),
             "DestroySession": Handler(self._destroy, 120.0),
+            "StopSession": Handler(self._stop, 120.0),
+            "StartSession": Handler(self._start, 300.0),
             "UpdateAllowedHosts": Handler(self._update_hosts),
             "Exec": Handler(self._exec, single=True),
             "ExecStream": Handler(self._exec_stream),
@@ -53,6 +55,7 @@ class Handlers:
             "ListFiles": Handler(self._list_files, 120.0),
             "RunSubAgent": Handler(self._run_subagent, LONG),
             **Approvals(self._service).table(),
+            "ListImages": Handler(self._list_images),
             **self._agents.table(),
             "Login": Handler(self._login, strangers=True),
             "Status": Handler(self._status, 120.0),
@@ -89,6 +92,18 @@ class Handlers:
         request = await call.read_one(pb.DestroySessionRequest)
         await self._service.destroy(call.caller, request.session_id)
         await call.write(pb.DestroySessionResponse())
+
+    async def _stop(self, call: Call) -> None:
+        request = await call.read_one(pb.StopSessionRequest)
+        session = await self._service.stop_session(call.caller, request.session_id)
+        await call.write(pb.StopSessionResponse(session=showing.show_session(session)))
+
+    async def _start(self, call: Call) -> None:
+        request = await call.read_one(pb.StartSessionRequest)
+        env = reading.read_env(request.env, request.env_bytes)
+        secrets = reading.read_env(request.secrets, request.secrets_bytes, "secrets")
+        session = await self._service.start_session(call.caller, request.session_id, env=env, secrets=secrets)
+        await call.write(pb.StartSessionResponse(session=showing.show_session(session)))
 
     async def _run_subagent(self, call: Call) -> None:
         request = await call.read_one(pb.RunSubAgentRequest)
@@ -211,6 +226,11 @@ class Handlers:
             await call.write(answer)
 
     # Identities, and the service itself
+
+    async def _list_images(self, call: Call) -> None:
+        request = await call.read_one(pb.ListImagesRequest)
+        images = await self._service.images(call.caller, request.name)
+        await call.write(pb.ListImagesResponse(images=map(showing.show_image, images)))
 
     async def _login(self, call: Call) -> None:
         request = await call.read_one(pb.LoginRequest)

@@ -27,7 +27,7 @@ from k8e.core.model import (
 )
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.specs import name_clone
-from k8e.engine import Limits, Runtime
+from k8e.engine import Limits, Runtime, Shape
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 
@@ -68,10 +68,10 @@ def read_mode(text: str) -> bool:
     return text == "a"
 
 
-def read_env(text: Mapping[str, str], content: Mapping[str, bytes]) -> dict[str, str]:
+def read_env(text: Mapping[str, str], content: Mapping[str, bytes], field: str = "env") -> dict[str, str]:
     env = dict(text)
     for name, value in content.items():
-        env[name] = read_text(f"env.{name[:64]}", env.get(name, ""), value)
+        env[name] = read_text(f"{field}.{name[:64]}", env.get(name, ""), value)
     return env
 
 
@@ -86,6 +86,11 @@ def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> Ses
         limits=read_limits(request.limits, defaults) if request.HasField("limits") else None,
         ttl=request.ttl or None,
         allowed_hosts=read_hosts(request),
+        more_hosts=tuple(request.more_hosts),
+        shape=Shape(read_only=request.read_only, powerless=request.powerless),
+        secrets=read_env(request.secrets, request.secrets_bytes, "secrets"),
+        persistent=request.persistent,
+        labels=dict(request.labels),
         manifest=read_manifest(request),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e.core.access import find_scope
 from k8e.core.keys import Certificate
-from k8e.core.model import Approval, Caller, Denials, RunResult, ServiceStatus, Session
+from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.shapes import TYPES
 from k8e.engine import Limits
@@ -90,6 +90,7 @@ def show_run(run: RunResult) -> pb.ExecResponse:
         stderr_bytes=run.stderr_bytes,
         denied=show_denials(run.denied),
         denied_more=run.denied.more,
+        reason=run.reason,
     )
 
 
@@ -136,6 +137,18 @@ def show_status(status: ServiceStatus, caller: Caller) -> pb.StatusResponse:
         tenant_id=caller.tenant,
         scope=find_scope(caller).value,
         name=caller.name or caller.label,
+    )
+
+
+def show_image(image: NamedImage) -> pb.Image:
+    return pb.Image(
+        image=image.name,
+        digest=image.digest,
+        size=image.size,
+        owner=image.owner,
+        tenant_id=image.tenant,
+        added=image.added,
+        last_used=image.last_used,
     )
 
 
