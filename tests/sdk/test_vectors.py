@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sandbox_client import AsyncSandboxClient, SandboxClient
 
 VECTORS = json.loads((Path(__file__).resolve().parent.parent.parent / "sdk" / "vectors.json").read_text())
 RUNS, FILES, ERRORS = VECTORS["runs"], VECTORS["files"], VECTORS["errors"]
-APPROVALS, CHILDREN = VECTORS["approvals"], VECTORS["children"]
+APPROVALS, CHILDREN, LASTING = VECTORS["approvals"], VECTORS["children"], VECTORS["lasting"]
 Vector = dict[str, Any]
 
 
@@ -168,6 +169,40 @@ async def test_a_child_awaited(async_client: AsyncSandboxClient, session: str) -
     await async_client.destroy_session(child)
 
 
+@named(LASTING)
+def test_a_session_that_lasts(client: SandboxClient, runtime: str, vector: Vector) -> None:
+    secrets, labels = vector.get("secrets", {}), vector.get("labels", {})
+    made = client.create_session(runtime, persistent=True, env=vector["env"], secrets=secrets, labels=labels)
+    try:
+        shown = client.get_session(made)
+        assert (shown.persistent, shown.labels, shown.secret_keys) == (True, labels, tuple(secrets))
+        assert client.exec(made, vector["before"]).raw_stdout == base64.b64decode(vector["before_stdout"])
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(client.exec, made, "touch begun; sleep 1000", 600)
+            client.exec(made, "until [ -e begun ]; do sleep 0.05; done")
+            assert client.stop_session(made).phase == "stopped"
+            assert (ended.result().status, bool(ended.result().reason)) == ("killed", True)
+        assert client.stop_session(made).phase == "stopped"
+        with pytest.raises(sandbox_client.Conflict, match="stopped"):
+            client.exec(made, "true")
+        if secrets:
+            with pytest.raises(sandbox_client.InvalidArgument) as caught:
+                client.start_session(made)
+            assert (caught.value.code, caught.value.field) == ("secrets_missing", "secrets")
+        assert client.start_session(made, env=vector.get("start_env"), secrets=secrets).phase == "active"
+        assert client.exec(made, vector["after"]).raw_stdout == base64.b64decode(vector["after_stdout"])
+    finally:
+        client.destroy_session(made)
+
+
+async def test_a_session_that_lasts_awaited(async_client: AsyncSandboxClient, runtime: str) -> None:
+    made = await async_client.create_session(runtime, persistent=True)
+    assert (await async_client.stop_session(made)).phase == "stopped"
+    assert (await async_client.start_session(made)).phase == "active"
+    await async_client.destroy_session(made)
+    assert await async_client.list_images() == []
+
+
 @named(ERRORS)
 def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Vector) -> None:
     with pytest.raises(sandbox_client.SandboxError) as caught:
@@ -183,6 +218,10 @@ def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Ve
                 client.poll(vector["run"])
             case "read":
                 client.read_file(session, vector["path"])
+            case "stop":
+                client.stop_session(vector.get("session", session))
+            case "start":
+                client.start_session(vector.get("session", session), env=vector.get("env"))
             case "subagent":
                 client.run_subagent(vector.get("session", session), **child_options(vector))
             case _:

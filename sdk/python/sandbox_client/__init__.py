@@ -26,7 +26,17 @@ from sandbox_client._errors import (
     Unavailable,
     Unsupported,
 )
-from sandbox_client._model import Approval, Chunk, FileInfo, PipResult, Refusal, RunResult, SessionInfo, StatusInfo
+from sandbox_client._model import (
+    Approval,
+    Chunk,
+    FileInfo,
+    ImageInfo,
+    PipResult,
+    Refusal,
+    RunResult,
+    SessionInfo,
+    StatusInfo,
+)
 from sandbox_client._sync import ExecStream, SandboxClient, sandbox_session
 
 __all__ = [
@@ -39,6 +49,7 @@ __all__ = [
     "ExecStream",
     "Failed",
     "FileInfo",
+    "ImageInfo",
     "InternalError",
     "InvalidArgument",
     "NotFound",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +15,17 @@ import grpc.aio
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
 from sandbox_client._errors import Conflict, NotFound, NotText, RunLost, translate
-from sandbox_client._model import Approval, Chunk, ChunkReader, FileInfo, PipResult, RunResult, SessionInfo, StatusInfo
+from sandbox_client._model import (
+    Approval,
+    Chunk,
+    ChunkReader,
+    FileInfo,
+    ImageInfo,
+    PipResult,
+    RunResult,
+    SessionInfo,
+    StatusInfo,
+)
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
@@ -173,9 +183,15 @@ class AsyncSandboxClient:
         manifest: str = "",
         git_repo: str = "",
         git_ref: str = "",
+        persistent: bool = False,
+        secrets: requests.Env | None = None,
+        labels: Mapping[str, str] | None = None,
+        read_only: bool = False,
+        powerless: bool = False,
     ) -> str:
         """Makes a session and returns its id. `allowed_hosts`: None is the default list, an empty one denies all.
-        A runtime that is not there is an error, never something weaker; "" is the strongest that works."""
+        A runtime that is not there is an error, never something weaker; "" is the strongest that works.
+        A `persistent` one lasts until it is destroyed and can be stopped; `secrets` are variables no disk keeps."""
         request = requests.build_create(
             runtime_class,
             allowed_hosts,
@@ -190,6 +206,11 @@ class AsyncSandboxClient:
             manifest=manifest,
             git_repo=git_repo,
             git_ref=git_ref,
+            persistent=persistent,
+            secrets=secrets,
+            labels=labels,
+            read_only=read_only,
+            powerless=powerless,
         )
         response = await self._call("CreateSession", request, pb.CreateSessionResponse, requests.CREATE_SECONDS)
         return str(response.session_id)
@@ -245,6 +266,25 @@ class AsyncSandboxClient:
     async def destroy_session(self, session_id: str) -> None:
         request = pb.DestroySessionRequest(session_id=session_id)
         await self._call("DestroySession", request, pb.DestroySessionResponse, requests.CREATE_SECONDS)
+
+    async def stop_session(self, session_id: str) -> SessionInfo:
+        """Ends what runs in a persistent session; its files and configuration stay. Fine for one that is stopped."""
+        request = pb.StopSessionRequest(session_id=session_id)
+        response = await self._call("StopSession", request, pb.StopSessionResponse, requests.CREATE_SECONDS)
+        return SessionInfo.read(response.session)
+
+    async def start_session(
+        self, session_id: str, *, env: requests.Env | None = None, secrets: requests.Env | None = None
+    ) -> SessionInfo:
+        """Brings a stopped session back, with its files. Its secrets have to be given again; `env` adds variables."""
+        request = pb.StartSessionRequest(session_id=session_id, env=dict(env or {}), secrets=dict(secrets or {}))
+        response = await self._call("StartSession", request, pb.StartSessionResponse, requests.CREATE_SECONDS)
+        return SessionInfo.read(response.session)
+
+    async def list_images(self) -> list[ImageInfo]:
+        """What sessions can be made of, besides the machine's own tools."""
+        response = await self._call("ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
+        return [ImageInfo.read(image) for image in response.images]
 
     async def update_allowed_hosts(
         self,

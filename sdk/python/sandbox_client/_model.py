@@ -4,6 +4,7 @@ exact bytes."""
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandbox_client import sandbox_pb2 as pb
@@ -39,6 +40,7 @@ class RunResult:
     stdout_bytes: int  # how much there was, exactly
     stderr_bytes: int
     denied: tuple[Refusal, ...] = ()
+    reason: str = ""  # why it was ended, where that was not the command's own doing nor yours: its session was stopped
     raw_stdout: bytes = field(default=b"", repr=False)
     raw_stderr: bytes = field(default=b"", repr=False)
 
@@ -56,6 +58,7 @@ class RunResult:
             stdout_bytes=message.stdout_bytes,
             stderr_bytes=message.stderr_bytes,
             denied=tuple(Refusal.read(refusal) for refusal in message.denied),
+            reason=message.reason,
             raw_stdout=message.stdout,
             raw_stderr=message.stderr,
         )
@@ -98,7 +101,7 @@ class ChunkReader:
 class SessionInfo:
     session_id: str
     tenant_id: str
-    phase: str  # creating, active, destroying, destroyed
+    phase: str  # creating, active, stopping, stopped, starting, destroying, destroyed
     runtime_class: str
     image: str
     env_keys: tuple[str, ...]  # never the values
@@ -109,6 +112,11 @@ class SessionInfo:
     denied: tuple[Refusal, ...]
     parent_session_id: str = ""  # whose sub-agent's it is, if it is one
     children: tuple[str, ...] = ()  # its sub-agents' sessions
+    persistent: bool = False  # it can be stopped and started, and does not end by itself
+    secret_keys: tuple[str, ...] = ()  # to be given again when it is started
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    read_only: bool = False
+    powerless: bool = False
 
     @classmethod
     def read(cls, message: pb.Session) -> SessionInfo:
@@ -126,7 +134,25 @@ class SessionInfo:
             denied=tuple(Refusal.read(refusal) for refusal in message.denied),
             parent_session_id=message.parent_session_id,
             children=tuple(message.children),
+            persistent=message.persistent,
+            secret_keys=tuple(message.secret_keys),
+            labels=dict(message.labels),
+            read_only=message.read_only,
+            powerless=message.powerless,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    image: str
+    digest: str
+    size: int
+    added: float
+    last_used: float
+
+    @classmethod
+    def read(cls, message: pb.Image) -> ImageInfo:
+        return cls(message.image, message.digest, message.size, message.added, message.last_used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ def build_create(
     manifest: str,
     git_repo: str,
     git_ref: str,
+    persistent: bool,
+    secrets: Env | None,
+    labels: Mapping[str, str] | None,
+    read_only: bool,
+    powerless: bool,
 ) -> pb.CreateSessionRequest:
     check_list("allowed_hosts", allowed_hosts)
     return pb.CreateSessionRequest(
@@ -61,6 +66,11 @@ def build_create(
         manifest=manifest,
         git_repo=git_repo,
         git_ref=git_ref,
+        persistent=persistent,
+        secrets=dict(secrets or {}),
+        labels=dict(labels or {}),
+        read_only=read_only,
+        powerless=powerless,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +14,17 @@ import grpc
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
 from sandbox_client._errors import Conflict, NotFound, NotText, RunLost, translate
-from sandbox_client._model import Approval, Chunk, ChunkReader, FileInfo, PipResult, RunResult, SessionInfo, StatusInfo
+from sandbox_client._model import (
+    Approval,
+    Chunk,
+    ChunkReader,
+    FileInfo,
+    ImageInfo,
+    PipResult,
+    RunResult,
+    SessionInfo,
+    StatusInfo,
+)
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
@@ -172,9 +182,15 @@ class SandboxClient:
         manifest: str = "",
         git_repo: str = "",
         git_ref: str = "",
+        persistent: bool = False,
+        secrets: requests.Env | None = None,
+        labels: Mapping[str, str] | None = None,
+        read_only: bool = False,
+        powerless: bool = False,
     ) -> str:
         """Makes a session and returns its id. `allowed_hosts`: None is the default list, an empty one denies all.
-        A runtime that is not there is an error, never something weaker; "" is the strongest that works."""
+        A runtime that is not there is an error, never something weaker; "" is the strongest that works.
+        A `persistent` one lasts until it is destroyed and can be stopped; `secrets` are variables no disk keeps."""
         request = requests.build_create(
             runtime_class,
             allowed_hosts,
@@ -189,6 +205,11 @@ class SandboxClient:
             manifest=manifest,
             git_repo=git_repo,
             git_ref=git_ref,
+            persistent=persistent,
+            secrets=secrets,
+            labels=labels,
+            read_only=read_only,
+            powerless=powerless,
         )
         response = self._call("CreateSession", request, pb.CreateSessionResponse, requests.CREATE_SECONDS)
         return str(response.session_id)
@@ -244,6 +265,25 @@ class SandboxClient:
     def destroy_session(self, session_id: str) -> None:
         request = pb.DestroySessionRequest(session_id=session_id)
         self._call("DestroySession", request, pb.DestroySessionResponse, requests.CREATE_SECONDS)
+
+    def stop_session(self, session_id: str) -> SessionInfo:
+        """Ends what runs in a persistent session; its files and configuration stay. Fine for one that is stopped."""
+        request = pb.StopSessionRequest(session_id=session_id)
+        response = self._call("StopSession", request, pb.StopSessionResponse, requests.CREATE_SECONDS)
+        return SessionInfo.read(response.session)
+
+    def start_session(
+        self, session_id: str, *, env: requests.Env | None = None, secrets: requests.Env | None = None
+    ) -> SessionInfo:
+        """Brings a stopped session back, with its files. Its secrets have to be given again; `env` adds variables."""
+        request = pb.StartSessionRequest(session_id=session_id, env=dict(env or {}), secrets=dict(secrets or {}))
+        response = self._call("StartSession", request, pb.StartSessionResponse, requests.CREATE_SECONDS)
+        return SessionInfo.read(response.session)
+
+    def list_images(self) -> list[ImageInfo]:
+        """What sessions can be made of, besides the machine's own tools."""
+        response = self._call("ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
+        return [ImageInfo.read(image) for image in response.images]
 
     def update_allowed_hosts(
         self,

@@ -13,12 +13,14 @@ import {
   type Approval,
   Chunk,
   type FileInfo,
+  type ImageInfo,
   type PipResult,
   type RunResult,
   type SessionInfo,
   type StatusInfo,
   readApproval,
   readFileInfo,
+  readImage,
   readPip,
   readRun,
   readSession,
@@ -72,6 +74,23 @@ export interface SessionOptions extends Wishes {
   manifest?: string;
   gitRepo?: string;
   gitRef?: string;
+  /** It lasts until it is destroyed, and can be stopped and started. */
+  persistent?: boolean;
+  /** Variables that no disk keeps: a persistent session needs them again when it is started. */
+  secrets?: Record<string, string>;
+  /** To find it again. */
+  labels?: Record<string, string>;
+  /** Nothing can be written in it but /tmp. */
+  readOnly?: boolean;
+  /** Not even its root has capabilities. */
+  powerless?: boolean;
+}
+
+export interface StartOptions {
+  /** Further variables, or other values. */
+  env?: Record<string, string>;
+  /** All of its secrets. */
+  secrets?: Record<string, string>;
 }
 
 /** What is left out it has as its parent, but for variables; more than its parent it never has. */
@@ -222,6 +241,11 @@ export class SandboxClient {
       manifest: options.manifest ?? "",
       git_repo: options.gitRepo ?? "",
       git_ref: options.gitRef ?? "",
+      persistent: options.persistent ?? false,
+      secrets: options.secrets ?? {},
+      labels: options.labels ?? {},
+      read_only: options.readOnly ?? false,
+      powerless: options.powerless ?? false,
     };
     return (await this.#call("CreateSession", request, CREATE_SECONDS)).session_id;
   }
@@ -251,6 +275,22 @@ export class SandboxClient {
 
   async destroySession(sessionId: string): Promise<void> {
     await this.#call("DestroySession", { session_id: sessionId }, CREATE_SECONDS);
+  }
+
+  /** Ends what runs in a persistent session; its files and configuration stay. Fine for one that is stopped. */
+  async stopSession(sessionId: string): Promise<SessionInfo> {
+    return readSession((await this.#call("StopSession", { session_id: sessionId }, CREATE_SECONDS)).session);
+  }
+
+  /** Brings a stopped session back, with its files. Its secrets have to be given again. */
+  async startSession(sessionId: string, options: StartOptions = {}): Promise<SessionInfo> {
+    const request = { session_id: sessionId, env: options.env ?? {}, secrets: options.secrets ?? {} };
+    return readSession((await this.#call("StartSession", request, CREATE_SECONDS)).session);
+  }
+
+  /** What sessions can be made of, besides the machine's own tools. */
+  async listImages(): Promise<ImageInfo[]> {
+    return (await this.#call("ListImages", {})).images.map(readImage);
   }
 
   /** A new list, or changes to the one in force; returns the list that holds from now on. */

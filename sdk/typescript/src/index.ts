@@ -7,6 +7,7 @@ export {
   type Path,
   SandboxClient,
   type SessionOptions,
+  type StartOptions,
   type SubAgentOptions,
   sandboxRun,
 } from "./client.js";
@@ -31,6 +32,7 @@ export {
   type Approval,
   Chunk,
   type FileInfo,
+  type ImageInfo,
   type PipResult,
   type Refusal,
   type RunResult,

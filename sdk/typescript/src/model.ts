@@ -28,6 +28,8 @@ export interface RunResult {
   stdoutBytes: number;
   stderrBytes: number;
   denied: Refusal[];
+  /** Why it was ended, where that was not the command's own doing nor yours: its session was stopped. Else "". */
+  reason: string;
   rawStdout: Uint8Array;
   rawStderr: Uint8Array;
 }
@@ -44,6 +46,7 @@ export interface FileInfo {
 export interface SessionInfo {
   sessionId: string;
   tenantId: string;
+  /** creating, active, stopping, stopped, starting, destroying or destroyed */
   phase: string;
   runtimeClass: string;
   image: string;
@@ -57,6 +60,21 @@ export interface SessionInfo {
   parentSessionId: string;
   /** Its sub-agents' sessions. */
   children: string[];
+  /** It can be stopped and started, and does not end by itself. */
+  persistent: boolean;
+  /** To be given again when it is started. */
+  secretKeys: string[];
+  labels: Record<string, string>;
+  readOnly: boolean;
+  powerless: boolean;
+}
+
+export interface ImageInfo {
+  image: string;
+  digest: string;
+  size: number;
+  added: number;
+  lastUsed: number;
 }
 
 export interface PipResult {
@@ -134,6 +152,7 @@ export function readRun(message: Message): RunResult {
     stdoutBytes: message.stdout_bytes,
     stderrBytes: message.stderr_bytes,
     denied: message.denied,
+    reason: message.reason,
     rawStdout: message.stdout,
     rawStderr: message.stderr,
   };
@@ -167,6 +186,21 @@ export function readSession(message: Message): SessionInfo {
     denied: message.denied,
     parentSessionId: message.parent_session_id,
     children: message.children,
+    persistent: message.persistent,
+    secretKeys: message.secret_keys,
+    labels: message.labels,
+    readOnly: message.read_only,
+    powerless: message.powerless,
+  };
+}
+
+export function readImage(message: Message): ImageInfo {
+  return {
+    image: message.image,
+    digest: message.digest,
+    size: message.size,
+    added: message.added,
+    lastUsed: message.last_used,
   };
 }
 

@@ -45,8 +45,9 @@ test("leaving a live run ends its command", async () => {
 test("a run in the background is polled and killed", async () => {
   const client = new SandboxClient();
   const sid = await client.createSession({ runtimeClass });
-  const started = await client.start(sid, "echo out; sleep 1000");
+  const started = await client.start(sid, "echo out; touch begun; sleep 1000");
   expect(started.exitCode).toBeNull();
+  await client.exec(sid, "until [ -e begun ]; do sleep 0.05; done");
   expect((await client.poll(started.runId)).status).toBe("running");
   await client.kill(started.runId);
   const ended = await client.poll(started.runId);

@@ -149,6 +149,36 @@ describe("children", () => {
   }
 });
 
+describe("lasting", () => {
+  for (const vector of vectors.lasting) {
+    test(vector.name, async () => {
+      const { env, secrets = {}, labels = {} } = vector;
+      const made = await client.createSession({ runtimeClass, persistent: true, env, secrets, labels });
+      try {
+        expect(await client.getSession(made)).toMatchObject({ persistent: true, labels, secretKeys: Object.keys(secrets) });
+        expect(Buffer.from((await client.exec(made, vector.before)).rawStdout)).toEqual(unbase64(vector.before_stdout));
+        const ended = client.exec(made, "touch begun; sleep 1000", 600);
+        await client.exec(made, "until [ -e begun ]; do sleep 0.05; done");
+        expect((await client.stopSession(made)).phase).toBe("stopped");
+        expect(await ended).toMatchObject({ status: "killed", reason: expect.stringMatching(/./) });
+        expect((await client.stopSession(made)).phase).toBe("stopped");
+        await expect(client.exec(made, "true")).rejects.toMatchObject({ code: "session_stopped" });
+        if (vector.secrets) {
+          await expect(client.startSession(made)).rejects.toMatchObject({ code: "secrets_missing", field: "secrets" });
+        }
+        expect((await client.startSession(made, { env: vector.start_env ?? {}, secrets })).phase).toBe("active");
+        expect(Buffer.from((await client.exec(made, vector.after)).rawStdout)).toEqual(unbase64(vector.after_stdout));
+      } finally {
+        await client.destroySession(made);
+      }
+    }, 120_000);
+  }
+
+  test("images", async () => {
+    expect(await client.listImages()).toEqual([]);
+  });
+});
+
 describe("mistakes", () => {
   const call = (vector: Record<string, any>): Promise<unknown> => {
     switch (vector["call"]) {
@@ -162,6 +192,10 @@ describe("mistakes", () => {
         return client.poll(vector["run"]);
       case "read":
         return client.readFile(session, vector["path"]);
+      case "stop":
+        return client.stopSession(vector["session"] ?? session);
+      case "start":
+        return client.startSession(vector["session"] ?? session, { env: vector["env"] ?? {} });
       case "subagent":
         return client.runSubAgent(vector["session"] ?? session, childOptions(vector));
       default:

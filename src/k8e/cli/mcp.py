@@ -1,5 +1,9 @@
 """`k8e sandbox-mcp`: a bridge from an agent's pipes to the daemon, or a gateway, which speaks the protocol. It
-understands nothing of what it carries, and imports next to nothing: an agent waits for it."""
+understands nothing of what it carries, and imports next to nothing: an agent waits for it.
+
+The daemon has questions of its own (answers.py), in lines that begin with a byte which no line of the protocol has;
+answers go the same way, between two lines of the agent's.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ from k8e.cli.ending import FAILED, Failure, read_some, write_all
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
+    from _thread import LockType
+    from collections.abc import Callable, Iterable
 
 SHUT_RDWR = 2
+MARK = b"\x1e"
 
 
-def bridge(tenant: str, front: str = "", first: bytes = b"") -> int:
-    """Standard output is the protocol's: what has to be said to people goes to stderr. `first` is a line of ours about
-    where we are, before the agent's."""
+def bridge(tenant: str, front: str = "", *, permissive: bool = False) -> int:
+    """Standard output is the protocol's: what has to be said to people goes to stderr."""
     try:
         if (place := find_elsewhere()) is not None:
             from k8e.cli.client import quieten_grpc
@@ -34,22 +40,25 @@ def bridge(tenant: str, front: str = "", first: bytes = b"") -> int:
             return bridge_far(place, tenant)
         target = f"/v1/mcp?cwd={quote(find_folder())}&home={quote(os.path.realpath(os.environ.get('HOME') or '/'))}"
         target += f"&tenant_id={quote(tenant)}" if tenant else ""
-        target += f"&front={front}&described=1" if front else ""
-        head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+        target += f"&front={front}" if front else ""
+        head = f"POST {target}&answers=1 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         connection = connect()
-        chunk = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
-        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii") + chunk)
-        from _thread import start_new_thread
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii"))
+        from _thread import allocate_lock, start_new_thread
 
         left: list[bool] = []
-        start_new_thread(carry, (connection, left))
+        between = allocate_lock()  # held while a line of the agent's is not complete
+        start_new_thread(carry, (connection, between, left))
         response = Response(connection)
         if response.status != 200:
             write_all(2, response.read())
             return FAILED
+
+        def reply(question: bytes) -> None:
+            start_new_thread(answer, (connection, between, question, permissive))
+
         try:
-            for piece in response.pieces():
-                write_all(1, piece)
+            pass_on(response.pieces(), reply)
         except Failure:
             if not left:
                 raise
@@ -117,13 +126,56 @@ def read_pem(path: str) -> str:
         raise Failure("certificate_unreadable", f"{path} cannot be read", detail=str(error)) from error
 
 
-def carry(connection: socket, left: list[bool]) -> None:
+def pass_on(pieces: Iterable[bytes], reply: Callable[[bytes], None]) -> None:
+    """To the agent, but for what is asked of us."""
+    question: bytes | None = None  # that has begun
+    for piece in pieces:
+        while piece:
+            if question is None:
+                lines, mark, piece = piece.partition(MARK)
+                write_all(1, lines)
+                question = b"" if mark else None
+            else:
+                words, end, piece = piece.partition(b"\n")
+                question += words
+                if end:
+                    reply(question)
+                    question = None
+
+
+def answer(connection: socket, between: LockType, question: bytes, permissive: bool) -> None:
+    from k8e.cli.answers import find_answer
+
+    line = MARK + find_answer(question, permissive=permissive) + b"\n"
+    try:
+        with between:
+            send_chunk(connection, line)
+    except OSError:
+        pass  # nobody waits for it any more
+
+
+def send_chunk(connection: socket, data: bytes) -> None:
+    connection.sendall(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def carry(connection: socket, between: LockType, left: list[bool]) -> None:
     """Standard input, to its end. After it, answers may still come; nobody waits for them once our output is closed,
     which is noted in `left`: an end like any other."""
+    complete = True
     try:
         while piece := read_some(0):
-            connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-        connection.sendall(b"0\r\n\r\n")
+            if complete:
+                between.acquire()
+            if MARK in piece:  # nobody but us speaks for us; as it is no JSON, it stays none
+                piece = piece.replace(MARK, b"\x1f")
+            send_chunk(connection, piece)
+            if complete := piece.endswith(b"\n"):
+                between.release()
+        if not complete:
+            send_chunk(connection, b"\n")
+            between.release()
+        with between:
+            send_chunk(connection, MARK + b'{"end": true}\n')
         import select
 
         poll = select.poll()

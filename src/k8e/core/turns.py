@@ -22,13 +22,14 @@ class Turns:
 
     @asynccontextmanager
     async def take(self, payer: Payer) -> AsyncIterator[None]:
-        await self._acquire(payer)
+        await self.acquire(payer)
         try:
             yield
         finally:
-            self._release(payer)
+            self.release(payer)
 
-    async def _acquire(self, payer: Payer) -> None:
+    async def acquire(self, payer: Payer) -> None:
+        """For whoever gives it back elsewhere: `release`."""
         # Whoever could go has gone already, so a free place is free.
         if self._free and self._held[payer] < self._each:
             self._grant(payer)
@@ -39,7 +40,7 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._release(payer)  # it was our turn, and we are gone
+                self.release(payer)  # it was our turn, and we are gone
             else:
                 self._forget(payer, turn)
             raise
@@ -48,7 +49,7 @@ class Turns:
         self._free -= 1
         self._held[payer] += 1
 
-    def _release(self, payer: Payer) -> None:
+    def release(self, payer: Payer) -> None:
         self._free += 1
         self._held[payer] -= 1
         if not self._held[payer]:

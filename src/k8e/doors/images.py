@@ -11,7 +11,7 @@ from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
 from k8e.doors.frames import FrameKind
 from k8e.doors.route import BYTES, JSON, Route
 from k8e.doors.shapes import encode, shape_image
-from k8e.engine.images import Credentials, Progress, Report
+from k8e.engine.images import Progress, Report
 
 
 class Images:
@@ -39,7 +39,7 @@ class Images:
     async def pull(self, exchange: Exchange, request: Request) -> None:
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
         name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
-        credentials = _read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
+        credentials = specs.read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
         fields.finish()
         await _tell(
             exchange, lambda report: self._service.pull_image(exchange.caller, name, credentials, report, tenant)
@@ -75,16 +75,6 @@ class Images:
         fields.finish()
         names, freed = await self._service.prune_images(exchange.caller, unused_for, tenant)
         await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
-
-
-def _read_credentials(fields: specs.Fields) -> Credentials:
-    credentials = Credentials(
-        username=fields.take_text("username"),
-        password=fields.take_text("password"),
-        identity_token=fields.take_text("identity_token"),
-    )
-    fields.finish()
-    return credentials
 
 
 async def _tell(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:

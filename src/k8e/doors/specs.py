@@ -27,6 +27,7 @@ from k8e.core.model import (
     Terminal,
 )
 from k8e.engine import Limits, Mount, Runtime, Shape
+from k8e.engine.images import Credentials
 
 _COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
 
@@ -100,6 +101,10 @@ class Fields:
 
     def take_fields(self, name: str) -> Fields:
         return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
+
+    def take_object(self, name: str) -> dict[str, Any]:
+        """As it is, for somebody else to look at."""
+        return self._take(name, dict, "an object", {})
 
     def take_mapping(self, name: str) -> dict[str, str]:
         mapping = self._take(name, dict, "an object", {})
@@ -212,6 +217,16 @@ def read_start(fields: Fields) -> tuple[dict[str, str], dict[str, str]]:
     given = fields.take_mapping("env"), fields.take_mapping("secrets")
     fields.finish()
     return given
+
+
+def read_credentials(fields: Fields) -> Credentials:
+    credentials = Credentials(
+        username=fields.take_text("username"),
+        password=fields.take_text("password"),
+        identity_token=fields.take_text("identity_token"),
+    )
+    fields.finish()
+    return credentials
 
 
 def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:

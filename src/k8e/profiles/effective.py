@@ -25,6 +25,7 @@ HOME = "/home/user"  # where a home is inside
 NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 # Where a home cannot be written, caches go where everything is thrown away.
 CACHES = (("XDG_CACHE_HOME", "/tmp/.cache"), ("npm_config_cache", "/tmp/.cache/npm"))
+DETECTED = ("command", "project", "default")  # ways to come by an image that nobody asked for
 FRONT = "agentkernel"  # the label by which our sandboxes are found among all sessions
 
 
@@ -50,7 +51,7 @@ class Cage(Record):
     @property
     def detected(self) -> bool:
         """Nobody asked for this image, so another one may do (fallback.py)."""
-        return self.image_by in ("command", "project", "default")
+        return self.image_by in DETECTED
 
     @property
     def labels(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from k8e.profiles.effective import HOST_IMAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from k8e.profiles.effective import Cage
 
@@ -23,12 +23,18 @@ NOT_HERE = "this machine's own tools do not have the command either; an image th
 def fall_back(cage: Cage, cause: str, is_program: Callable[[str], bool]) -> tuple[Cage, str] | None:
     """The cage to use instead and the line to say, or None: then the failure stands. `cause` is why the image cannot be
     had; `is_program` tells of a path on the machine."""
-    if not cage.detected or cage.image == HOST_IMAGE:
+    if not cage.detected or not can_replace(cage.image, cage.needs, is_program):
         return None
-    if not all(has_program(word, is_program) for word in cage.needs):
-        return None
-    line = f"{cage.image} cannot be had ({cause}): using this machine's own tools"
-    return cage.but(image=HOST_IMAGE, image_by="fallback", image_reason=f"instead of {cage.image}"), line
+    changed = cage.but(image=HOST_IMAGE, image_by="fallback", image_reason=f"instead of {cage.image}")
+    return changed, describe_fallback(cage.image, cause)
+
+
+def can_replace(image: str, needs: Iterable[str], is_program: Callable[[str], bool]) -> bool:
+    return image != HOST_IMAGE and all(has_program(word, is_program) for word in needs)
+
+
+def describe_fallback(image: str, cause: str) -> str:
+    return f"{image} cannot be had ({cause}): using this machine's own tools"
 
 
 def has_program(word: str, is_program: Callable[[str], bool]) -> bool:

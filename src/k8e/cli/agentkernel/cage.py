@@ -12,7 +12,7 @@ from k8e.profiles.wishes import NOTHING_SAID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from k8e.cli.agentkernel.options import CageOptions
     from k8e.profiles.config import Config
@@ -33,7 +33,14 @@ class Plan:
         self.config = config
 
 
-def prepare(options: CageOptions, command: Sequence[str] = (), *, name: str = "", persistent: bool = False) -> Plan:
+def prepare(
+    options: CageOptions,
+    command: Sequence[str] = (),
+    *,
+    name: str = "",
+    persistent: bool = False,
+    deciding: Callable[..., Cage] = decide,
+) -> Plan:
     """Raises Failure. Nothing has been made when it returns."""
     try:
         scene = look_around()
@@ -42,7 +49,7 @@ def prepare(options: CageOptions, command: Sequence[str] = (), *, name: str = ""
             name = file.wishes.name or ""
         user = read_user_config()
         wishes = user.wishes if user else NOTHING_SAID
-        cage = decide(
+        cage = deciding(
             options.wishes, scene, command, user=wishes, file=file, trusted=trusted, name=name, persistent=persistent
         )
     except Problem as problem:

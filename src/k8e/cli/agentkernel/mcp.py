@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-NAMES = 10_000
-
 
 def main(arguments: list[str]) -> int:
     if arguments == ["server"]:  # as agents start it: without argparse
@@ -26,21 +22,9 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(tenant: str, *, permissive: bool) -> int:
-    """Says where we are before the agent says anything: what lies in this folder tells which image fits."""
-    from k8e.cli.agentkernel.jsontext import pack
     from k8e.cli.mcp import bridge
 
-    told: dict[str, object] = {"names": list_names()}
-    if permissive:
-        told |= {"allow_permissive": True, "environ": dict(os.environ)}
-    return bridge(tenant, "agentkernel", pack(told).encode("ascii") + b"\n")
-
-
-def list_names() -> list[str]:
-    try:
-        return os.listdir()[:NAMES]
-    except OSError:
-        return []  # gone, or not ours to look into: then it is no project
+    return bridge(tenant, "agentkernel", permissive=permissive)
 
 
 ABOUT = """\

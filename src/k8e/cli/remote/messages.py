@@ -52,8 +52,10 @@ def split_env(env: Mapping[str, str], field: str = "env") -> dict[str, Any]:
 
 def write_session(wanted: Json) -> pb.CreateSessionRequest:
     hosts = wanted.get("allowed_hosts")
-    names = ("session_id", "tenant_id", "image", "ttl", "manifest", "git_repo", "git_ref")
-    names += ("persistent", "labels", "more_hosts", "read_only", "powerless")
+    names = [
+        *("session_id", "tenant_id", "image", "ttl", "manifest", "git_repo", "git_ref"),
+        *("persistent", "labels", "more_hosts", "read_only", "powerless"),
+    ]
     known = {*names, "env", "secrets", "runtime", "limits", "allowed_hosts"}
     if unknown := sorted(name for name, value in wanted.items() if value and name not in known):
         hint = "use it on the gateway's machine"

@@ -27,13 +27,16 @@ from k8e.core.keys import Admission, Keys
 from k8e.core.model import Caller, SandboxService
 from k8e.core.turns import Turns
 from k8e.doors.grpc.methods import ERROR_KEY
-from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
+from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, stalled, too_slow
 
 LARGE: Final = 1 << 20
 IDLE_EACH, IDLE_ALL = 64, 512  # callers with more to say, some time: of one payer, of everybody
+SLOW_EACH, SLOW_ALL = 8, 64  # messages that take long to come
+PROMPT: Final = 5.0  # what a message may take to come before it counts as slow
+PATIENCE: Final = 300.0  # and before its call is ended
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
-_NOBODY: Final = Payer(-2, "")
+_NOBODY: Final = -2  # strangers, told apart by where they are
 _TURNED_AWAY: Final = ("scope_missing", "too_many_calls")  # by us, where the service hears nothing of it
 
 M = TypeVar("M", bound=Message)
@@ -52,12 +55,29 @@ class Handler:
 
 class Inbox:
     """How many messages are in memory at once: while they arrive, and while large ones are dealt with. Callers who may
-    say nothing for hours are counted instead of waited for."""
+    say nothing for hours are counted instead of waited for.
 
-    def __init__(self) -> None:
+    Whoever takes long to send a message, be it the line or be it on purpose, makes room for others and is counted from
+    then on: there are few places for the slow, fewer for one payer, and when all are taken such a call ends.
+    """
+
+    def __init__(self, prompt: float = PROMPT) -> None:
         self.arriving = Turns(64, each=16)
         self.large = Turns(16, each=4)
+        self.prompt = prompt
         self._idle: collections.Counter[Payer] = collections.Counter()
+        self._slow: collections.Counter[Payer] = collections.Counter()
+
+    def enter_slow(self, payer: Payer) -> bool:
+        """Whether there is a place. Then `leave_slow`."""
+        if self._slow[payer] >= SLOW_EACH or self._slow.total() >= SLOW_ALL:
+            return False
+        self._slow[payer] += 1
+        return True
+
+    def leave_slow(self, payer: Payer) -> None:
+        self._slow[payer] -= 1
+        self._slow = +self._slow
 
     @contextmanager
     def idle(self, payer: Payer) -> Iterator[None]:
@@ -72,6 +92,45 @@ class Inbox:
             self._idle = +self._idle
 
 
+class Arrival:
+    """One message on its way: in a turn at first, in a place for the slow when it takes long."""
+
+    def __init__(self, inbox: Inbox, payer: Payer, give_up: Callable[[Fault | Refusal], None]) -> None:
+        self._inbox = inbox
+        self._payer = payer
+        self._give_up = give_up
+        self._slow = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def expect(self, patience: float) -> AsyncIterator[None]:
+        await self._inbox.arriving.acquire(self._payer)
+        self._timer = asyncio.get_running_loop().call_later(self._inbox.prompt, self._make_room, patience)
+        try:
+            yield
+        finally:
+            self.note()
+            if self._slow:
+                self._inbox.leave_slow(self._payer)
+            else:
+                self._inbox.arriving.release(self._payer)
+
+    def note(self) -> None:
+        """It is here; what it waits for now is ours."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _make_room(self, patience: float) -> None:
+        if not self._inbox.enter_slow(self._payer):
+            error = f"{SLOW_EACH} messages that take longer than {self._inbox.prompt:g} seconds at once is the most"
+            hint = "Send fewer at once, or in smaller pieces."
+            self._give_up(Fault(Kind.EXHAUSTED, "too_many_slow", error, hint=hint, retry_after=10.0))
+            return
+        self._slow = True
+        self._inbox.arriving.release(self._payer)
+        self._timer = asyncio.get_running_loop().call_later(patience, self._give_up, stalled(patience))
+
+
 class Call:
     def __init__(
         self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout, *, single: bool
@@ -79,6 +138,7 @@ class Call:
         self.admission = admitted if isinstance(admitted, Admission) else None
         self.refusal = admitted if isinstance(admitted, Fault) else None
         self.withdrawn = False  # who called was somebody, and is not any more
+        self.given_up: Fault | Refusal | None = None  # why it ends before its time
         self.answer = b""  # of a handler that gives a single one
         self._single = single
         self._context = context
@@ -94,7 +154,9 @@ class Call:
 
     @property
     def payer(self) -> Payer:
-        return find_payer(self.caller.uid, self.caller.tenant) if self.admission else _NOBODY
+        if self.admission is None:
+            return Payer(_NOBODY, self._context.peer().rpartition(":")[0])
+        return find_payer(self.caller.uid, self.caller.tenant)
 
     @property
     def expired(self) -> bool:
@@ -111,11 +173,17 @@ class Call:
         if self._task is not None:
             self._task.cancel()
 
-    async def read(self, kind: type[M]) -> M | None:
+    def _give_up(self, problem: Fault | Refusal) -> None:
+        self.given_up = problem
+        self._clock.reschedule(asyncio.get_running_loop().time())
+
+    async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
         """The next message, None after the last. The one before is forgotten."""
         await self._held.aclose()
-        async with self._inbox.arriving.take(self.payer):
+        arrival = Arrival(self._inbox, self.payer, self._give_up)
+        async with arrival.expect(patience):
             content = await self._context.read()
+            arrival.note()
             if content is grpc.aio.EOF:
                 return None
             assert isinstance(content, bytes)
@@ -158,10 +226,10 @@ class Call:
 
 
 class Calls:
-    def __init__(self, service: SandboxService, keys: Keys) -> None:
+    def __init__(self, service: SandboxService, keys: Keys, inbox: Inbox | None = None) -> None:
         self._service = service
         self._keys = keys
-        self._inbox = Inbox()
+        self._inbox = inbox or Inbox()
         self._by_identity: dict[str, set[Call]] = {}
         self._counts: collections.Counter[Payer] = collections.Counter()
         keys.watch(self._withdraw)
@@ -222,6 +290,8 @@ class Calls:
             task.uncancel()
             raise Fault(Kind.STRANGER, "key_revoked", "the key was revoked", hint="Log in with another key.") from None
         except TimeoutError:
+            if call is not None and call.given_up is not None:
+                raise call.given_up from None
             if call is not None and call.expired:
                 error = "the certificate has expired"
                 raise Fault(Kind.STRANGER, "certificate_expired", error, hint="Renew it, and call again.") from None

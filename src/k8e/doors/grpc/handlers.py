@@ -21,6 +21,7 @@ from k8e.link.model import Entry
 
 LONG: Final = 1800.0  # repositories are cloned, files of any size go over any line
 STDIN_PIECE: Final = 1 << 20
+UPLOAD_PATIENCE: Final = 120.0  # between two pieces of a file
 _THREADED: Final = 1000  # entries of an answer that is better made beside the loop
 
 
@@ -271,7 +272,7 @@ def _list(entries: Sequence[Entry]) -> pb.ListFilesResponse:
 
 
 async def _take_parts(call: Call) -> AsyncIterator[bytes]:
-    while (message := await call.read(pb.UploadFileRequest)) is not None:
+    while (message := await call.read(pb.UploadFileRequest, UPLOAD_PATIENCE)) is not None:
         if message.WhichOneof("part") != "content":
             raise malformed("a later message has no content")
         if message.content:

@@ -85,6 +85,15 @@ def too_slow() -> Refusal:
     )
 
 
+def stalled(seconds: float) -> Refusal:
+    return Refusal(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "message_stalled",
+        f"a message did not come in {seconds:g} seconds",
+        hint="Send it in smaller pieces, and without pauses.",
+    )
+
+
 def internal_error() -> Refusal:
     """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
     error = "the daemon met an error of its own"

@@ -59,5 +59,5 @@ class Standards:
 
 
 async def _take(call: Call) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
-    while (request := await call.read(reflection_pb2.ServerReflectionRequest)) is not None:
+    while (request := await call.read(reflection_pb2.ServerReflectionRequest, _WATCHED)) is not None:
         yield request

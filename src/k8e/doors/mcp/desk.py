@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 from k8e.core.errors import Fault
 from k8e.core.journal import format_event
 from k8e.doors.mcp.answers import Answer, Talk
+from k8e.doors.mcp.bridge import Bridge
 from k8e.doors.mcp.cages import Cages
 from k8e.doors.mcp.calls import call
 from k8e.doors.mcp.execution import Report
@@ -62,10 +63,16 @@ _CALLS: Final = {K8E.name: ALL, AGENTKERNEL.name: KERNEL}
 
 
 class Desk:
-    def __init__(self, guest: Guest, front: Front = K8E, surroundings: Surroundings = NOWHERE) -> None:
+    def __init__(
+        self,
+        guest: Guest,
+        front: Front = K8E,
+        surroundings: Surroundings = NOWHERE,
+        bridge: Bridge | None = None,
+    ) -> None:
         self._guest = guest
         self._front = front
-        self._cages = Cages(front, surroundings)
+        self._cages = Cages(front, surroundings, bridge)
         tools = front.tools
         self.server: Server[Any] = Server(
             front.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from k8e.doors.mcp.catalogue import TOOLS
@@ -30,18 +30,15 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where an agent's bridge was started, and with what. What it says about folders is only a wish: the engine opens
-    them with the rights of the user whom the kernel knows."""
+    """Where an agent's bridge was started. What it says about folders is only a wish: the engine opens them with the
+    rights of the user whom the kernel knows."""
 
     cwd: str = ""  # empty: there is no folder of this machine that could be meant
     home: str = ""
-    names: frozenset[str] = frozenset()  # in the folder, when the bridge was started
-    environ: Mapping[str, str] = field(default_factory=dict)
-    allow_permissive: bool = False
 
     def look(self) -> Scene:
         """What must not be written is looked for again each time: it may have come meanwhile."""
-        return Scene(self.cwd, self.home, self.names | self.find_protected(), self.environ)
+        return Scene(self.cwd, self.home, self.find_protected())
 
     def find_protected(self) -> frozenset[str]:
         return frozenset(name for name in KEPT if self.cwd and os.path.lexists(os.path.join(self.cwd, name)))

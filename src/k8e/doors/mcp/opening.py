@@ -23,6 +23,7 @@ from k8e.doors.route import JSON, LINES, Route
 from k8e.doors.shapes import encode
 
 if TYPE_CHECKING:
+    from k8e.doors.mcp.bridge import Bridge
     from k8e.doors.mcp.certificates import Certificates
     from k8e.doors.mcp.fronts import Front, Surroundings
     from k8e.doors.mcp.guest import Guest, Service
@@ -80,12 +81,12 @@ class Opening:
         query = specs.Fields(request.query)
         tenant, name = query.take_text("tenant_id"), query.take_text("front", "k8e")
         cwd, home = query.take_text("cwd"), query.take_text("home")
-        described = query.take_text("described") == "1"
+        answers = query.take_text("answers") == "1"
         query.finish()
         await self._load()
+        from k8e.doors.mcp.bridge import Bridge
         from k8e.doors.mcp.fronts import FRONTS, Surroundings
         from k8e.doors.mcp.guest import KeepingGuest
-        from k8e.doors.mcp.surroundings import Begun, read_surroundings
 
         if name not in FRONTS:
             raise specs.invalid("front", f"{name[:64]!r} is no front", hint=f"one of: {', '.join(FRONTS)}")
@@ -93,12 +94,13 @@ class Opening:
         guest = await self.greet(exchange.caller, tenant)
         if front.keeps:
             guest = KeepingGuest(self._service, exchange.caller, tenant, front.name)
-        pieces = Begun(exchange)
-        around = Surroundings(cwd, home)
         await exchange.start_pieces(LINES)
-        if described:
-            around = read_surroundings(await pieces.read_line(), around)
-        await self.attend(guest, pieces, front, around)
+        bridge = Bridge(exchange) if answers else None
+        try:
+            await self.attend(guest, bridge or exchange, front, Surroundings(cwd, home), bridge)
+        finally:
+            if bridge is not None:
+                bridge.close()
         await exchange.end_frames()
 
     async def greet(self, caller: Caller, tenant: str) -> Guest:
@@ -115,14 +117,19 @@ class Opening:
         return guest
 
     async def attend(
-        self, guest: Guest, pieces: Pieces, front: Front | None = None, surroundings: Surroundings | None = None
+        self,
+        guest: Guest,
+        pieces: Pieces,
+        front: Front | None = None,
+        surroundings: Surroundings | None = None,
+        bridge: Bridge | None = None,
     ) -> None:
         """Until it has no more to say, or is cancelled. Then everything of it ends."""
         from k8e.doors.mcp.desk import Desk
         from k8e.doors.mcp.fronts import K8E, NOWHERE
         from k8e.doors.mcp.stream import Stream
 
-        stream = Stream(pieces, Desk(guest, front or K8E, surroundings or NOWHERE))
+        stream = Stream(pieces, Desk(guest, front or K8E, surroundings or NOWHERE, bridge))
         self._open.add(stream)
         try:
             await stream.serve()
