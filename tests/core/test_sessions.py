@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from k8e.core.model import (
     ManifestEntry,
     ManifestFile,
     ManifestRepo,
+    Meant,
     Phase,
     RunSpec,
     SessionSpec,
@@ -94,6 +96,25 @@ async def test_a_caller_bound_to_a_tenant_has_that_tenants_sessions_only(rig: Ri
     # Who is bound to none has both, and has to say which.
     with fault(Kind.CONFLICT, "session_ambiguous"):
         await rig.service.get(ALICE, "one")
+    said = replace(ALICE, meant=Meant(tenant="blue"))
+    assert (await rig.service.get(said, "one")).tenant == "blue"
+    assert [each.tenant for each in await rig.service.sessions(said)] == ["blue"]
+
+
+async def test_of_namesakes_one_is_meant_by_its_owner(rig: Rig) -> None:
+    for who in (ALICE, BOB):
+        await rig.create(who, SessionSpec(session_id="one"))
+    with pytest.raises(Fault) as ambiguous:
+        await rig.service.get(ROOT, "one")
+    assert ambiguous.value.code == "session_ambiguous"
+    assert ambiguous.value.detail == f"uid {ALICE.uid}'s in tenant default; uid {BOB.uid}'s in tenant default"
+    await rig.service.destroy(replace(ROOT, meant=Meant(owner=BOB.uid)), "one")
+    assert (await rig.service.get(ROOT, "one")).owner == ALICE.uid
+    # It narrows what somebody sees, and never widens it; one's own is not meant when another's is.
+    with fault(Kind.NOT_FOUND, "session_not_found"):
+        await rig.service.get(replace(BOB, meant=Meant(owner=ALICE.uid)), "one")
+    await rig.create(ROOT, SessionSpec(session_id="one"))
+    assert (await rig.service.get(replace(ROOT, meant=Meant(owner=ALICE.uid)), "one")).owner == ALICE.uid
 
 
 async def test_root_has_everybodys(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 
-from k8e.cli.client import JSON, open_client, quote, run_dir
+from k8e.cli.client import JSON, aim, open_client, quote, run_dir
 from k8e.cli.commands import finish, print_json
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_some, write_all
 
@@ -34,7 +34,7 @@ def confirm(options: argparse.Namespace) -> int:
     wanted: dict[str, Any] = {"action": read_argument(options.action)}
     if seconds is not None:
         wanted["timeout"] = seconds
-    target = f"/v1/sessions/{quote(options.sid)}/approvals"
+    target = aim(f"/v1/sessions/{quote(options.sid)}/approvals", options)
     response = client.request("POST", target, json.dumps(wanted).encode(), JSON)
     if response.status >= 300:
         return finish(response)

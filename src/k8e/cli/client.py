@@ -15,11 +15,16 @@ from k8e.cli.ending import UNREACHABLE, Failure, read_some
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias
+    from typing import Protocol, TypeAlias
 
     from k8e.cli.remote.client import RemoteClient
 
     AnyClient: TypeAlias = "Client | RemoteClient"
+
+    class Whose(Protocol):
+        tenant_id: str
+        owner: str
+
 
 PIECE = 256 << 10
 JSON = "application/json"
@@ -268,6 +273,14 @@ def quote(text: str) -> str:
     """For a path or query: everything but what needs no quoting anywhere."""
     plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in os.fsencode(text))
+
+
+def aim(target: str, options: Whose) -> str:
+    """With whose session is meant, where somebody says so."""
+    for name in ("tenant_id", "owner"):
+        if value := getattr(options, name):
+            target += f"{'&' if '?' in target else '?'}{name}={quote(value)}"
+    return target
 
 
 def quote_json(text: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from k8e.cli.client import BYTES, JSON, Response, open_client, quote
+from k8e.cli.client import BYTES, JSON, Response, aim, open_client, quote
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
 from k8e.cli.run import MESSAGE, describe_env
 from k8e.cli.state import State
@@ -86,7 +86,7 @@ def subagent(options: argparse.Namespace) -> int:
     for name in ("agent_type", "workspace_path", "read_only", "powerless"):
         if value := getattr(options, name):
             wanted[name] = value
-    target = f"/v1/sessions/{quote(options.parent)}/subagents"
+    target = aim(f"/v1/sessions/{quote(options.parent)}/subagents", options)
     return finish(open_client().request("POST", target, json.dumps(wanted).encode(), JSON))
 
 
@@ -102,22 +102,22 @@ def read_secrets(names: list[str]) -> dict[str, str]:
 
 
 def stop(options: argparse.Namespace) -> int:
-    return finish(open_client().request("POST", f"/v1/sessions/{quote(options.sid)}/stop", b"{}", JSON))
+    return finish(open_client().request("POST", aim(f"/v1/sessions/{quote(options.sid)}/stop", options), b"{}", JSON))
 
 
 def start(options: argparse.Namespace) -> int:
     given = {"env": json.loads(f"{{{describe_env(options.env)}}}"), "secrets": read_secrets(options.secret)}
     body = json.dumps({name: value for name, value in given.items() if value}).encode()
-    return finish(open_client().request("POST", f"/v1/sessions/{quote(options.sid)}/start", body, JSON))
+    return finish(open_client().request("POST", aim(f"/v1/sessions/{quote(options.sid)}/start", options), body, JSON))
 
 
 def get(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", f"/v1/sessions/{quote(options.sid)}"))
+    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}", options)))
 
 
 def allow_hosts(options: argparse.Namespace) -> int:
     """Prints the list that is in force, after changing it if that was asked for."""
-    target = f"/v1/sessions/{quote(options.sid)}/hosts"
+    target = aim(f"/v1/sessions/{quote(options.sid)}/hosts", options)
     change: dict[str, Any] = {
         name: split_hosts(values)
         for name in ("add", "remove", "hosts")
@@ -133,27 +133,27 @@ def allow_hosts(options: argparse.Namespace) -> int:
 
 
 def sessions(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", f"/v1/sessions?phase={options.phase}"))
+    return finish(open_client().request("GET", aim(f"/v1/sessions?phase={options.phase}", options)))
 
 
 def destroy(options: argparse.Namespace) -> int:
-    return finish(open_client().request("DELETE", f"/v1/sessions/{quote(options.sid)}"))
+    return finish(open_client().request("DELETE", aim(f"/v1/sessions/{quote(options.sid)}", options)))
 
 
 def write(options: argparse.Namespace) -> int:
     content = read_all(0, MESSAGE)
     target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}&mode={options.mode}"
-    return finish(open_client().request("PUT", target, content, BYTES))
+    return finish(open_client().request("PUT", aim(target, options), content, BYTES))
 
 
 def read(options: argparse.Namespace) -> int:
     target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}"
-    return finish(open_client().request("GET", target, accept=BYTES if options.raw else JSON))
+    return finish(open_client().request("GET", aim(target, options), accept=BYTES if options.raw else JSON))
 
 
 def list_files(options: argparse.Namespace) -> int:
     target = f"/v1/sessions/{quote(options.sid)}/entries?path={quote(options.path)}&since={options.since!r}"
-    return finish(open_client().request("GET", target))
+    return finish(open_client().request("GET", aim(target, options)))
 
 
 def status(options: argparse.Namespace) -> int:
@@ -186,11 +186,11 @@ def kill(options: argparse.Namespace) -> int:
 
 
 def ps(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", f"/v1/sessions/{quote(options.sid)}/processes"))
+    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}/processes", options)))
 
 
 def log(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", f"/v1/sessions/{quote(options.sid)}/runs"))
+    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}/runs", options)))
 
 
 def print_json(value: object) -> None:

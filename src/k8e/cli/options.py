@@ -19,6 +19,8 @@ class RunOptions:
         self.lang = "bash"
         self.session_id = ""
         self.tenant = ""
+        self.tenant_id = ""
+        self.owner = ""
         self.timeout = 30.0
         self.raw = False
         self.background = False
@@ -49,6 +51,8 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
     "--lang": (read_language, "LANG", "bash, python, node or ts; default: bash"),
     "--session-id": (str, "SID", "run in this session, made with `k8e sandbox create`"),
     "--tenant": (str, "NAME", "run in the session that this name stands for, in every shell and process"),
+    "--tenant-id": (str, "NAME", "whose session --session-id means, where several have one of that name"),
+    "--owner": (str, "UID", "the same: a user of the machine, or gateway"),
     "--timeout": (read_seconds, "SECONDS", "end the command after that long, with exit code 124; default: 30"),
     "--raw": (None, "", "stream stdout and stderr as they come, byte for byte, instead of printing JSON"),
     "--background": (None, "", "do not wait; prints a run_id for `k8e sandbox poll`"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.client import JSON, open_client, quote, quote_json
+from k8e.cli.client import JSON, aim, open_client, quote, quote_json
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
 from k8e.cli.state import State
 
@@ -39,6 +39,9 @@ def run(options: RunOptions) -> int:
 def check_combination(options: RunOptions) -> None:
     if options.session_id and options.tenant:
         raise Failure("usage", "--session-id and --tenant both name a session: give one of them")
+    if (options.tenant_id or options.owner) and not options.session_id:
+        hint = "--tenant NAME is for the session that a name stands for"
+        raise Failure("usage", "--tenant-id and --owner say whose session --session-id means", hint=hint)
     if options.session_id and describes_session(options):
         error = "--manifest and --git-repo describe a new session, --session-id names one that is there"
         raise Failure("usage", error, hint="give them to `k8e sandbox create`")
@@ -68,7 +71,7 @@ def has_hosts(client: AnyClient, options: RunOptions, session_id: str) -> bool:
         text = f"allowed_hosts: {error.text!r}: {error.cause}"
         body = {"error": text, "detail": "", "code": "invalid_argument", "hint": error.hint, "field": "allowed_hosts"}
         raise Failure.of(body) from error
-    response = client.request("GET", f"/v1/sessions/{quote(session_id)}/hosts")
+    response = client.request("GET", aim(f"/v1/sessions/{quote(session_id)}/hosts", options))
     answer = json.loads(response.read())
     if response.status != 200:
         return False
@@ -163,7 +166,7 @@ class Attempt:
         self._client = client
         self._body = b""
         self._fed = options.raw and options.stdin
-        target = f"/v1/sessions/{quote(session_id)}/runs"
+        target = aim(f"/v1/sessions/{quote(session_id)}/runs", options)
         if self._fed:
             self._response = client.upload(target, f"{{{fields}}}".encode("ascii"))
         else:

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from k8e.cli.parsing import Handler, Parser
 
 
+# About a session, or some: there may be others of the same name.
+OF_SESSIONS = frozenset(
+    [
+        *("get", "sessions", "allow-hosts", "stop", "start", "destroy", "subagent", "confirm"),
+        *("write", "read", "list", "ps", "log"),
+    ]
+)
+
+
 def add_sandbox(parent: Any) -> None:
     sandbox = parent.add_parser(
         "sandbox", help="run code, make sessions, handle their files", description=manual.SANDBOX
@@ -25,6 +34,11 @@ def add_sandbox(parent: Any) -> None:
             name, help=about, description=description or f"{about[0].upper()}{about[1:]}."
         )
         added.set_defaults(handler=handler)
+        if name in OF_SESSIONS:
+            about = "whose session, where several have one of that name"
+            added.add_argument("--tenant-id", default="", metavar="NAME", help=about)
+            about = "the same: a user of the machine, or gateway"
+            added.add_argument("--owner", default="", metavar="UID", help=about)
         return added
 
     add_run_options(add("run", handlers.run_parsed, "run code or a shell command", manual.RUN))

@@ -32,6 +32,8 @@ def sees_all(caller: Caller) -> bool:
 
 
 def may_see(caller: Caller, owner: int, tenant: str) -> bool:
+    if not caller.meant.covers(owner, tenant):
+        return False
     if sees_all(caller):
         return True
     if caller.uid != owner:

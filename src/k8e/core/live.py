@@ -11,7 +11,7 @@ from k8e.core.access import Payer, find_payer, may_see
 from k8e.core.clock import Clock
 from k8e.core.denials import Mark, Notes
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller, Phase, Session
+from k8e.core.model import REMOTE, Caller, Phase, Session
 from k8e.core.records import SessionRecord
 
 REMEMBERED = 1000  # names of sessions that are gone, for a better answer than "never heard of it"
@@ -193,19 +193,18 @@ class Registry:
     def find(self, caller: Caller, session_id: str) -> Live:
         namesakes = self._by_id.get(session_id, {})
         mine = namesakes.get((caller.uid, caller.tenant or "default", session_id))
-        if mine is not None:
+        if mine is not None and caller.meant.covers(mine.record.owner, mine.record.tenant):
             return mine
         seen = [live for live in namesakes.values() if may_see(caller, live.record.owner, live.record.tenant)]
         if not seen:
             raise self.missing(caller, session_id)
         if len(seen) > 1:
-            tenants = ", ".join(sorted(live.record.tenant for live in seen))
             raise Fault(
                 Kind.CONFLICT,
                 "session_ambiguous",
                 f"there are {len(seen)} sessions called {session_id}",
-                detail=f"in tenants {tenants}",
-                hint="Name the tenant.",
+                detail="; ".join(sorted(_describe_owner(live) for live in seen)),
+                hint="Say whose you mean: --tenant-id NAME and --owner UID, or --owner gateway (tenant_id, owner).",
             )
         return seen[0]
 
@@ -229,3 +228,9 @@ class Registry:
 
     def visible(self, caller: Caller) -> list[Live]:
         return [live for live in self if may_see(caller, live.record.owner, live.record.tenant)]
+
+
+def _describe_owner(live: Live) -> str:
+    record = live.record
+    whose = "the gateway's" if record.owner == REMOTE else f"uid {record.owner}'s"
+    return f"{whose} in tenant {record.tenant}"

@@ -60,6 +60,20 @@ REMOTE = -1  # the owner of what API keys made: no user of this machine
 
 
 @dataclass(frozen=True, slots=True)
+class Meant:
+    """Whose sessions a caller means, of those that it may see: ids are unique for one owner and tenant only."""
+
+    owner: int | None = None  # a uid, or REMOTE; None: anybody's
+    tenant: str = ""  # empty: any
+
+    def covers(self, owner: int, tenant: str) -> bool:
+        return self.owner in (None, owner) and self.tenant in ("", tenant)
+
+
+ANYBODY = Meant()
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks. Doors establish it, the service trusts it; what it means is in access.py.
 
@@ -75,6 +89,7 @@ class Caller:
     confined: bool = False  # to its tenants, whoever it is: an agent's connection is not all of its user
     pid: int = field(default=0, compare=False)  # of the process on this machine; 0: not known
     dialogue: bool = False  # brings what a person answered in the asking program's own dialogue
+    meant: Meant = ANYBODY  # narrows what it sees, for one call
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from k8e.core.model import Caller, SandboxService
@@ -14,6 +15,7 @@ from k8e.doors.route import Route
 from k8e.doors.runs import Runs
 from k8e.doors.sessions import Sessions
 from k8e.doors.shapes import Json
+from k8e.doors.specs import read_meant
 from k8e.doors.trees import Trees
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,6 +69,10 @@ class Routes:
             raise Refusal(415, "content_type", "the request's content type is not taken here", hint=f"send {wanted}")
         if not route.takes:
             await exchange.read_body(request, limit=0)
+        if request.path[:2] == ("v1", "sessions") and (len(request.path) > 2 or request.method == "GET"):
+            query, meant = read_meant(request.query)
+            request = replace(request, query=query)
+            exchange.caller = replace(exchange.caller, meant=meant)
         await route.handler(exchange, request)
 
     async def _tell_health(self, exchange: Exchange, request: Request) -> None:

@@ -22,6 +22,7 @@ from k8e.core.model import (
     ManifestEntry,
     ManifestFile,
     ManifestRepo,
+    Meant,
     RunSpec,
     SessionSpec,
     Terminal,
@@ -30,6 +31,7 @@ from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.engine.images import Credentials
 
 _COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
+LONGEST_TENANT = 200  # a name, and the name of a part
 
 Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -210,6 +212,23 @@ def read_hosts_change(fields: Fields) -> HostsChange:
         change = HostsChange(hosts=())
     fields.finish()
     return change
+
+
+def read_meant(query: Mapping[str, str]) -> tuple[dict[str, str], Meant]:
+    """Whose sessions are meant, and the rest of the query."""
+    rest = dict(query)
+    return rest, make_meant(rest.pop("tenant_id", ""), rest.pop("owner", ""))
+
+
+def make_meant(tenant: str, owner: str) -> Meant:
+    if len(tenant) > LONGEST_TENANT:
+        raise invalid("tenant_id", "this is no tenant's name")
+    if owner in ("", "gateway"):
+        return Meant(REMOTE if owner else None, tenant)
+    try:
+        return Meant(int(owner), tenant)
+    except ValueError:
+        raise invalid("owner", f"{owner[:64]!r} is no owner", hint="a user id, or gateway") from None
 
 
 def read_start(fields: Fields) -> tuple[dict[str, str], dict[str, str]]:

@@ -46,8 +46,11 @@ def decide_for_agent(
 
 
 def refuse_beyond(asked: Wishes, file: Wishes, user: Wishes) -> None:
-    # To have no network is less than anything, and contradicts nothing.
-    heard = asked.but(network=None) if asked.network is False else asked
+    said, heard = merge((file, user)), asked
+    if asked.network is False:  # which is less than anything, and contradicts nothing
+        heard = heard.but(network=None)
+    if said.mode is not None and said.profile is None:  # a mode says how it is isolated, too
+        heard = heard.but(profile=None)
     ways = settle(merge((asked, file, user))).wider_than(settle(merge((file, user, heard))))
     if ways:
         named = ", ".join(NAMES.get(wish, wish) for wish in asked.said if wish not in ("name", "image"))

@@ -18,7 +18,7 @@ from k8e.cli.remote.discovery import Target
 from k8e.core.errors import Fault
 from k8e.doors import shapes, specs
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.methods import METHODS
+from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
 from k8e.doors.problems import describe
 
 MARGIN: Final = 60.0
@@ -98,6 +98,7 @@ class RemoteClient:
         self._channel = contact.open_channel(target.endpoint, target.roots, target.key, target.certificate)
         self._feeding = threading.Event()
         self._descriptor = -1
+        self._meant: tuple[tuple[str, str], ...] = ()  # whose sessions the request is about
         self._table: Mapping[tuple[str, ...], Callable[[Asked], Reply]] = {
             ("GET", "status"): self._status,
             ("POST", "sessions"): self._create,
@@ -132,7 +133,7 @@ class RemoteClient:
     ) -> Reply:
         path, _, query = target.partition("?")
         words = [urllib.parse.unquote(word, errors="surrogateescape") for word in path.split("/")[2:]]
-        values = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
+        values = self._take_meant(words, query)
         handler = self._table.get((method, *("*" if index == 1 else word for index, word in enumerate(words))))
         if handler is None:
             raise Failure("not_remote", "this is not possible over a gateway", hint="use it on the gateway's machine")
@@ -144,15 +145,24 @@ class RemoteClient:
             status, problem = describe(fault)
             return Reply(status, shapes.encode(problem))
 
+    def _take_meant(self, words: list[str], query: str) -> dict[str, str]:
+        """Notes whose sessions are meant; the rest of the query."""
+        values = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
+        said = [(TENANT_KEY, values.pop("tenant_id", "")), (OWNER_KEY, values.pop("owner", ""))]
+        self._meant = tuple((key, plain(value)) for key, value in said if value) if words[0] == "sessions" else ()
+        return values
+
     def upload(self, target: str, first: bytes) -> Reply:
         """A run whose stdin follows (`feed`)."""
-        session_id = urllib.parse.unquote(target.split("/")[3], errors="surrogateescape")
+        path, _, query = target.partition("?")
+        session_id = urllib.parse.unquote(path.split("/")[3], errors="surrogateescape")
+        self._take_meant(["sessions"], query)
         try:
             spec = specs.read_run_spec(session_id, specs.Fields(json.loads(first)))
             start = pb.ExecInput(start=messages.write_run(spec))
             method = METHODS["ExecInteractive"]
             call = self._channel.stream_stream(method.path, _serialize, method.response.FromString)
-            return LiveReply(self, call(self._stdin(start), timeout=spec.timeout + MARGIN))
+            return LiveReply(self, call(self._stdin(start), timeout=spec.timeout + MARGIN, metadata=self._meant))
         except grpc.RpcError as error:
             return self.fail(error)
 
@@ -179,7 +189,7 @@ class RemoteClient:
     def _call(self, name: str, message: Any, *, seconds: float = 120.0) -> Any:
         method = METHODS[name]
         call = self._channel.unary_unary(method.path, _serialize, method.response.FromString)
-        return call(message, timeout=seconds)
+        return call(message, timeout=seconds, metadata=self._meant)
 
     # The service
 
@@ -248,7 +258,7 @@ class RemoteClient:
         if live:
             method = METHODS["ExecStream"]
             call = self._channel.unary_stream(method.path, _serialize, method.response.FromString)
-            return LiveReply(self, call(request, timeout=spec.timeout + MARGIN))
+            return LiveReply(self, call(request, timeout=spec.timeout + MARGIN, metadata=self._meant))
         run = messages.read_run(self._call("Exec", request, seconds=spec.timeout + MARGIN))
         return Reply(200, shapes.encode(shapes.shape_run(run)), run.exit_code)
 
@@ -367,6 +377,11 @@ def name(asked: Asked) -> str:
 def readable(text: str) -> str:
     """For what is text and nothing else."""
     return text.encode("utf-8", "replace").decode()
+
+
+def plain(text: str) -> str:
+    """For metadata, which takes nothing else. What is not plain is nobody's name, and still is not."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text)
 
 
 def _serialize(message: Any) -> bytes:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -26,8 +26,9 @@ from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
 from k8e.core.model import Caller, SandboxService
 from k8e.core.turns import Turns
-from k8e.doors.grpc.methods import ERROR_KEY
+from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, stalled, too_slow
+from k8e.doors.specs import make_meant
 
 LARGE: Final = 1 << 20
 IDLE_EACH, IDLE_ALL = 64, 512  # callers with more to say, some time: of one payer, of everybody
@@ -247,6 +248,8 @@ class Calls:
             who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
             if isinstance(admitted, Fault) and not handler.strangers:
                 raise admitted
+            if isinstance(admitted, Admission):
+                admitted = _aim(admitted, context)
             answer = await self._answer(handler, context, admitted)
         except (Fault, Refusal) as error:
             problem = error
@@ -321,3 +324,12 @@ class Calls:
         if log.isEnabledFor(logging.INFO):
             fields = {"method": name, "caller": who, "code": problem.code if problem else "ok", "seconds": seconds}
             log.info("%s", format_event("call", fields))
+
+
+def _aim(admitted: Admission, context: Context) -> Admission:
+    """Whose sessions the call means, where it says so."""
+    said = {name: value for name, value in context.invocation_metadata() or () if name in (TENANT_KEY, OWNER_KEY)}
+    if not said:
+        return admitted
+    meant = make_meant(str(said.get(TENANT_KEY, "")), str(said.get(OWNER_KEY, "")))
+    return replace(admitted, caller=replace(admitted.caller, meant=meant))

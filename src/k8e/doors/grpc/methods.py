@@ -16,6 +16,8 @@ MAX_MESSAGE: Final = 64 << 20
 # Around what a message carries: ids, a path, the environment. Content of exactly 64 MiB has to fit.
 MESSAGE_ROOM: Final = 1 << 20
 ERROR_KEY: Final = "sandbox-error-bin"
+TENANT_KEY: Final = "sandbox-tenant"
+OWNER_KEY: Final = "sandbox-owner"
 
 
 @dataclass(frozen=True, slots=True)
