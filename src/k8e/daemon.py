@@ -326,7 +326,7 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
     """1 when the default would not be safe. Works beside a daemon, and without one."""
     from k8e.engine import EngineError
     from k8e.engine.local import doctor, treatment
-    from k8e.settings import USUAL, find_file
+    from k8e.settings.file import USUAL, find_file
 
     file = find_file()
     load_settings()  # a daemon would not start with a broken file, and so there is nothing to examine

@@ -1,0 +1,107 @@
+"""The file: where it is, who may have written it, what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from k8e.settings.kinds import Kind
+from k8e.settings.sections import Settings
+
+USUAL: Final = Path("/etc/k8e/k8e.toml")
+MAX_FILE: Final = 1 << 20
+
+
+class SettingsError(Exception):
+    """The file is not one that the daemon can work with. `key` is `section.key`, or empty."""
+
+    def __init__(self, code: str, file: Path, error: str, *, key: str = "", detail: str = "", hint: str = "") -> None:
+        self.code = code
+        self.file = file
+        self.key = key
+        self.error = error
+        self.detail = detail
+        self.hint = hint
+        super().__init__(f"{code}: {error}" + (f" ({detail})" if detail else ""))
+
+
+def find_file() -> Path | None:
+    """The one that K8E_CONFIG names, else the usual one if it is there."""
+    named = os.environ.get("K8E_CONFIG")
+    if named:
+        return Path(named).absolute()
+    return USUAL if USUAL.exists() else None
+
+
+def load() -> Settings:
+    """Without a file the defaults. Raises SettingsError."""
+    file = find_file()
+    return Settings() if file is None else read_file(file)
+
+
+def read_file(file: Path) -> Settings:
+    try:
+        with file.open("rb") as source:
+            found = os.fstat(source.fileno())
+            content = source.read(MAX_FILE + 1) if stat.S_ISREG(found.st_mode) else b""
+    except OSError as error:
+        hint = "see to the file, or let K8E_CONFIG name another one"
+        raise SettingsError(
+            "settings_unreadable", file, f"{file} cannot be read", detail=str(error), hint=hint
+        ) from error
+    if not stat.S_ISREG(found.st_mode) or len(content) > MAX_FILE:
+        raise SettingsError("settings_unreadable", file, f"{file} is no file of settings")
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        # Whoever can write it decides what sandboxes may do.
+        hint = f"chown root {file}; chmod go-w {file}"
+        raise SettingsError("settings_untrusted", file, f"{file} could be changed by somebody else", hint=hint)
+    try:
+        return read_table(file, tomllib.loads(content.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError("settings_syntax", file, f"{file} is not TOML", detail=str(error)) from error
+
+
+def read_table(file: Path, table: Mapping[str, Any]) -> Settings:
+    sections = {each.name: type(each.default) for each in dataclasses.fields(Settings)}
+    read: dict[str, Any] = {}
+    for name, content in table.items():
+        if name not in sections:
+            raise SettingsError(
+                "settings_unknown", file, f"{file}: there is no section [{name}]", key=name, hint=_list(sections)
+            )
+        if not isinstance(content, dict):
+            raise SettingsError("settings_invalid", file, f"{file}: {name} is not a section", key=name)
+        read[name] = _read_section(file, name, sections[name], content)
+    return Settings(**read)
+
+
+def _read_section(file: Path, section: str, kind: type[Any], content: Mapping[str, Any]) -> Any:
+    known = {each.name: each for each in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        where = f"{section}.{name}"
+        if name not in known:
+            error = f"{file}: there is no key {name} in [{section}]"
+            raise SettingsError("settings_unknown", file, error, key=where, hint=_list(known))
+        allowed: Kind[Any] = known[name].metadata["kind"]
+        try:
+            values[name] = allowed.read(value)
+        except ValueError as error:
+            raise SettingsError(
+                "settings_invalid",
+                file,
+                f"{file}: {where} {error}",
+                key=where,
+                detail=f"it is {value!r}"[:200],
+                hint=f"allowed: {allowed.allowed}",
+            ) from error
+    return kind(**values)
+
+
+def _list(names: Mapping[str, object]) -> str:
+    return f"one of: {', '.join(names)}"

@@ -1,0 +1,118 @@
+"""The sections of k8e.toml, each with its keys, their defaults and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+
+from k8e.policy import Address, HostList
+from k8e.settings.kinds import (
+    ADDRESS,
+    FLAG,
+    HOSTS,
+    LISTEN,
+    NAMES,
+    POOL4,
+    POOL6,
+    count,
+    key,
+    many,
+    number,
+    optional,
+    size,
+    span,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EgressSettings:
+    """The network of sandboxes."""
+
+    pool4: IPv4Network = key("10.203.0.0/16", POOL4)
+    pool6: IPv6Network = key("fd6b:3865:6e65::/48", POOL6)
+    nameservers: tuple[Address, ...] = key([], many(ADDRESS, "addresses", 8))
+    allowed_hosts: HostList | None = key(None, optional(HOSTS))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSettings:
+    """What a session gets that says nothing."""
+
+    cpus: float = key(0.5, number(0.01, 1024))
+    memory: int = key("512m", size("16m", "16t"))
+    pids: int = key(512, count(8, 1 << 22))
+    disk: int = key("2g", size("1m", "1024t"))
+    ttl: float = key("1h", span("1s", "30d"))
+
+
+@dataclass(frozen=True, slots=True)
+class QuotasSettings:
+    """What one payer may have at the same time. 0 is no limit."""
+
+    sessions: int = key(256, count(0, 1_000_000))
+    children: int = key(16, count(0, 1_000_000))
+    cpus: float = key(0, number(0, 1_000_000))
+    memory: int = key(0, size("0", "1024t"))
+    disk: int = key(0, size("0", "1024t"))
+    creates_per_minute: int = key(0, count(0, 1_000_000))
+    concurrent_runs: int = key(0, count(0, 1_000_000))
+    images: int = key(256, count(0, 1_000_000))
+    image_bytes: int = key("64g", size("0", "1024t"))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Sandboxes that are made ahead."""
+
+    enabled: bool = key(True, FLAG)
+    min: int = key(1, count(0, 1000))
+    max: int = key(8, count(0, 1000))
+    free_memory: float = key(0.2, number(0, 1))
+    prewarm: bool = key(False, FLAG)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Who comes from other machines."""
+
+    listen: str = key("127.0.0.1:50051", LISTEN)
+    names: tuple[str, ...] = key([], NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """The log of who did what."""
+
+    required: bool = key(False, FLAG)
+    code: bool = key(False, FLAG)
+    size: int = key("16m", size("64k", "16g"))
+    files: int = key(8, count(1, 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalsSettings:
+    """Who answers for people."""
+
+    same_user: bool = key(True, FLAG)
+    life: float = key("1h", span("1s", "1d"))
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesSettings:
+    """How much of a stranger's image is taken."""
+
+    layer_bytes: int = key("16g", size("1m", "16t"))
+    layer_entries: int = key(2_000_000, count(1, 100_000_000))
+    ratio: int = key(400, count(10, 1_000_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    egress: EgressSettings = EgressSettings()
+    limits: LimitsSettings = LimitsSettings()
+    quotas: QuotasSettings = QuotasSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    pool: PoolSettings = PoolSettings()
+    audit: AuditSettings = AuditSettings()
+    approvals: ApprovalsSettings = ApprovalsSettings()
+    images: ImagesSettings = ImagesSettings()
