@@ -197,6 +197,7 @@ struct launch {
 };
 
 long supervisor_start(struct launch *);
+long renounce_mounting(void); /* -errno; nothing to do where it was done, or never could be */
 
 /* tree.c, for supervisors only */
 void each_number(const char *directory, void (*visit)(int, void *), void *context); /* entries whose name is a number */

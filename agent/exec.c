@@ -241,6 +241,9 @@ void command_exec(uint64_t id, const uint8_t *payload, uint32_t length)
     int error = command_build(k, payload, length, NULL);
     if (error)
         return command_refuse(k, STAGE_REQUEST, error);
+    error = (int)-renounce_mounting();
+    if (error)
+        return command_refuse(k, STAGE_RESOURCES, error);
     /* No user namespace maps ids this high, and signed ones elsewhere would misread them. */
     const struct launch *l = k->launch;
     if ((l->uid != OWN_ID && l->uid > INT32_MAX) || (l->gid != OWN_ID && l->gid > INT32_MAX))

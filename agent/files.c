@@ -5,13 +5,14 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
 
-enum { FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1 };
+enum { FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1, READ_ONLY_BIND = 1, LAST_BIND = 2 };
 
 /* Acting as somebody else. Real and saved ids stay ours, so that nobody gains a hold on us in the meantime; the kernel
  * takes the capabilities away with the effective id. Not libc's calls: those prepare for threads that we do not have. */
@@ -237,6 +238,17 @@ static int move_path(const struct file_request *q)
     return rename_new(q->path, q->second);
 }
 
+/* A mount that our kernel can see already, where it is to be; or the end of that, which takes what it was seen at away. */
+static int bind_path(const struct file_request *q)
+{
+    if (q->flags & LAST_BIND)
+        return umount2(q->path, MNT_DETACH) < 0 || rmdir(q->path) < 0 ? errno : (int)-renounce_mounting();
+    const unsigned long read_only = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV; /* it forgets the others */
+    if (mount(q->path, q->second, "", MS_BIND, NULL) < 0)
+        return errno;
+    return q->flags & READ_ONLY_BIND && mount("", q->second, "", read_only, NULL) < 0 ? errno : 0;
+}
+
 /* A path of the request, terminated; NULL and a code if it cannot be one. */
 static const char *take_path(char *to, const uint8_t *bytes, uint32_t length, uint32_t *code)
 {
@@ -279,6 +291,7 @@ void file_request(uint8_t type, uint64_t id, const uint8_t *payload, uint32_t le
     case CHMOD: answer(id, chmod(q.path, q.mode & 07777) < 0 ? errno : 0, NULL, 0); break;
     case WATCH: watch_open(id, &q); break;
     case CONNECT: connect_open(id, &q); break;
+    case BIND: answer(id, bind_path(&q), NULL, 0); break;
     }
     resume_self();
 }

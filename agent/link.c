@@ -289,7 +289,7 @@ static bool well_formed(const struct header *h)
     case END: case RESIZE: size = 4; break;
     case DETACH: case RELEASE: case CANCEL: size = 0; break;
     default:
-        if (h->type < READ || h->type > CONNECT)
+        if (h->type != BIND && (h->type < READ || h->type > CONNECT))
             return false;
         size = FILE_FIXED;
         exact = false;

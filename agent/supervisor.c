@@ -9,6 +9,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -44,6 +47,31 @@ RAW static int failed(struct launch *l, enum stage stage, long error)
 struct capability_header { uint32_t version; int pid; };
 struct capability_sets { uint32_t effective, permitted, inheritable; };
 static const struct capability_header capabilities = {0x20080522, 0}; /* the third version, the current one */
+
+/* Some agents may mount, to be given a directory before their sandbox is anybody's. Who starts commands, and what they
+ * start, may not any more: neither by power, nor by the call itself. */
+RAW long renounce_mounting(void)
+{
+    static const uint32_t admin = 1u << CAP_SYS_ADMIN;
+    static const struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), /* the call's number */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mount, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_umount2, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+    };
+    static const struct sock_fprog program = {sizeof filter / sizeof *filter, (struct sock_filter *)(uintptr_t)filter};
+    struct capability_sets held[2];
+    long error = raw(SYS_capget, &capabilities, held);
+    if (error < 0 || !(held[0].permitted & admin))
+        return error;
+    held[0].permitted &= ~admin;
+    held[0].effective &= held[0].permitted;
+    error = raw(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    if (error >= 0)
+        error = raw(SYS_prctl, PR_CAPBSET_DROP, CAP_SYS_ADMIN);
+    return error < 0 ? error : raw(SYS_capset, &capabilities, held);
+}
 
 RAW static long empty_bounding_set(void)
 {
@@ -263,7 +291,10 @@ RAW static int supervisor_main(void *argument)
     raw(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     arrange_descriptors(l);
     uint64_t started = now_us();
-    if (!start_command(l)) {
+    long error = renounce_mounting();
+    if (error < 0)
+        failed(l, STAGE_RESOURCES, error);
+    if (error < 0 || !start_command(l)) {
         report('f');
         return 0;
     }

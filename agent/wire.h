@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define AGENT_VERSION "0.2.0"
-#define GENERATION 2
+#define AGENT_VERSION "0.3.0"
+#define GENERATION 3
 #define MAGIC 0x4145384bu
 
 enum {
@@ -48,6 +48,7 @@ enum frame_type {
     CONNECT = 27,
     COMMANDS = 28,
     PARK = 29,
+    BIND = 30,
     DATA = 32,
     EOF_ = 33, /* EOF is stdio's */
     ACK = 34,

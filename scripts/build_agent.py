@@ -38,7 +38,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wvla", "-Wstrict-p
 WARNINGS += ["-Wno-sign-conversion"]
 # Where we develop. A release is not stopped by a warning that only its compiler has.
 PEDANTIC = ["-Werror"]
-SMALL = ["-Os", "-static", "-s", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables"]
+SMALL = ["-Os", "-static", "-s", "-ffunction-sections", "-fdata-sections"]
+SMALL += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]  # nobody unwinds; clang wants both
 SMALL_LINK = ["-Wl,--gc-sections", "-Wl,--build-id=none"]
 # No library of its own: it finds what it needs in the interpreter that it is loaded into.
 LOADER = [

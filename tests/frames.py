@@ -19,9 +19,9 @@ MAGIC = 0x4145384B
 OWN = 0xFFFFFFFF
 
 HELLO, PING, PONG, GOODBYE = 1, 2, 3, 4
-EXEC, ATTACH, READ, WRITE, LIST, STAT, MKDIR, MOVE, REMOVE, CHMOD, WATCH, CONNECT, COMMANDS, PARK = range(16, 30)
+EXEC, ATTACH, READ, WRITE, LIST, STAT, MKDIR, MOVE, REMOVE, CHMOD, WATCH, CONNECT, COMMANDS, PARK, BIND = range(16, 31)
 DATA, EOF, ACK, OPENED, RESULT, SIGNAL, END, RESIZE, DETACH, RELEASE, CANCEL = range(32, 43)
-FILE_REQUESTS = (READ, WRITE, LIST, STAT, MKDIR, MOVE, REMOVE, CHMOD, WATCH, CONNECT)
+FILE_REQUESTS = (READ, WRITE, LIST, STAT, MKDIR, MOVE, REMOVE, CHMOD, WATCH, CONNECT, BIND)
 HOST_FRAMES = (HELLO, PING, EXEC, ATTACH, COMMANDS, PARK, *FILE_REQUESTS, DATA, EOF, ACK, SIGNAL, END, RESIZE, DETACH)
 
 
@@ -37,7 +37,7 @@ def frame(kind: int, channel: int = 0, payload: bytes = b"", stream: int = 0) ->
     return HEADER.pack(len(payload), kind, stream, 0, channel) + payload
 
 
-def hello(nonce: bytes, low: int = 2, high: int = 2, magic: int = MAGIC) -> bytes:
+def hello(nonce: bytes, low: int = 3, high: int = 3, magic: int = MAGIC) -> bytes:
     return frame(HELLO, 0, struct.pack("<IHH", magic, low, high) + nonce)
 
 

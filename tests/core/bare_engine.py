@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
-from k8e.engine import EngineError, Health, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Health, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images import Store as ImageStore
@@ -77,6 +77,8 @@ class BareEngine:
         self._images = LocalImages(layout, store=ImageStore(layout, fresh=0))
         self.egress_failure: EngineError | None = None  # what setting a list comes to
         self.stop_failure: EngineError | None = None  # and stopping
+        self.bind_failure: EngineError | None = None  # and binding
+        self.bound: dict[str, Sequence[Mount]] = {}  # what was asked for; as in `create`, nothing is shown of it
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
             RuntimeReport(Runtime.NATIVE, available=True, version="bwrap"),
@@ -126,6 +128,11 @@ class BareEngine:
                 start_new_session=True,
                 check=True,
             )
+
+    async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
+        if self.bind_failure is not None:
+            raise self.bind_failure
+        self.bound[sandbox] = mounts
 
     async def edition(self, spec: SandboxSpec) -> str:
         return self.made_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, Unpack
 
-from k8e.engine import Limits, Place, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import Limits, Place, Runtime, RuntimeReport, SandboxSpec, Shape
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.layout import SandboxPaths
 from k8e.link import AgentLink
@@ -107,6 +107,14 @@ class Rig:
         link, place = await self.engine.attach(name)
         assert isinstance(link, AgentLink)
         return Room(name, link, place, self.engine.layout.sandbox(name))
+
+    async def shaped(self, shape: Shape, *, late: bool = False, image: str = "host") -> Room:
+        """`late`: made when nobody knew its mounts, and given them after that."""
+        name = self.new_name()
+        await self.engine.create(name, replace(self.spec_of(image), shape=shape.unbound if late else shape))
+        if late:
+            await self.engine.bind(name, shape.mounts)
+        return await self.enter(name)
 
     @contextlib.asynccontextmanager
     async def room(self, limits: Limits = LIMITS, image: str = "host") -> AsyncIterator[Room]:

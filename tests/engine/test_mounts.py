@@ -32,17 +32,19 @@ def grounds(rig: Rig) -> Iterator[Grounds]:
         yield grounds
 
 
-async def create(rig: Rig, shape: Shape) -> Room:
-    name = rig.new_name()
-    await rig.engine.create(name, replace(rig.spec(), shape=shape))
-    return await rig.enter(name)
-
-
 @pytest.fixture(scope="module")
-async def guest(rig: Rig, grounds: Grounds) -> AsyncIterator[Room]:
-    room = await create(rig, Shape(mounts=(grounds.project_mount(), grounds.home_mount())))
-    yield room
-    await rig.engine.destroy(room.name)
+async def guests(rig: Rig, grounds: Grounds) -> AsyncIterator[dict[str, Room]]:
+    """One that was created with its mounts, and one that was made ahead and given them later: nobody can tell."""
+    shape = Shape(mounts=grounds.mounts())
+    rooms = {"created": await rig.shaped(shape), "bound": await rig.shaped(shape, late=True)}
+    yield rooms
+    for room in rooms.values():
+        await rig.engine.destroy(room.name)
+
+
+@pytest.fixture(params=["created", "bound"])
+def guest(request: pytest.FixtureRequest, guests: dict[str, Room]) -> Room:
+    return guests[request.param]
 
 
 # Owners
@@ -214,11 +216,11 @@ async def test_what_is_kept_cannot_be_changed_moved_or_replaced(guest: Room, gro
 
 async def test_git_works_around_what_is_kept(guest: Room, grounds: Grounds) -> None:
     identity = ("-c", "user.name=u", "-c", "user.email=u@u")
-    await guest.output("sh", "-c", "echo new > file; git add file")
+    await guest.output("sh", "-c", f"echo {guest.name} > file; git add file")
     await guest.output("git", *identity, "commit", "-qm", "from inside")
     assert "from inside" in as_owner("git", "log", "--oneline", cwd=grounds.project)
     assert (await guest.run("git", "config", "core.fsmonitor", "evil")).outcome.exit_code != 0
-    await guest.output("git", "checkout", "-qb", "branch")
+    await guest.output("git", "checkout", "-qb", f"branch-{guest.name}")
     assert "fsmonitor" not in (grounds.project / ".git/config").read_text()
 
 
@@ -258,7 +260,7 @@ async def test_what_does_not_exist_does_not_come_to_be(rig: Rig) -> None:
         before = sorted(project.iterdir())
         kept = (".git/config", ".git/hooks", ".vscode", "private/x")
         shape = Shape(mounts=(replace(grounds.project_mount(), kept=kept),))
-        first, second = await create(rig, shape), await create(rig, shape)
+        first, second = await rig.shaped(shape, late=True), await rig.shaped(shape)
         for options in BOTH:
             for attack in (
                 "git init",
@@ -290,7 +292,7 @@ async def test_a_file_on_the_way_is_kept_itself(rig: Rig, grounds: Grounds) -> N
     as_owner("git", "worktree", "add", "-q", "../home/tree", cwd=grounds.project)
     tree = grounds.home / "tree"
     mount = Mount(str(tree), "/workspace", OWNER, writable=True, kept=(".git/config", ".git/hooks"))
-    room = await create(rig, Shape(mounts=(mount,)))
+    room = await rig.shaped(Shape(mounts=(mount,)), late=True)
     before = (tree / ".git").read_text()
     for options in BOTH:
         for attack in ("echo gitdir: /tmp > .git", "rm -f .git", "mv .git x", "mkdir x; mv -fT x .git"):
@@ -374,9 +376,10 @@ async def test_where_owners_cannot_be_mapped_there_is_no_sandbox(rig: Rig, groun
         other.rmdir()
 
 
-async def test_together_with_everything_that_is_strict(rig: Rig, grounds: Grounds) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["created", "bound"])
+async def test_together_with_everything_that_is_strict(rig: Rig, grounds: Grounds, late: bool) -> None:
     shape = Shape(mounts=(grounds.project_mount(), grounds.home_mount()), read_only=True, powerless=True)
-    room = await create(rig, shape)
+    room = await rig.shaped(shape, late=late)
     await room.output("sh", "-c", "echo strict > strict; cat private > /dev/null; rm strict; echo x > /tmp/x")
     for options in BOTH:
         assert (await room.run("touch", "/etc/x", "/home/user/x", **options)).outcome.exit_code != 0
@@ -386,7 +389,7 @@ async def test_together_with_everything_that_is_strict(rig: Rig, grounds: Ground
 
 async def test_who_shares_a_workspace_that_is_a_project_has_the_same_mount(rig: Rig, grounds: Grounds) -> None:
     shape = Shape(mounts=(grounds.project_mount(),))
-    owner = await create(rig, shape)
+    owner = await rig.shaped(shape, late=True)
     name = rig.new_name()
     await rig.engine.create(name, replace(rig.spec(), shape=shape, shares=owner.name))
     other = await rig.enter(name)
@@ -407,7 +410,7 @@ async def test_a_directory_that_was_exchanged_from_inside_is_not_shown(rig: Rig,
     (elsewhere / "secret").write_text(SECRET)
     mounts = Mount(str(write_around), "/workspace", OWNER, writable=True), Mount(str(inner), "/home/user/inner", OWNER)
     shape = Shape(mounts=mounts)
-    room, child = await create(rig, shape), rig.new_name()
+    room, child = await rig.shaped(shape, late=True), rig.new_name()
     try:
         await room.output("sh", "-c", f"mv inner gone && ln -s {elsewhere} inner")
         with pytest.raises(MountRefused, match="another directory"):
@@ -431,11 +434,7 @@ async def test_a_directory_that_was_exchanged_from_inside_is_not_shown(rig: Rig,
 async def test_in_an_image_they_are_its_users(rig: Rig, grounds: Grounds, user: str) -> None:
     """Root of an image has powers there; not over what belongs to others on the machine."""
     image = await add_image(rig.engine, User=user)
-    name = rig.new_name()
-    await rig.engine.create(
-        name, replace(rig.spec(), image=image.digest, shape=Shape(mounts=(grounds.project_mount(),)))
-    )
-    room = await rig.enter(name)
+    room = await rig.shaped(Shape(mounts=(grounds.project_mount(),)), late=True, image=image.digest)
     assert await room.output("stat", "-c", "%u:%g", "private") == ("1234:1235\n" if user else "0:0\n")
     await room.output("sh", "-c", "cat private; mkdir made; echo x > made/file; mv made/file made/moved")
     status = (grounds.project / "made/moved").stat()
@@ -450,13 +449,14 @@ async def test_in_an_image_they_are_its_users(rig: Rig, grounds: Grounds, user: 
     assert (grounds.project / "roots-public").exists()
     assert "[core]" in (grounds.project / ".git/config").read_text()
     shutil.rmtree(grounds.project / "made")
-    await rig.engine.destroy(name)
+    await rig.engine.destroy(room.name)
 
 
-async def test_afterwards_all_is_as_it_was(rig: Rig) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["created", "bound"])
+async def test_afterwards_all_is_as_it_was(rig: Rig, late: bool) -> None:
     with open_grounds() as grounds:
         before = sorted(grounds.top.rglob("*"))
-        room = await create(rig, Shape(mounts=(grounds.project_mount(), grounds.home_mount())))
+        room = await rig.shaped(Shape(mounts=grounds.mounts()), late=late)
         await rig.engine.destroy(room.name)
         assert sorted(grounds.top.rglob("*")) == before
         os.rename(grounds.project / ".git/hooks", grounds.project / ".git/other")

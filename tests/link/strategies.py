@@ -66,7 +66,9 @@ specs = st.builds(
     keep_capabilities=st.booleans(),
     parked=st.booleans(),
 )
-file_operations = st.sampled_from([f.FrameType(number) for number in range(f.FrameType.READ, f.FrameType.CONNECT + 1)])
+file_operations = st.sampled_from(
+    [*(f.FrameType(number) for number in range(f.FrameType.READ, f.FrameType.CONNECT + 1)), f.FrameType.BIND]
+)
 file_requests = st.builds(
     FileRequest,
     file_operations,

@@ -443,12 +443,15 @@ async def test_a_reader_that_stops_is_cancelled_at_the_agent(stage: Stage) -> No
         ("remove", FrameType.REMOVE, 0, (b"/x", b"")),
         ("remove all", FrameType.REMOVE, 1, (b"/x", b"")),
         ("chmod", FrameType.CHMOD, 0, (b"/x", b"")),
+        ("bind", FrameType.BIND, 0, (b"/x", b"/y")),
+        ("bind to read", FrameType.BIND, 1, (b"/x", b"/y")),
+        ("end binding", FrameType.BIND, 2, (b"/x", b"")),
     ],
 )
 async def test_requests_and_refusals(
     stage: Stage, call: str, kind: FrameType, flags: int, paths: tuple[bytes, bytes]
 ) -> None:
-    link, agent = await stage.open()
+    link, agent = await stage.open(generation=3)
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "stat": lambda: link.stat(b"/x"),
         "lstat": lambda: link.stat(b"/x", follow=False),
@@ -458,6 +461,9 @@ async def test_requests_and_refusals(
         "remove": lambda: link.remove(b"/x"),
         "remove all": lambda: link.remove(b"/x", recursive=True),
         "chmod": lambda: link.chmod(b"/x", 0o600),
+        "bind": lambda: link.bind(b"/x", b"/y"),
+        "bind to read": lambda: link.bind(b"/x", b"/y", read_only=True),
+        "end binding": lambda: link.end_binding(b"/x"),
     }
 
     async def work() -> object:
@@ -585,6 +591,8 @@ async def test_an_older_agent_is_asked_for_nothing_that_it_does_not_know(stage: 
     link, agent = await stage.open()  # of generation 1
     with pytest.raises(AgentError, match="older"):
         await link.park(PARKABLE, b"/loader.so")
+    with pytest.raises(AgentError, match="older"):
+        await link.bind(b"/x", b"/y")
     starting = stage.begin(link.start(replace(PARKABLE, parked=True)))
     request = await agent.expect(Request)
     assert decode_exec(request.payload) == PARKABLE

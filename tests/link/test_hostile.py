@@ -69,7 +69,7 @@ async def assert_ended_for_all(
 WRONG_HELLOS: dict[str, dict[str, object]] = {
     "nonce": {"nonce": bytes(16)},
     "instance": {"instance": bytes(16)},
-    "generation not offered": {"generation": 3},
+    "generation not offered": {"generation": 4},
     "no generation in common": {"generation": 0},
 }
 

@@ -21,10 +21,10 @@ from k8e.core.pool import Claimed
 from k8e.core.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.records import SessionRecord
 from k8e.core.sessions import ABANDONED, Sessions
-from k8e.core.shaping import check_shape
-from k8e.core.translation import translated
+from k8e.core.shaping import check_shape, check_slots
+from k8e.core.translation import translate, translated
 from k8e.core.turns import Turns
-from k8e.engine import Limits, Place, Runtime, SandboxSpec
+from k8e.engine import EngineError, Limits, MountRefused, Place, Runtime, SandboxSpec
 from k8e.link.model import Sandbox
 from k8e.policy import HostList
 
@@ -99,7 +99,7 @@ class Creation:
         return (await self._usual_hosts()).plus(checks.check_hosts("more_hosts", spec.more_hosts))
 
     async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
-        template = Template(record.runtime, record.digest, record.limits, record.shape)
+        template = Template(record.runtime, record.digest, record.limits, record.shape.unbound)
         usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
         return await self._sessions.pool.claim(template, usual=usual)
 
@@ -169,7 +169,7 @@ class Creation:
                 return
             live.enter(Phase.ACTIVE)
         live.touch()
-        self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None)
+        self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None and sandbox is claimed.sandbox)
         self._sessions.metrics.sessions.value = len(self._sessions.registry)
 
     async def _keep_env(self, live: Live) -> None:
@@ -214,7 +214,23 @@ class Creation:
         live.stored = True
         with translated("putting the session's list of hosts in force"):
             await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+        if not live.record.shape.mounts:
+            return claimed.sandbox, claimed.place
+        try:
+            await self._sessions.engine.bind(live.sandbox, live.record.shape.mounts)
+        except EngineError as error:
+            if isinstance(error, MountRefused):
+                raise translate(error, "creating the sandbox") from error
+            self._sessions.pool.count_unbound(claimed, error)
+            return await self._replace(live)
         return claimed.sandbox, claimed.place
+
+    async def _replace(self, live: Live) -> tuple[Sandbox, Place]:
+        """With one that is made for it alone: what nobody could be given late it may still have from the beginning."""
+        with translated("removing a sandbox that is of no use"):
+            await self._sessions.engine.destroy(live.sandbox)
+        async with self.builds.take(live.payer):
+            return await self._make_sandbox(live)
 
     async def _furnish(
         self, live: Live, sandbox: Sandbox, place: Place, env: Variables, entries: Sequence[ManifestEntry]
@@ -264,8 +280,7 @@ class Creation:
         checks.check_session(spec)
         if not 0 <= number <= MAX_RESERVED:
             checks.refuse("count", f"must be 0 to {MAX_RESERVED}")
-        if spec.shape.mounts:
-            checks.refuse("mounts", "cannot be made ahead: whose folder it is, is known only when somebody asks")
+        check_slots(caller, spec.shape)
         if not pool.settings.enabled:
             hint = "the administrator decides: [pool] enabled in k8e.toml"
             raise Fault(Kind.UNAVAILABLE, "pool_disabled", "no sandboxes are made ahead on this machine", hint=hint)

@@ -27,7 +27,7 @@ class Template:
     runtime: Runtime
     image: str = "host"
     limits: Limits = field(default_factory=Limits)
-    shape: Shape = PLAIN
+    shape: Shape = PLAIN  # without mounts: instead of those it has slots
 
     @property
     def spec(self) -> SandboxSpec:

@@ -118,7 +118,7 @@ class Pool:
     async def claim(self, template: Template, *, usual: bool) -> Claimed | None:
         """The oldest one, or None: then it takes a new one. Who asks first is served first, because nothing is waited
         for before one is taken. `usual`: it is what everybody gets who asks for nothing special."""
-        if self._closed or template.shape.mounts:  # those are known only when somebody asks
+        if self._closed:
             return None
         self._demand.note(template, self._clock.monotonic(), usual=usual)
         while name := self._take(template):
@@ -143,6 +143,11 @@ class Pool:
     def waste(self, claimed: Claimed) -> None:
         """It could not be made somebody's."""
         self._discard(claimed.name, "unclaimed")
+
+    def count_unbound(self, claimed: Claimed, error: EngineError) -> None:
+        """It is somebody's by now, and could not be given what that one is to see: a new one takes its place."""
+        self._metrics.discards.add("unbound")
+        warn("warm_unbound", sandbox=claimed.name, cause=error)
 
     def _take(self, template: Template) -> str | None:
         waiting = self._ready.get(template)

@@ -114,7 +114,8 @@ def read_shape(text: str) -> Shape:
         return PLAIN
     value = json.loads(text)
     mounts = [{**each, "kept": tuple(each["kept"]), "hidden": tuple(each["hidden"])} for each in value.pop("mounts")]
-    return Shape(mounts=tuple(Mount(**each) for each in mounts), **value)
+    slots = tuple(value.pop("slots", ()))
+    return Shape(mounts=tuple(Mount(**each) for each in mounts), slots=slots, **value)
 
 
 def write_hosts(hosts: HostList) -> str:

@@ -26,34 +26,55 @@ _HOME: Final = "/home/user"
 
 def check_shape(caller: Caller, shape: Shape) -> Shape:
     """As it may be made: what is shown of the machine is what the caller may see there, whatever the request says."""
+    if shape.slots:
+        refuse("slots", "are of sandboxes that are made ahead")
     if not shape.mounts:
         return shape
+    _check_caller("mounts", caller, len(shape.mounts))
+    mounts = tuple(_check_mount(f"mounts[{index}]", mount, caller) for index, mount in enumerate(shape.mounts))
+    _check_apart("mounts", [mount.target for mount in mounts])
+    return replace(shape, mounts=mounts)
+
+
+def check_slots(caller: Caller, shape: Shape) -> None:
+    """What is made ahead has places for directories; whose, is known only when somebody asks."""
+    if shape.mounts:
+        refuse("mounts", "cannot be made ahead", "Say in `slots` where they will be.")
+    if shape.slots:
+        _check_caller("slots", caller, len(shape.slots))
+        for index, target in enumerate(shape.slots):
+            _check_target(f"slots[{index}]", target)
+        _check_apart("slots", shape.slots)
+
+
+def _check_caller(field: str, caller: Caller, count: int) -> None:
     if caller.uid == REMOTE:
         raise Fault(
             Kind.DENIED,
             "mounts_denied",
             "directories of the machine are shown to its own users only",
-            field="mounts",
+            field=field,
             hint="Copy what is needed into the session's workspace, or have a manifest fetch it.",
         )
-    if len(shape.mounts) > MAX_MOUNTS:
-        refuse("mounts", f"has {len(shape.mounts)} entries, the limit is {MAX_MOUNTS}")
-    mounts = tuple(_check_mount(f"mounts[{index}]", mount, caller) for index, mount in enumerate(shape.mounts))
-    _check_apart([mount.target for mount in mounts])
-    return replace(shape, mounts=mounts)
+    if count > MAX_MOUNTS:
+        refuse(field, f"has {count} entries, the limit is {MAX_MOUNTS}")
 
 
 def _check_mount(field: str, mount: Mount, caller: Caller) -> Mount:
     _check_absolute(f"{field}.source", mount.source)
-    _check_absolute(f"{field}.target", mount.target)
-    if mount.target not in (_WORKSPACE, _HOME) and not mount.target.startswith(f"{_HOME}/"):
-        refuse(f"{field}.target", f"must be {_WORKSPACE}, {_HOME} or below {_HOME}")
+    _check_target(f"{field}.target", mount.target)
     _check_parts(f"{field}.kept", mount.kept, MAX_KEPT)
     _check_parts(f"{field}.hidden", mount.hidden, MAX_HIDDEN)
     if mount.hidden and mount.writable:
         hint = "Show it read-only, or show only those directories in it that may be seen."
         refuse(f"{field}.hidden", "what can be written to has nothing that is hidden", hint)
     return replace(mount, owner=caller.uid)
+
+
+def _check_target(field: str, target: str) -> None:
+    _check_absolute(field, target)
+    if target not in (_WORKSPACE, _HOME) and not target.startswith(f"{_HOME}/"):
+        refuse(field, f"must be {_WORKSPACE}, {_HOME} or below {_HOME}")
 
 
 def _check_absolute(field: str, value: object) -> None:
@@ -83,10 +104,11 @@ def _is_plain(path: bytes) -> bool:
     return not {b"", b".", b".."} & set(path.split(b"/"))
 
 
-def _check_apart(targets: Iterable[str]) -> None:
+def _check_apart(field: str, targets: Iterable[str]) -> None:
     seen: list[str] = []
     for index, target in enumerate(targets):
         for other in seen:
             if f"{target}/".startswith(f"{other}/") or f"{other}/".startswith(f"{target}/"):
-                refuse(f"mounts[{index}].target", f"{target} and {other} lie in one another")
+                where = f"{field}[{index}]" + (".target" if field == "mounts" else "")
+                refuse(where, f"{target} and {other} lie in one another")
         seen.append(target)

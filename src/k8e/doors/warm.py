@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from k8e.core.model import PoolStatus, SandboxService, WarmService
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
@@ -25,10 +27,12 @@ class Warm:
         await exchange.send_json(200, shape_pool(await self._service.pool(exchange.caller)))
 
     async def reserve(self, exchange: Exchange, request: Request) -> None:
-        """`name` and `count`; the rest describes a session, as in a create."""
+        """`name` and `count`; the rest describes a session, as in a create, with `slots` in place of `mounts`."""
         fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
         name, number = fields.take_text("name"), fields.take_count("count", 1)
+        slots = tuple(fields.take_texts("slots") or ())
         spec = specs.read_session_spec(fields, self._sandboxes.default_limits)
+        spec = replace(spec, shape=replace(spec.shape, slots=slots))
         await exchange.send_json(200, shape_pool(await self._service.reserve(exchange.caller, name, spec, number)))
 
 

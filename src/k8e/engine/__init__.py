@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from k8e.engine.images import Images
@@ -56,6 +56,12 @@ class Shape:
     mounts: tuple[Mount, ...] = ()
     read_only: bool = False  # nothing can be written but /tmp, what is memory, and mounts that say so
     powerless: bool = False  # not even its root has capabilities
+    slots: tuple[str, ...] = ()  # where mounts will be that nobody has named yet: see Engine.bind
+
+    @property
+    def unbound(self) -> Shape:
+        """What one like this can be made from that is made ahead, when whose directories it has is not known yet."""
+        return replace(self, mounts=(), slots=tuple(mount.target for mount in self.mounts)) if self.mounts else self
 
 
 PLAIN = Shape()
@@ -148,6 +154,11 @@ class Engine(Protocol):
     async def edition(self, spec: SandboxSpec) -> str:
         """Names what a sandbox made like this now is made of (content, agent, runtime, ...): one that was made earlier
         is as good as a new one if this has not changed. EngineError when none could be made."""
+
+    async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
+        """Gives a sandbox that was made with slots a mount for each, before anything has run in it: from then on it is
+        like one that was created with them, and is started again as such. After an EngineError it is of no more use.
+        """
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
         """A way in; the same one for every caller. EngineError when it is gone."""

@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "c01e7da4e12604ecb69d1057874603f31ce4436fbc0c6e7856494c0d083831f9",
-        "aarch64": "0c384df5c0da49a6dd606c84abb655f3886b7d828382149b629e0e5015752ee5",
+        "x86_64": "ae762d0d6d501b0fd9ba74f49a6791881b1b5b44948a4798c5b903c3c9126ae2",
+        "aarch64": "76a06344f538278a0e3cbc568b3f26faff34b1bcb6eee2ffb14c548534204daa",
     }
 )
 

@@ -46,7 +46,10 @@ LEGAL: Final[dict[State, frozenset[type]]] = {
 
 # Requests that are answered by nothing but RESULT.
 _BRIEF: Final = frozenset(
-    {FrameType.STAT, FrameType.MKDIR, FrameType.MOVE, FrameType.REMOVE, FrameType.CHMOD, FrameType.PARK}
+    {
+        *(FrameType.STAT, FrameType.MKDIR, FrameType.MOVE, FrameType.REMOVE, FrameType.CHMOD),
+        *(FrameType.PARK, FrameType.BIND),
+    }
 )
 _WITH_OUTPUT: Final = frozenset(
     {FrameType.READ, FrameType.LIST, FrameType.WATCH, FrameType.CONNECT, FrameType.COMMANDS}

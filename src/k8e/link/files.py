@@ -13,12 +13,14 @@ from k8e.link.channel import Channel, Interrupted
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, ProtocolViolation, shown
 from k8e.link.frames import FrameType, Request
 from k8e.link.model import AGENT, Entry, Identity
+from k8e.link.protocol import BINDING_GENERATION
 from k8e.link.records import RecordReader, parse_count, parse_entry, parse_only_entry
 from k8e.link.requests import KEEP_MODE, TO_THE_END, FileRequest
 from k8e.link.sockets import AgentConnection, AgentWatcher
 from k8e.link.switchboard import Switchboard, deadline
 
 _PIECE: Final = 1 << 20
+_LAST_BIND: Final = 2
 _FRUITLESS: Final = 8  # repetitions without progress
 _MAX_LISTING: Final = 64 << 20  # bytes of names in one answer
 
@@ -252,6 +254,23 @@ class Files:
     async def chmod(self, path: bytes, mode: int, *, identity: Identity = AGENT) -> None:
         request = FileRequest(FrameType.CHMOD, path, mode=mode, identity=identity)
         await self._order(request, f"chmod {shown(path)}", repeatable=True)
+
+    # Mounts
+
+    async def bind(self, source: bytes, target: bytes, *, read_only: bool = False) -> None:
+        """What is seen at the source is at the target as well. Before the first command, where the agent may."""
+        request = FileRequest(FrameType.BIND, source, target, flags=int(read_only))
+        await self._bind(request, f"bind {source!r} to {target!r}")
+
+    async def end_binding(self, source: bytes) -> None:
+        """The mount from which others were bound is gone, and nothing can be mounted any more."""
+        await self._bind(FileRequest(FrameType.BIND, source, flags=_LAST_BIND), f"take {source!r} away")
+
+    async def _bind(self, request: FileRequest, subject: str) -> None:
+        await self._board.connected()
+        if self._board.generation < BINDING_GENERATION:
+            raise AgentError(Code.UNSUPPORTED, subject=f"{subject}: this agent is older than that")
+        await self._order(request, subject)
 
     # Streams without an end of their own
 

@@ -30,6 +30,7 @@ class FrameType(enum.IntEnum):
     CONNECT = 27
     COMMANDS = 28
     PARK = 29
+    BIND = 30
     DATA = 32
     EOF = 33
     ACK = 34

@@ -35,8 +35,9 @@ from k8e.link.frames import (
 
 MAGIC: Final = 0x4145384B
 LOWEST_GENERATION: Final = 1
-HIGHEST_GENERATION: Final = 2
+HIGHEST_GENERATION: Final = 3
 PARKING_GENERATION: Final = 2  # the first that knows PARK
+BINDING_GENERATION: Final = 3  # and BIND
 
 HEADER_SIZE: Final = 16
 NONCE_SIZE: Final = 16
@@ -92,7 +93,10 @@ _FROM_AGENT: Final[dict[int, Shape]] = {
     FrameType.RESULT: _shape(8, MAX_CONTROL),
 }
 
-_FILE_REQUESTS: Final = tuple(FrameType(number) for number in range(FrameType.READ, FrameType.CONNECT + 1))
+_FILE_REQUESTS: Final = (
+    *(FrameType(number) for number in range(FrameType.READ, FrameType.CONNECT + 1)),
+    FrameType.BIND,
+)
 
 _FROM_HOST: Final[dict[int, Shape]] = {
     FrameType.HELLO: _shape(_HOST_HELLO.size, _HOST_HELLO.size, channel=False),

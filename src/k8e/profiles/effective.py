@@ -176,6 +176,14 @@ def choose_mounts(allowed: Permissions, scene: Scene) -> tuple[Mount, ...]:
     return (*project, mount_home(scene)) if allowed.mount_home else project
 
 
+def list_targets(wishes: Wishes) -> tuple[str, ...]:
+    """Where directories will be inside, whichever they are, in the order of `choose_mounts`."""
+    from k8e.profiles.mounts import PROJECT
+
+    allowed = settle(wishes)
+    return (*((PROJECT,) if allowed.mount_cwd else ()), *((HOME,) if allowed.mount_home else ()))
+
+
 def choose_image(wishes: Wishes, scene: Scene, command: Sequence[str]) -> tuple[str, Detected]:
     if wishes.image is not None:
         return wishes.image, Detected(wishes.image, "asked")
@@ -213,4 +221,14 @@ def check_name(name: str) -> str:
     return name
 
 
-__all__ = ["FRONT", "HOST_IMAGE", "NOTHING_SAID", "Cage", "build_cage", "check_name", "choose_image", "find_language"]
+__all__ = [
+    "FRONT",
+    "HOST_IMAGE",
+    "NOTHING_SAID",
+    "Cage",
+    "build_cage",
+    "check_name",
+    "choose_image",
+    "find_language",
+    "list_targets",
+]

@@ -17,11 +17,11 @@ from k8e.cli.agentkernel.telling import say, show_json, show_table
 from k8e.cli.client import JSON, Client, run_dir
 from k8e.cli.ending import UNREACHABLE, Failure
 from k8e.profiles.config import AgentPool, DaemonWish
-from k8e.profiles.effective import build_cage, find_language
+from k8e.profiles.effective import build_cage, find_language, list_targets
 from k8e.profiles.mode import MODES
 from k8e.profiles.problem import Problem
 from k8e.profiles.scene import Scene
-from k8e.profiles.wishes import Wishes
+from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,25 +223,27 @@ def list_pools(wishes: list[DaemonWish]) -> list[AgentPool]:
     return list(reversed(sized))
 
 
-def describe_kind(pool: AgentPool) -> Cage:
-    """What a command in this mode gets, but for the folder, which nobody knows yet."""
-    cage = build_cage(Wishes(mode=pool.name, mount_cwd=False), Scene())
-    return cage.but(image=find_language(pool.runtime)) if pool.runtime else cage
+def describe_kind(pool: AgentPool, user: Wishes) -> tuple[Cage, list[str]]:
+    """What a command in this mode gets, and where its directories will be; whose, nobody knows yet."""
+    cage = build_cage(Wishes(mode=pool.name, mount_cwd=False, mount_home=False), Scene(), others=(user,))
+    slots = list_targets(merge((Wishes(mode=pool.name), user)))
+    return cage.but(image=find_language(pool.runtime)) if pool.runtime else cage, list(slots)
 
 
 def reserve(client: Client, pool: AgentPool) -> None:
-    cage = describe_kind(pool)
-    answer = attempt(client, pool, cage)
+    config = read_user_config()
+    cage, slots = describe_kind(pool, config.wishes if config else NOTHING_SAID)
+    answer = attempt(client, pool, cage, slots)
     if "reservations" not in answer and is_about_image(answer):
-        answer = attempt(client, pool, obtain(client, cage.but(needs=()), answer))
+        answer = attempt(client, pool, obtain(client, cage.but(needs=()), answer), slots)
     if "reservations" not in answer:
         raise Failure.of(answer)
 
 
-def attempt(client: Client, pool: AgentPool, cage: Cage) -> dict[str, Any]:
+def attempt(client: Client, pool: AgentPool, cage: Cage, slots: list[str]) -> dict[str, Any]:
     kept = ("image", "read_only", "powerless", "limits")
     kind = {name: value for name, value in cage.to_request().items() if name in kept}
-    body = {"name": pool.name, "count": pool.min_warm, **kind}
+    body = {"name": pool.name, "count": pool.min_warm, **kind, **({"slots": slots} if slots else {})}
     response = client.request("POST", "/v1/pool", json.dumps(body).encode(), JSON)
     answer: dict[str, Any] = json.loads(response.read())
     return answer

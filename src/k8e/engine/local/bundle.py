@@ -58,6 +58,7 @@ class Bind:
     target: str
     writable: bool = True
     whole: bool = False  # with what was mounted below it
+    follows: bool = False  # and with what is mounted there later
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class BundleSpec:
     hidden: Sequence[str] = ()  # files below the overlays that must not be seen
     read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
     powerless: bool = False
+    mounting: bool = False  # the agent can mount inside, until it starts its first command: gVisor's kernel has slots
 
 
 def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
@@ -86,8 +88,10 @@ def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
 
 
 def _own_bind(bind: Bind) -> dict[str, Any]:
-    # Private: what is mounted or unmounted on the host later is the host's business.
+    # Private: what is mounted or unmounted on the host later is the host's business, but for slots.
     kind = ("rbind", "rprivate") if bind.whole else ("bind", "private")
+    if bind.follows:
+        kind = ("rbind", "rslave")
     return _bind(bind.source, bind.target, *kind, "rw" if bind.writable else "ro")
 
 
@@ -161,6 +165,8 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
     files = min(spec.limits.open_files, spec.hard_files)
     processes = spec.limits.pids + PARKED_TASKS
     capabilities = _FEWEST_CAPABILITIES if spec.powerless else _CAPABILITIES
+    if spec.mounting:
+        capabilities = (*capabilities, "CAP_SYS_ADMIN")
     return {
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,

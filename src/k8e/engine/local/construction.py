@@ -23,6 +23,7 @@ from k8e.engine.local.dns import resolv_conf_for_sandbox
 from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.sharing import find_sources, share_workspace
+from k8e.engine.local.mounts.slots import cut_slots
 from k8e.engine.local.mounts.view import show_mounts
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.network import Network
@@ -83,8 +84,10 @@ class Construction:
         if spec.shape.mounts and spec.shares:
             known = find_sources(self._layout.sandbox(spec.shares))
         binds, sources = show_mounts(spec.shape.mounts, self._layout, paths, record.first_id, user, known)
-        if sources != record.sources:
-            replace(record, sources=sources).save(paths.record)
+        if (sources, spec.shape.slots) != (record.sources, record.slots):
+            replace(record, sources=sources, slots=spec.shape.slots).save(paths.record)
+        if spec.shape.slots:
+            return cut_slots(paths, spec.shape, native=record.first_id is not None)
         if any(bind.target == "/workspace" for bind in binds):
             return binds  # whoever shares that has the same mount
         workspace = paths.workspace
@@ -106,6 +109,7 @@ class Construction:
     ) -> BundleSpec:
         paths = self._layout.sandbox(sandbox)
         _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        mounting = bool(spec.shape.slots) and not runtime.native
         return BundleSpec(
             root=os.fspath(paths.root),
             agent=os.fspath(self._layout.agents / agent_binary().sha256),
@@ -120,7 +124,9 @@ class Construction:
             seccomp=build_profile(
                 platform.machine(),
                 runtime.native,
-                set_user_id=place.capable or not any(mount.writable for mount in spec.shape.mounts),
+                set_user_id=place.capable
+                or not (spec.shape.slots or any(mount.writable for mount in spec.shape.mounts)),
+                mounting=mounting,
             ),
             hard_files=hard_files,
             network=namespace,
@@ -128,6 +134,7 @@ class Construction:
             hidden=hidden,
             read_only=spec.shape.read_only,
             powerless=spec.shape.powerless,
+            mounting=mounting,
         )
 
 
@@ -158,7 +165,8 @@ def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
 def put_down(paths: SandboxPaths) -> None:
     """What was made for one start only. Nothing of it was ever in the sandbox's hands, but the disk, which is none."""
     kept_disk.sync_kept(paths.disk_image, paths.record)
-    disk.remove_mount_points(paths.mounts)
+    for folder in (paths.mounts, paths.slots):
+        disk.remove_mount_points(folder)
     for path in (paths.bundle, paths.veils):
         disk.remove_tree(path)  # which looks once more whether anything is mounted there
     for path in (paths.runtime_log, paths.egress):

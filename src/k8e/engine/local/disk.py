@@ -154,7 +154,8 @@ def remove_tree(top: Path) -> None:
     """Removes a sandbox's directory. Nothing is mounted there any more, so what a sandbox wrote is inside the image."""
     if mounts_below(top):
         raise EngineError("disk", f"{top} still has mounts")
-    remove_mount_points(SandboxPaths(top).mounts)
+    for folder in (SandboxPaths(top).mounts, SandboxPaths(top).slots):
+        remove_mount_points(folder)
     with contextlib.suppress(FileNotFoundError):
         for parent, directories, files, handle in os.fwalk(top, topdown=False, follow_symlinks=False):
             for name in files:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from k8e.engine import EngineError, Health, Limits, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Health, Limits, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local import disk
 from k8e.engine.local.cgroup import Cgroups
@@ -29,6 +29,7 @@ from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
+from k8e.engine.local.mounts.slots import TRAY, fill_slots, list_bindings
 from k8e.engine.local.mounts.view import seal_mounts
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
@@ -242,6 +243,27 @@ class LocalEngine:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
         if spec.shape.mounts or spec.shares:
             await finish_in_thread(seal_mounts, self.layout.sandbox(sandbox))
+
+    async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
+        if sandbox in self._creating:
+            raise EngineError("sandbox", f"{sandbox} is being made")
+        await self._take_on(sandbox, self._bind(sandbox, mounts))
+
+    async def _bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
+        paths = self.layout.sandbox(sandbox)
+        _, place = await self.attach(sandbox)
+        try:
+            link = await self._open_link(sandbox)
+            record = await asyncio.to_thread(Record.load, paths.record)
+            binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user)
+            if record.first_id is None:
+                for source, target, read_only in list_bindings(binds):
+                    await link.bind(os.fsencode(source), os.fsencode(target), read_only=read_only)
+                await link.end_binding(TRAY.encode())
+        except LinkError as error:
+            raise EngineError("slots", f"the agent did not mount what they are for: {error}") from error
+        except OSError as error:
+            raise EngineError("slots", str(error)) from error
 
     # Using -----------------------------------------------------------------------------------------------------------
 

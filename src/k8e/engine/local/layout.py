@@ -44,6 +44,11 @@ class SandboxPaths:
         return self.top / "mounts"
 
     @property
+    def slots(self) -> Path:
+        """Where what it will be shown passes through when that is known (mounts/slots.py); gone afterwards."""
+        return self.top / "slots"
+
+    @property
     def upper(self) -> Path:
         """Of a root that is an image: the layer that is the sandbox's own."""
         return self.disk / "upper"

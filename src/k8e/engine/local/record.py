@@ -29,6 +29,7 @@ class Record:
     # Inodes of the machine's directories that are shown in it: by their names a sandbox that can write around one of
     # them could have another shown to a child of its, or to itself when it is started again.
     sources: tuple[int, ...] = ()
+    slots: tuple[str, ...] = ()  # where directories are still to be shown
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".new")
@@ -38,7 +39,7 @@ class Record:
     @classmethod
     def load(cls, path: Path) -> Record:
         fields = json.loads(path.read_text())
-        return cls(**{**fields, "sources": tuple(fields.get("sources", ()))})
+        return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("sources", "slots")}})
 
     @property
     def first_id(self) -> int | None:

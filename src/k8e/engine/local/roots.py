@@ -114,7 +114,7 @@ class ImageRoot:
 
     def _make(self, paths: SandboxPaths, record: Record, registries: Registries, shape: Shape) -> None:
         self._mount(paths, record.first_id)
-        own = not any(mount.target == WORKSPACE for mount in shape.mounts)
+        own = WORKSPACE not in shape.unbound.slots
         given = Furniture(self._find(), registries, record.hostname, own_workspace=own)
         place = furnish(paths, given, record.first_id)
         save_place(paths.place, replace(place, capable=place.capable and not shape.powerless))

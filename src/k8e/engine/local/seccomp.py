@@ -28,6 +28,10 @@ _TYPE_MASK = 0o170000
 
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
+_MOUNTS = (0x1000, 0x1027)  # MS_BIND; and to make one of those read-only, MS_REMOUNT, NODEV, NOSUID, RDONLY
+_MNT_DETACH = 2
+_ALL = 0xFFFFFFFFFFFFFFFF  # the kernel looks at 64 bits
+
 _SET_USER_ID = 0o4000
 _CREATES = 0x40 | 0x400000  # O_CREAT, O_TMPFILE: only then the mode is looked at
 # Where the mode stands among the arguments of calls that set one.
@@ -76,8 +80,11 @@ def _without_set_user_id() -> list[dict[str, Any]]:
     return rules
 
 
-def build_profile(machine: str, native: bool = True, *, set_user_id: bool = True) -> Mapping[str, Any]:
-    """`set_user_id`: whether files can be given that bit, which does nothing inside."""
+def build_profile(
+    machine: str, native: bool = True, *, set_user_id: bool = True, mounting: bool = False
+) -> Mapping[str, Any]:
+    """`set_user_id`: whether files can be given that bit, which does nothing inside. `mounting`: whether the agent can
+    mount something later; it takes these calls from itself, and from every command, before there is one."""
     lists = json.loads(resources.files("k8e.engine.local").joinpath("syscalls.json").read_text())
     plain = set(lists["any"]) | set(lists.get(machine, ()))
     absent = set(lists["absent"])
@@ -87,6 +94,9 @@ def build_profile(machine: str, native: bool = True, *, set_user_id: bool = True
         absent.add("openat2")  # a filter cannot see its mode
         rules += _without_set_user_id()
     rules.append(allow(plain))
+    if mounting:
+        rules += [allow(["mount"], [match(3, flags, _ALL)]) for flags in _MOUNTS]
+        rules.append(allow(["umount2"], [match(1, _MNT_DETACH)]))
     rules.append(allow(["clone"], [match(0, 0, _NAMESPACE_FLAGS | _NEWTIME)]))
     rules += [allow(["socket"], [match(0, family)]) for family in _FAMILIES]
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))

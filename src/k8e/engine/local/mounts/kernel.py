@@ -33,6 +33,7 @@ _AT_RECURSIVE: Final = 0x8000
 _OPEN_TREE_CLONE: Final = 1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _MS_PRIVATE: Final = 1 << 18
+_MS_SHARED: Final = 1 << 20
 _CLONE_VM: Final = 0x100
 _CLONE_NEWUSER: Final = 0x10000000
 _WAIT_ALL: Final = 0x40000000  # __WALL: a child that sends no signal when it ends
@@ -115,9 +116,12 @@ def clone_mount(source: Path | int, attributes: int = 0, *, recursive: bool = Fa
     return mount
 
 
-def change_mount(mount: int, attributes: int, *, namespace: int | None = None, recursive: bool = False) -> None:
-    """`namespace`: a user namespace (see `id_map`) through whose eyes the owners of files are seen."""
-    wanted = _Attributes(attributes, 0, _MS_PRIVATE, 0)
+def change_mount(
+    mount: int, attributes: int, *, namespace: int | None = None, recursive: bool = False, shared: bool = False
+) -> None:
+    """`namespace`: a user namespace (see `id_map`) through whose eyes the owners of files are seen. `shared`: what is
+    mounted there is mounted where it is followed, too; it is private otherwise, from now on."""
+    wanted = _Attributes(attributes, 0, _MS_SHARED if shared else _MS_PRIVATE, 0)
     if namespace is not None:
         wanted.set |= _IDMAP
         wanted.namespace = namespace
