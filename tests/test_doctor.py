@@ -321,6 +321,25 @@ async def test_commands_with_capabilities_are_found_out(engine: LocalEngine, dec
     assert (check.verdict, "a command of uid 1000 has Cap" in check.found) == (Verdict.FAILED, True), check
 
 
+async def test_a_machine_that_is_busy_is_not_taken_for_a_weak_one(
+    engine: LocalEngine, decoys: Decoys, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Subject):
+        async def processes(self) -> set[int]:
+            """As when the agent's supervisor of a command that has ended takes its time: it is the agent, once more."""
+            seen.append(await super().processes())
+            return seen[-1] - {1} if len(seen) == 1 else seen[-1]
+
+    seen: list[set[int]] = []
+    monkeypatch.setattr(limits, "_BUSY_ROUNDS", 0)  # others have all of the CPU
+    async with doctor.open_subject(engine, runtime, decoys) as subject:
+        slow = Slow(*(getattr(subject, field.name) for field in dataclasses.fields(subject)))
+        checks = [await try_one(name, slow) for name in ("timeouts", "CPU limit")]
+    assert [check.verdict for check in checks] == [Verdict.OK] * 2, checks
+    assert "too busy" in checks[1].found
+    assert len(seen) == 2
+
+
 async def test_a_process_that_outlives_a_timeout_is_found_out(
     engine: LocalEngine, decoys: Decoys, runtime: Runtime
 ) -> None:

@@ -209,6 +209,20 @@ class TestKeys:
         assert new.call("Status", pb.StatusRequest()).name == "doomed"
         assert guest.refused("Status", pb.StatusRequest())[0] is UNAUTHENTICATED
 
+    def test_that_are_revoked_say_so_also_to_who_has_not_read_the_first_answer_yet(self, house: House) -> None:
+        text = house.make_key("slow", tenant_ids=["slow"])
+        guest = house.guest(text)
+        session = guest.create()
+        content = bytes(8 << 20)  # more than is on its way at once to somebody who does not read
+        guest.call("WriteFile", pb.WriteFileRequest(session_id=session, path="x", content=content))
+        reading = guest.begin("ReadFile", pb.ReadFileRequest(session_id=session, path="x"), seconds=30)
+        reading.initial_metadata()  # the answer has begun
+        house.delete_key("slow")
+        with pytest.raises(grpc.RpcError) as ended:
+            list(reading)
+        detail = contact.read_detail(ended.value)
+        assert (ended.value.code(), detail and detail.code) == (UNAUTHENTICATED, "key_revoked")
+
     def test_are_the_administrators_to_make(self, house: House) -> None:
         assert house.ask("POST", "/v1/keys", {"name": "-x"})[0] == 400
         assert house.ask("POST", "/v1/keys", {"name": "x", "ttl": -1})[0] == 400

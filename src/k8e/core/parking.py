@@ -113,6 +113,7 @@ class Parking:
         self._tasks = tasks
         self._metrics = metrics
         self._watches: dict[str, _Watch] = {}
+        self._closed = False
 
     def choose(self, spec: ExecSpec) -> ExecSpec:
         return replace(spec, parked=True) if suits(spec) else spec
@@ -135,7 +136,7 @@ class Parking:
             self._delay(live, watch)
 
     def _want(self, live: Live, sandbox: Sandbox, place: Place, kind: Kind) -> None:
-        if live.gone.done():
+        if live.gone.done() or self._closed:
             return
         watch = self._watches.get(live.sandbox)
         if watch is None:
@@ -147,6 +148,8 @@ class Parking:
             self._delay(live, watch)
 
     def _delay(self, live: Live, watch: _Watch) -> None:
+        if self._closed:
+            return
         if watch.timer is not None:
             watch.timer.cancel()
         watch.timer = asyncio.get_running_loop().call_later(PAUSE, self._refill, live, watch)
@@ -169,6 +172,12 @@ class Parking:
         watch.failures[kind] = 0 if done else watch.failures.get(kind, 0) + 1
         if watch.wanted:
             self._delay(live, watch)
+
+    def close(self) -> None:
+        """No more of them: the runs that end with the service are followed by none."""
+        self._closed = True
+        for sandbox in list(self._watches):
+            self._leave(sandbox)
 
     def _leave(self, sandbox: str) -> None:
         watch = self._watches.pop(sandbox, None)

@@ -142,6 +142,7 @@ class Service:
         await self._pool.close()
         await self._images.close()
         self._approvals.close()
+        self._sessions.parking.close()
         for run in list(self._runs.running.values()):
             run.leave()
         self._once.close()

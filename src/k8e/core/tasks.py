@@ -16,10 +16,13 @@ T = TypeVar("T")
 class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def spawn(self, work: Coroutine[Any, Any, T], *, watched: bool = False) -> asyncio.Task[T]:
         """Somebody else hears of the faults of a watched one; those of others are in the log."""
         task = asyncio.get_running_loop().create_task(work)
+        if self._closed:
+            task.cancel()  # before its first line: what it would work with is being closed, and nobody waits for it
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._done, watched))
         return task
@@ -42,7 +45,8 @@ class Tasks:
                     await asyncio.wait(set(self._tasks))
         except TimeoutError:
             warn("not_finished", tasks=len(self._tasks))
-        rest = set(self._tasks)
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        self._closed = True
+        while rest := set(self._tasks):
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)

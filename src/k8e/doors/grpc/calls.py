@@ -142,6 +142,7 @@ class Call:
         self.given_up: Fault | Refusal | None = None  # why it ends before its time
         self.answer = b""  # of a handler that gives a single one
         self._single = single
+        self._opened = False
         self._context = context
         self._inbox = inbox
         self._clock = clock
@@ -220,7 +221,23 @@ class Call:
         if self._single:
             self.answer = message.SerializeToString()
         else:
+            await self._open()
             await self._context.write(message.SerializeToString())
+
+    async def _open(self) -> None:
+        """The metadata that go before the first message, sent before it and to the end. gRPC would send them with it,
+        and note that they were only after it has left: whoever is cut off while their first message waits for a slow
+        reader could not be told why, because gRPC would send them again and refuses to."""
+        if self._opened:
+            return
+        self._opened = True
+        opening = asyncio.ensure_future(self._context.send_initial_metadata(()))
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when nobody waits any more
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait({opening})
+            raise
 
     async def close(self) -> None:
         await self._held.aclose()

@@ -1,0 +1,65 @@
+"""Work of the service's own ends with the service, also what would only have begun then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from k8e.core.model import RunSpec
+from k8e.core.tasks import Tasks
+from tests.core.rig import ALICE, open_rig
+from tests.sandboxes import needs_root
+
+
+async def test_what_is_under_way_may_finish() -> None:
+    tasks, done = Tasks(), []
+
+    async def work(more: int) -> None:
+        await asyncio.sleep(0)
+        if more:
+            tasks.spawn(work(more - 1))
+        done.append(more)
+
+    tasks.spawn(work(2))
+    await tasks.close(60.0)
+    assert done == [2, 1, 0]
+
+
+async def test_nothing_begins_once_it_is_closed() -> None:
+    tasks, begun = Tasks(), []
+
+    async def begin() -> None:
+        begun.append(True)
+
+    async def stay() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tasks.spawn(begin())  # as it is cut off, when nobody would look for more
+
+    staying = tasks.spawn(stay())
+    await tasks.close(0.0)
+    assert staying.cancelled()
+    late = tasks.spawn(begin())
+    await asyncio.wait({late})
+    assert late.cancelled()
+    assert begun == []
+
+
+@needs_root
+async def test_runs_that_end_with_the_service_are_followed_by_nothing(folder: Path) -> None:
+    """Else an interpreter would be parked a moment later, in a sandbox whose link is closed, by a loop that may be."""
+    async with open_rig(folder) as rig:
+        session = await rig.create()
+        running = asyncio.create_task(rig.service.run(ALICE, RunSpec(session, "sleep 600")))
+        while not rig.service._runs.running:
+            await asyncio.sleep(0.01)
+    await asyncio.wait({running})
+    loop = asyncio.get_running_loop()
+    scheduled = [timer for timer in getattr(loop, "_scheduled") if not timer.cancelled()]  # noqa: B009 - the loop's own
+    assert [
+        timer for timer in scheduled if getattr(timer._callback, "__self__", None) is rig.service._sessions.parking
+    ] == []
+    assert not rig.service._tasks._tasks
+    assert running.done()
+    running.exception()
