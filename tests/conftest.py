@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Names of ours by which a developer or a CI job chooses how long tests run; all others would reach the programs tested.
 _OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_FUZZ_", "K8E_SEED")
@@ -38,6 +39,9 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # How long an example takes says how busy the machine is.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
     os.umask(0o022)
     _open_missing_descriptors()
     for name in list(os.environ):

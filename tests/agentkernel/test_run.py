@@ -28,7 +28,7 @@ class TestExact:
         assert (done.code, done.stdout, done.stderr) == (3, b"out\0\xff\r\n", b"err\x80")
 
     @given(words=st.lists(st.binary(max_size=40).filter(lambda word: b"\0" not in word), min_size=1, max_size=12))
-    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     def test_arguments_arrive_as_they_were_given(self, kernel: Kernel, words: list[bytes]) -> None:
         done = kernel.run("python3", "-c", TELL_ARGV, *words)
         assert (done.stdout.split(b"\0"), done.stderr, done.code) == (words, b"", 0)

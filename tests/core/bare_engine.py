@@ -51,9 +51,11 @@ def make_instance(sandbox: str) -> bytes:
 
 
 def has_mark(pid: int, *marks: str) -> bool:
-    """Whether one of the marks is in its command line."""
+    """Whether one of the marks is in its command line; or, while it becomes another program and has none, in the name
+    of the file that it writes to. On a busy machine that moment can be long, and whoever is not found then lives on."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        words = words or os.readlink(f"/proc/{pid}/fd/2")
     except OSError:
         return False
     return any(mark in words for mark in marks)
@@ -89,7 +91,8 @@ class BareEngine:
 
     def processes(self, sandbox: str) -> list[int]:
         """bwrap and the agent; whatever else runs inside dies with them. (A child's bwrap names its parent, too.)"""
-        return find_processes(f"{self._top(sandbox)}/run", make_instance(sandbox).hex())
+        top = self._top(sandbox)
+        return find_processes(f"{top}/run", f"{top}/stderr", make_instance(sandbox).hex())
 
     async def probe(self) -> Sequence[RuntimeReport]:
         return self.reports

@@ -156,7 +156,7 @@ class TestNonsense:
         body = json.loads(answer.partition(b"\r\n\r\n")[2])
         assert set(body) == {"error", "detail", "code", "hint"}
 
-    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(
         st.one_of(
             st.binary(max_size=300),
