@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from k8e.engine import Limits, Runtime, RuntimeReport, SandboxSpec
-from k8e.engine.local import LocalEngine, doctor
+from k8e.engine.local import LocalEngine, construction, doctor
 from k8e.engine.local import engine as engine_module
 from k8e.engine.local import record as record_module
 from k8e.engine.local.bundle import BundleSpec, build_config
-from k8e.engine.local.controls import CONTROLS
+from k8e.engine.local.controls import CONTROLS, limits
 from k8e.engine.local.controls.network import find_foreign_drops
 from k8e.engine.local.decoys import Decoys, Subject, plant_decoys
 from k8e.engine.local.doctor import Check, Examination, Report, Verdict
@@ -75,7 +75,7 @@ def weakened(weaken: Weaken) -> Iterator[None]:
         return config
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "build_config", build_worse)
+        patch.setattr(construction, "build_config", build_worse)
         yield
 
 
