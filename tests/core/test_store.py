@@ -167,8 +167,9 @@ async def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreFailed, match="newer"):
+    with pytest.raises(StoreFailed, match="newer") as failed:
         await Store.open(path)
+    assert "K8E_STATE_DIR" in failed.value.hint
 
 
 @pytest.fixture
@@ -178,8 +179,9 @@ def other_file(path: Path) -> Path:
 
 
 async def test_a_file_that_is_no_database_is_refused(other_file: Path) -> None:
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailed) as failed:
         await Store.open(other_file)
+    assert "damaged" in failed.value.hint
 
 
 async def test_a_place_that_is_not_there_is_a_fault(tmp_path: Path) -> None:

@@ -130,8 +130,10 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
 
 
 class StoreFailed(Fault):
-    def __init__(self, cause: object) -> None:
-        hint = "Is the disk with the state directory full, or does another process hold the database?"
+    def __init__(self, cause: object, hint: str = "") -> None:
+        if not hint and type(cause) is sqlite3.DatabaseError:  # not one of its kinds: the file is not what it should be
+            hint = "It is damaged, or no database: put a copy of it back, or move it away to begin with nothing."
+        hint = hint or "Is the disk with the state directory full, or does another process hold the database?"
         super().__init__(
             Kind.UNAVAILABLE, "state_unavailable", "the daemon's database does not answer", detail=str(cause), hint=hint
         )
@@ -155,7 +157,8 @@ def _open(path: Path) -> sqlite3.Connection:
 def _migrate(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
-        raise StoreFailed(f"it was written by a newer version (schema {version}, this one knows {len(MIGRATIONS)})")
+        cause = f"it was written by a newer version (schema {version}, this one knows {len(MIGRATIONS)})"
+        raise StoreFailed(cause, "Use that version of k8e, or give this one another directory (K8E_STATE_DIR).")
     for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.execute("BEGIN IMMEDIATE")
         try:
