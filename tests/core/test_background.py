@@ -28,14 +28,30 @@ async def test_a_background_run_is_polled_to_its_end_as_often_as_one_likes(rig: 
     assert await link.commands() == []
 
 
-async def test_while_it_runs_there_are_counts_and_no_output(rig: Rig, session: str) -> None:
-    run_id = await rig.start_background(session, "printf 12345; mkfifo go; read line < go")
-    while (result := await rig.service.poll(ALICE, run_id)).stdout_bytes < 5:
+async def test_while_it_runs_what_it_has_said_is_shown_as_often_as_one_likes(rig: Rig, session: str) -> None:
+    run_id = await rig.start_background(session, "mkfifo go; printf 12345; printf e >&2; read line < go; printf 678")
+    while (result := await rig.service.poll(ALICE, run_id)).stdout_bytes < 5 or not result.stderr_bytes:
         await asyncio.sleep(0.005)
-    assert (result.status, result.exit_code, result.stdout) == (Status.RUNNING, None, b"")
+    for _ in range(3):
+        result = await rig.service.poll(ALICE, run_id)
+        assert (result.status, result.exit_code, result.truncated) == (Status.RUNNING, None, False)
+        assert (result.stdout, result.stderr) == (b"12345", b"e")
     assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.RUNNING]
-    await rig.run(session, "until [ -p go ]; do :; done; echo > go")
-    assert (await rig.poll_to_the_end(run_id)).stdout == b"12345"
+    await rig.run(session, "echo > go")
+    assert (await rig.poll_to_the_end(run_id)).stdout == b"12345678"
+
+
+async def test_looking_on_neither_loses_output_nor_holds_the_command_up(rig: Rig, session: str) -> None:
+    """More than the agent keeps, and looked at all the time."""
+    code = "import os\nfor number in range(6000): os.write(1, b'%01023d\\n' % number)"
+    run_id = (await rig.service.run(ALICE, RunSpec(session, code, Language.PYTHON, background=True))).run_id
+    while (result := await rig.service.poll(ALICE, run_id)).status is Status.RUNNING:
+        assert len(result.stdout) <= OUTPUT_LIMIT
+        assert result.truncated == (len(result.stdout) < result.stdout_bytes)
+        assert result.stdout[:1024] in (b"", b"%01023d\n" % 0)
+    assert (result.stdout_bytes, result.exit_code) == (6000 << 10, 0)
+    assert result.stdout.startswith(b"%01023d\n" % 0)
+    assert result.stdout.endswith(b"%01023d\n" % 5999)
 
 
 async def test_head_and_tail_of_long_output_are_kept(rig: Rig, session: str) -> None:

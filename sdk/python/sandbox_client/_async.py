@@ -151,7 +151,7 @@ class AsyncSandboxClient:
         return RunResult.read(await self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
 
     async def poll(self, run_id: str) -> RunResult:
-        """How a run stands: without output while it runs."""
+        """How a run stands, with what it has written so far."""
         response = await self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
         return RunResult.read(response.run)
 

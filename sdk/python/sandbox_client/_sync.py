@@ -150,7 +150,7 @@ class SandboxClient:
         return RunResult.read(self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
 
     def poll(self, run_id: str) -> RunResult:
-        """How a run stands: without output while it runs."""
+        """How a run stands, with what it has written so far."""
         response = self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
         return RunResult.read(response.run)
 

@@ -218,7 +218,7 @@ export class SandboxClient {
     return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options, true)));
   }
 
-  /** How a run stands: without output while it runs. */
+  /** How a run stands, with what it has written so far. */
   async poll(runId: string): Promise<RunResult> {
     return readRun((await this.#call("PollRun", { run_id: runId })).run);
   }

@@ -1,10 +1,10 @@
 """Commands in the background: started detached, kept by the agent, collected when they have ended.
 
 While one runs its output stays where the agent keeps it (the first and the last half MiB of each stream), so that a
-daemon that dies loses nothing. When it has ended the output is read without being acknowledged and put into a file
-inside the sandbox that only the agent can read, the row says how it ended, and only then the agent may forget it: a
-daemon that dies anywhere between leaves all of it to the next. Output is kept until the session ends; beyond
-KEPT_OUTPUT bytes the oldest goes first.
+daemon that dies loses nothing; who polls meanwhile sees it there. When it has ended the output is read without being
+acknowledged and put into a file inside the sandbox that only the agent can read, the row says how it ended, and only
+then the agent may forget it: a daemon that dies anywhere between leaves all of it to the next. Output is kept until the
+session ends; beyond KEPT_OUTPUT bytes the oldest goes first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from k8e.core.sessions import Opened
 from k8e.core.translation import translated
 from k8e.core.verdict import judge, suspect_oom
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost
-from k8e.link.model import CommandInfo, ExecSpec, Outcome, Sandbox
+from k8e.link.model import ByteReader, CommandInfo, ExecSpec, Outcome, Sandbox
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ MAX_BACKGROUND: Final = 256  # running ones, of one session
 KEPT_OUTPUT: Final = 32 << 20  # bytes, of one session
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 0.01  # the agent tells nobody who is not attached that a command has ended
+_GLANCE: Final = 5.0
 _LOOKS: Final = round(2 * GRACE / _PAUSE)  # then the order is given again: it may have been lost with a connection
 
 
@@ -140,9 +141,26 @@ class Background:
                     return await self._recall(opened, record)
                 info = await self._look(opened, record)
                 if info is not None and info.running:
-                    seen = replace(record, stdout_bytes=info.stdout_bytes, stderr_bytes=info.stderr_bytes)
-                    return replace(seen, denied=await self._tell_denied(live, record)).show(live.session_id)
+                    return await self._peek(opened, record, info)
                 return await self._collect(opened, record, info)
+
+    async def _peek(self, opened: Opened, record: RunRecord, info: CommandInfo) -> RunResult:
+        """How one that runs is doing: whoever waits for it wants to see what it says."""
+        try:
+            async with asyncio.timeout(_GLANCE):
+                stdout, stderr = await _read_so_far(opened.sandbox, info)
+        except (LinkError, TimeoutError) as error:  # it has ended this moment, or is slow: the next poll shows more
+            warn("no_glance", run=record.run_id, cause=error)
+            stdout = stderr = b""
+        seen = replace(
+            record,
+            stdout_bytes=info.stdout_bytes,
+            stderr_bytes=info.stderr_bytes,
+            truncated=len(stdout) < info.stdout_bytes or len(stderr) < info.stderr_bytes,
+            duration_ms=max(0, round((self._sessions.clock.wall() - record.started) * 1000)),
+            denied=await self._tell_denied(opened.live, record),
+        )
+        return seen.show(opened.live.session_id, stdout, stderr)
 
     async def _look(self, opened: Opened, record: RunRecord) -> CommandInfo | None:
         commands = await opened.sandbox.commands()
@@ -304,6 +322,25 @@ async def _read_held(sandbox: Sandbox, command: int) -> tuple[Outcome, bytes, by
     stdout, stderr = HeadTail(), HeadTail()
     await asyncio.gather(read_into(process.stdout, stdout), read_into(process.stderr, stderr))
     return await process.wait(), stdout.take(), stderr.take()
+
+
+async def _read_so_far(sandbox: Sandbox, info: CommandInfo) -> tuple[bytes, bytes]:
+    """Of a command that runs, as far as it had come when `info` was asked for. All of it stays with the agent."""
+    process = await sandbox.attach(info.id, hold=True)
+    try:
+        return (
+            await _read_up_to(process.stdout, info.stdout_bytes),
+            await _read_up_to(process.stderr, info.stderr_bytes),
+        )
+    finally:
+        await process.detach()
+
+
+async def _read_up_to(reader: ByteReader, end: int) -> bytes:
+    output = HeadTail()
+    while reader.position < end and (content := await reader.read()):
+        output.feed(content[: len(content) - max(0, reader.position - end)])
+    return output.take()
 
 
 async def _read_stubbornly(sandbox: Sandbox, command: int) -> tuple[Outcome, bytes, bytes]:
