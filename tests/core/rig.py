@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from k8e.core.clock import Clock, SystemClock
+from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
 from k8e.core.memory import Memory
-from k8e.core.model import Caller, RunResult, RunSpec, SandboxService, SessionSpec, Status
+from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec, Status
 from k8e.core.service import Service
 from k8e.core.store import Store
 from k8e.engine import EngineError

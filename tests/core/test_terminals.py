@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
+from k8e.core.contract import LiveRun
 from k8e.core.errors import Kind
-from k8e.core.model import Language, LiveRun, RunSpec, SessionSpec, Status, Terminal
+from k8e.core.model import Language, RunSpec, SessionSpec, Status, Terminal
 from tests.core.rig import ALICE, BOB, Rig, fault
 from tests.sandboxes import needs_root
 

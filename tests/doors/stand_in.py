@@ -10,17 +10,16 @@ import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from k8e.core.contract import LiveRun, SandboxService
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     Caller,
     ChildSpec,
     Chunk,
     HostsChange,
-    LiveRun,
     Phase,
     RunResult,
     RunSpec,
-    SandboxService,
     ServiceStatus,
     Session,
     SessionSpec,

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from k8e.core.contract import ImageService
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller, ImageService, NamedImage
+from k8e.core.model import Caller, NamedImage
 from k8e.doors.frames import Frame, FrameKind, FrameReader
 from k8e.doors.http import HttpDoor
 from k8e.doors.images import Images

@@ -11,10 +11,10 @@ import pytest
 
 from k8e.core.errors import Fault
 from k8e.core.model import Caller
+from k8e.doors.fields import Fields
 from k8e.doors.mcp.cages import Cages, Made
 from k8e.doors.mcp.fronts import AGENTKERNEL, K8E, NOWHERE, Surroundings
 from k8e.doors.mcp.guest import Guest
-from k8e.doors.specs import Fields
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Report
 from tests.core.rig import Rig, open_rig

@@ -25,7 +25,7 @@ _AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks 
 
 
 class Foreground:
-    """Implements `model.LiveRun`. Whether or not anybody asks for the result, the end is waited for and recorded."""
+    """Implements `contract.LiveRun`. Whether or not anybody asks for the result, the end is waited for and recorded."""
 
     def __init__(
         self, endings: Endings, tasks: Tasks, live: Live, record: RunRecord, mark: Mark, process: Process

@@ -75,7 +75,7 @@ class Once:
 
 
 class OnceRun:
-    """Implements `model.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
+    """Implements `contract.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
 
     def __init__(self, sessions: Sessions, live: Live, run: Foreground, *, keep: bool) -> None:
         self._sessions = sessions

@@ -17,6 +17,7 @@ from k8e.core.background import Background
 from k8e.core.checks import check_caller
 from k8e.core.children import Children
 from k8e.core.clock import Clock, SystemClock
+from k8e.core.contract import LiveRun
 from k8e.core.creation import Creation
 from k8e.core.egress import Egress
 from k8e.core.environments import Environments
@@ -32,7 +33,6 @@ from k8e.core.model import (
     Caller,
     ChildSpec,
     HostsChange,
-    LiveRun,
     NamedImage,
     Phase,
     PoolStatus,
@@ -84,7 +84,7 @@ def counted(method: Method[P, T]) -> Method[P, T]:
 
 
 class Service:
-    """Implements `model.SandboxService`. Call `recover` before anything else, then `keep_up`, in the end `close`."""
+    """Implements `contract`. Call `recover` before anything else, then `keep_up`, in the end `close`."""
 
     def __init__(
         self,

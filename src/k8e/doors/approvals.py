@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from k8e.core.model import ApprovalService
-from k8e.doors import specs
+from k8e.core.contract import ApprovalService
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.route import JSON, SESSIONS, Route
 from k8e.doors.shapes import shape_approval
 
@@ -24,7 +24,7 @@ class Approvals:
 
     async def ask(self, exchange: Exchange, request: Request) -> None:
         """Answers at once: whoever waits has an id first, with which they can go on waiting whatever happens."""
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         action = fields.take_text("action")
         seconds = fields.take_number("timeout", 0) if "timeout" in fields else None
         fields.finish()
@@ -32,29 +32,29 @@ class Approvals:
         await exchange.send_json(201, shape_approval(approval))
 
     async def get(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         text = query.take_text("wait", "0")
         query.finish()
         try:
             seconds = float(text)
         except ValueError:
-            raise specs.invalid("wait", f"{text[:64]!r} is no span of time", hint="seconds") from None
+            raise invalid("wait", f"{text[:64]!r} is no span of time", hint="seconds") from None
         approval = await self._service.await_answer(exchange.caller, request.path[2], seconds)
         await exchange.send_json(200, shape_approval(approval))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         status = query.take_text("status", "pending")
         query.finish()
         if status not in ("pending", "all"):
-            raise specs.invalid("status", f"{status[:64]!r} is no choice of approvals", hint="pending or all")
+            raise invalid("status", f"{status[:64]!r} is no choice of approvals", hint="pending or all")
         approvals = await self._service.approvals(exchange.caller, all_states=status == "all")
         await exchange.send_json(200, {"approvals": [shape_approval(approval) for approval in approvals]})
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         if "approved" not in fields:
-            raise specs.invalid("approved", "approved is missing", hint="true or false")
+            raise invalid("approved", "approved is missing", hint="true or false")
         approved, reason = fields.take_flag("approved"), fields.take_text("reason")
         fields.finish()
         approval = await self._service.answer(exchange.caller, request.path[2], approved=approved, reason=reason)

@@ -11,6 +11,7 @@ import h11
 
 from k8e.core.model import MAX_MESSAGE, Caller
 from k8e.doors import frames, shapes
+from k8e.doors.fields import Fields, decode_object
 from k8e.doors.problems import Refusal
 
 READ_SIZE = 256 << 10
@@ -81,6 +82,10 @@ class Exchange:
             if len(body) > limit:
                 raise too_large(limit)
         return bytes(body)
+
+    async def read_fields(self, request: Request) -> Fields:
+        """The JSON object that the body is."""
+        return Fields(decode_object(await self.read_body(request)))
 
     async def read_piece(self, patience: float | None = None) -> bytes | None:
         """Some of the body, as it comes; None after its end. A client that does not send is waited for that long."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from k8e.core.model import MAX_MESSAGE, SandboxService
-from k8e.doors import shapes, specs
+from k8e.core.contract import SandboxService
+from k8e.core.model import MAX_MESSAGE
+from k8e.doors import shapes
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.route import BYTES, SESSIONS, Route
 
 
@@ -21,7 +23,7 @@ class Files:
         )
 
     async def read(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         path = query.take_text("path")
         query.finish()
         content = await self._service.read_file(exchange.caller, request.path[2], path)
@@ -31,22 +33,22 @@ class Files:
             await exchange.send_json(200, shapes.shape_file(path, content))
 
     async def write(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         path, mode = query.take_text("path"), query.take_text("mode", "w")
         query.finish()
         if mode not in ("w", "a"):
-            raise specs.invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
+            raise invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
         content = await exchange.read_body(request, MAX_MESSAGE)
         size = await self._service.write_file(exchange.caller, request.path[2], path, content, append=mode == "a")
         await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         path, text = query.take_text("path"), query.take_text("since", "0")
         query.finish()
         try:
             since = float(text)
         except ValueError:
-            raise specs.invalid("since", f"{text!r} is no point in time", hint="unix seconds") from None
+            raise invalid("since", f"{text!r} is no point in time", hint="unix seconds") from None
         entries = await self._service.list_files(exchange.caller, request.path[2], path, since=since)
         await exchange.send_json(200, {"files": [shapes.shape_entry(entry) for entry in entries]})

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from k8e.core.model import Chunk, LiveRun, RunResult
+from k8e.core.contract import LiveRun
+from k8e.core.model import Chunk, RunResult
 
 
 async def follow(

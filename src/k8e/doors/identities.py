@@ -7,8 +7,8 @@ from typing import Protocol
 from k8e.core.errors import Fault
 from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.model import Scope
-from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.fields import Fields
 from k8e.doors.route import JSON, Route
 from k8e.doors.shapes import shape_key, shape_new_key
 
@@ -33,7 +33,7 @@ class Identities:
         )
 
     async def login(self, exchange: Exchange, request: Request) -> None:
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         csr = fields.take_text("csr")
         fields.finish()
         issued = await self._keys.login_local(exchange.caller, csr)
@@ -46,7 +46,7 @@ class Identities:
         await exchange.send_json(200, answer)
 
     async def create(self, exchange: Exchange, request: Request) -> None:
-        spec = read_key_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        spec = read_key_spec(await exchange.read_fields(request))
         record, text = await self._keys.create(exchange.caller, spec)
         try:
             endpoint = await self._gateway.endpoint()  # somebody will come with it
@@ -63,7 +63,7 @@ class Identities:
         await exchange.send_json(200, {"ok": True})
 
 
-def read_key_spec(fields: specs.Fields) -> KeySpec:
+def read_key_spec(fields: Fields) -> KeySpec:
     for_ever = fields.take_flag("for_ever")
     spec = KeySpec(
         name=fields.take_text("name"),

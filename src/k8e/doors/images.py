@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from k8e.core.model import ImageService, NamedImage
+from k8e.core.contract import ImageService
+from k8e.core.model import NamedImage
 from k8e.doors import specs
 from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
+from k8e.doors.fields import Fields
 from k8e.doors.frames import FrameKind
 from k8e.doors.route import BYTES, JSON, Route
 from k8e.doors.shapes import encode, shape_image
@@ -30,14 +32,14 @@ class Images:
         )
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         name = query.take_text("name")
         query.finish()
         images = await self._service.images(exchange.caller, name)
         await exchange.send_json(200, {"images": [shape_image(image) for image in images]})
 
     async def pull(self, exchange: Exchange, request: Request) -> None:
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
         credentials = specs.read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
         fields.finish()
@@ -46,7 +48,7 @@ class Images:
         )
 
     async def add(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         name, tenant = query.take_text("name"), query.take_text("tenant_id")
         query.finish()
 
@@ -59,18 +61,18 @@ class Images:
         )
 
     async def build_base(self, exchange: Exchange, request: Request) -> None:
-        specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
+        (await exchange.read_fields(request)).finish()
         await _tell(exchange, lambda report: self._service.build_base(exchange.caller, report))
 
     async def remove(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         name, tenant = query.take_text("name"), query.take_text("tenant_id")
         query.finish()
         freed = await self._service.remove_image(exchange.caller, name, tenant)
         await exchange.send_json(200, {"ok": True, "image": name, "freed": freed})
 
     async def prune(self, exchange: Exchange, request: Request) -> None:
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         unused_for, tenant = fields.take_number("unused_for", 0), fields.take_text("tenant_id")
         fields.finish()
         names, freed = await self._service.prune_images(exchange.caller, unused_for, tenant)

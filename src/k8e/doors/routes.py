@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from k8e.core.model import Caller, SandboxService
+from k8e.core.contract import SandboxService
+from k8e.core.model import Caller
 from k8e.doors import shapes
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.files import Files

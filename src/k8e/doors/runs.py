@@ -7,9 +7,11 @@ import collections
 import dataclasses
 from collections.abc import AsyncGenerator
 
-from k8e.core.model import MAX_MESSAGE, Chunk, LiveRun, RunResult, SandboxService
+from k8e.core.contract import LiveRun, SandboxService
+from k8e.core.model import MAX_MESSAGE, Chunk, RunResult
 from k8e.doors import frames, shapes, specs
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.fields import Fields, decode_object
 from k8e.doors.following import follow
 from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.route import JSON, RUNS, SESSIONS, Route
@@ -58,13 +60,13 @@ class Runs:
     async def _tell_run(self, exchange: Exchange, result: RunResult) -> None:
         await exchange.send_json(200, shapes.shape_run(result), shapes.exit_header(result.exit_code))
 
-    async def _read_run(self, exchange: Exchange, request: Request) -> tuple[specs.Fields, Incoming | None]:
+    async def _read_run(self, exchange: Exchange, request: Request) -> tuple[Fields, Incoming | None]:
         """As JSON; or the same in a first frame, and then the command's stdin as it comes."""
         if request.content_type != frames.CONTENT_TYPE:
-            return specs.Fields(specs.decode_object(await exchange.read_body(request))), None
+            return await exchange.read_fields(request), None
         incoming = Incoming(exchange)
         first = await incoming.read_first()
-        return specs.Fields(specs.decode_object(first.data)), incoming
+        return Fields(decode_object(first.data)), incoming
 
     async def _follow(self, exchange: Exchange, live: LiveRun, stdin: bytes, incoming: Incoming | None) -> None:
         async def begin() -> None:
@@ -92,18 +94,18 @@ class Runs:
         await exchange.send_json(200, shapes.shape_run(run), shapes.exit_header(run.exit_code))
 
     async def kill(self, exchange: Exchange, request: Request) -> None:
-        specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
+        (await exchange.read_fields(request)).finish()
         await self._service.kill(exchange.caller, request.path[2])
         await exchange.send_json(200, {"ok": True})
 
     async def signal(self, exchange: Exchange, request: Request) -> None:
         """A request of its own: within the run's it would wait behind input that the command does not take."""
-        number = specs.read_signal(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        number = specs.read_signal(await exchange.read_fields(request))
         await self._service.signal(exchange.caller, request.path[2], number)
         await exchange.send_json(200, {"ok": True})
 
     async def resize(self, exchange: Exchange, request: Request) -> None:
-        size = specs.read_size(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        size = specs.read_size(await exchange.read_fields(request))
         await self._service.resize(exchange.caller, request.path[2], *size)
         await exchange.send_json(200, {"ok": True})
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from k8e.core.model import SandboxService
+from k8e.core.contract import SandboxService
 from k8e.doors import shapes, specs
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.route import JSON, SESSIONS, Route
 
 
@@ -29,18 +30,18 @@ class Sessions:
         )
 
     async def create(self, exchange: Exchange, request: Request) -> None:
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         # In a thread, because a large manifest takes its time.
         spec = await asyncio.to_thread(specs.read_session_spec, fields, self._service.default_limits)
         session = await self._service.create(exchange.caller, spec)
         await exchange.send_json(201, shapes.shape_created(session))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         phase = query.take_text("phase", "active")
         query.finish()
         if phase not in ("active", "all"):
-            raise specs.invalid("phase", f"{phase!r} is no choice of phases", hint="active or all")
+            raise invalid("phase", f"{phase!r} is no choice of phases", hint="active or all")
         sessions = await self._service.sessions(exchange.caller, all_phases=phase == "all")
         await exchange.send_json(200, {"sessions": [shapes.shape_session(session) for session in sessions]})
 
@@ -49,7 +50,7 @@ class Sessions:
         await exchange.send_json(200, shapes.shape_session_closely(session))
 
     async def run_subagent(self, exchange: Exchange, request: Request) -> None:
-        spec = specs.read_child_spec(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        spec = specs.read_child_spec(await exchange.read_fields(request))
         child = await self._service.subagent(exchange.caller, request.path[2], spec)
         await exchange.send_json(201, shapes.shape_child(child))
 
@@ -58,7 +59,7 @@ class Sessions:
         await exchange.send_json(200, shapes.shape_hosts(session))
 
     async def set_hosts(self, exchange: Exchange, request: Request) -> None:
-        change = specs.read_hosts_change(specs.Fields(specs.decode_object(await exchange.read_body(request))))
+        change = specs.read_hosts_change(await exchange.read_fields(request))
         session = await self._service.set_hosts(exchange.caller, request.path[2], change)
         await exchange.send_json(200, shapes.shape_hosts(session))
 
@@ -67,12 +68,12 @@ class Sessions:
         await exchange.send_json(200, {"ok": True})
 
     async def stop(self, exchange: Exchange, request: Request) -> None:
-        specs.Fields(specs.decode_object(await exchange.read_body(request))).finish()
+        (await exchange.read_fields(request)).finish()
         session = await self._service.stop_session(exchange.caller, request.path[2])
         await exchange.send_json(200, shapes.shape_session(session))
 
     async def start(self, exchange: Exchange, request: Request) -> None:
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         env, secrets = specs.read_start(fields)
         session = await self._service.start_session(exchange.caller, request.path[2], env=env, secrets=secrets)
         await exchange.send_json(200, shapes.shape_session(session))

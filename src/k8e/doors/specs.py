@@ -6,14 +6,8 @@ service's to say.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import enum
-import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
 
-from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     REMOTE,
     ChildSpec,
@@ -27,127 +21,12 @@ from k8e.core.model import (
     SessionSpec,
     Terminal,
 )
+from k8e.doors.fields import Fields, invalid
 from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.engine.images import Credentials
 
 _COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
 LONGEST_TENANT = 200  # a name, and the name of a part
-
-Value = TypeVar("Value")
-Choice = TypeVar("Choice", bound=enum.Enum)
-
-
-def invalid(field: str, error: str, hint: str = "") -> Fault:
-    return Fault(Kind.INVALID, "invalid_argument", error, hint=hint, field=field)
-
-
-def decode_object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not JSON", detail=str(error)) from error
-    if not isinstance(value, dict):
-        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not a JSON object")
-    return value
-
-
-class Fields:
-    """An object's values, taken one by one by type; `finish` refuses what nobody took. None is the same as absent."""
-
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
-        self._values = {key: value for key, value in values.items() if value is not None}
-        self._prefix = prefix
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def take_text(self, name: str, default: str = "") -> str:
-        return self._take(name, str, "a string", default)
-
-    def take_flag(self, name: str) -> bool:
-        return self._take(name, bool, "true or false", False)
-
-    def take_number(self, name: str, default: float) -> float:
-        value = self._values.pop(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a number anybody can mean") from None
-
-    def take_count(self, name: str, default: int) -> int:
-        value = self._take(name, int, "a whole number", default)
-        if isinstance(value, bool):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a whole number")
-        return value
-
-    def take_list(self, name: str) -> list[Any]:
-        return self._take(name, list, "a list", [])
-
-    def take_texts(self, name: str) -> list[str] | None:
-        """None when it is not there, which is not the same as an empty list."""
-        if name not in self._values:
-            return None
-        values = self._values.pop(name)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            hint = 'such as ["one", "two"]; a single one stands in a list, too'
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a list of strings", hint=hint)
-        return values
-
-    def take_words(self, name: str) -> str | list[str]:
-        """One text, or a list of them."""
-        if isinstance(self._values.get(name), str):
-            return self.take_text(name)
-        return self.take_texts(name) or []
-
-    def take_fields(self, name: str) -> Fields:
-        return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
-
-    def take_object(self, name: str) -> dict[str, Any]:
-        """As it is, for somebody else to look at."""
-        return self._take(name, dict, "an object", {})
-
-    def take_mapping(self, name: str) -> dict[str, str]:
-        mapping = self._take(name, dict, "an object", {})
-        for key, value in mapping.items():
-            if not isinstance(value, str):
-                raise invalid(f"{self._prefix}{name}", f"the value of {key!r} is not a string")
-        return mapping
-
-    def take_choice(self, name: str, kinds: type[Choice]) -> Choice | None:
-        """A member of an enum, by its value."""
-        if name not in self._values:
-            return None
-        text = self.take_text(name)
-        known = {member.value: member for member in kinds}
-        if text not in known:
-            raise invalid(self._prefix + name, f"{text!r} is no {name}", hint=f"one of: {', '.join(known)}")
-        return known[text]
-
-    def take_bytes(self, name: str) -> bytes:
-        """`name` as text or `name_base64`, not both."""
-        encoded = self.take_text(f"{name}_base64")
-        text = self.take_text(name)
-        if encoded and text:
-            raise invalid(f"{self._prefix}{name}", f"both {name} and {name}_base64 are given")
-        if not encoded:
-            return text.encode("utf-8", "surrogateescape")
-        try:
-            return base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise invalid(f"{self._prefix}{name}_base64", "not base64") from error
-
-    def finish(self) -> None:
-        if self._values:
-            name = next(iter(self._values))
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not known here")
-
-    def _take(self, name: str, kind: type[Value], noun: str, default: Value) -> Value:
-        value = self._values.pop(name, default)
-        if not isinstance(value, kind):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not {noun}")
-        return value
 
 
 def read_once_spec(fields: Fields, limits: Limits) -> tuple[SessionSpec, RunSpec, bool]:

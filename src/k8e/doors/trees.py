@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from k8e.core.model import SandboxService
-from k8e.doors import specs
+from k8e.core.contract import SandboxService
 from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.route import BYTES, SESSIONS, Route
 from k8e.doors.shapes import TYPES, Json
 from k8e.link.model import Entry
@@ -48,13 +48,13 @@ class Trees:
         await exchange.end_frames()
 
     async def write(self, exchange: Exchange, request: Request) -> None:
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         path, text = query.take_text("path"), query.take_text("permissions")
         query.finish()
         try:
             permissions = int(text, 8) if text else None
         except ValueError:
-            raise specs.invalid("permissions", f"{text!r} are no permissions", hint="octal, such as 644") from None
+            raise invalid("permissions", f"{text!r} are no permissions", hint="octal, such as 644") from None
 
         size = await self._service.upload(
             exchange.caller, request.path[2], path, _take_body(exchange), append=False, permissions=permissions
@@ -68,7 +68,7 @@ async def _take_body(exchange: Exchange) -> AsyncIterator[bytes]:
 
 
 def read_path(request: Request) -> str:
-    query = specs.Fields(request.query)
+    query = Fields(request.query)
     path = query.take_text("path")
     query.finish()
     return path

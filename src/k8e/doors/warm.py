@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from k8e.core.model import PoolStatus, SandboxService, WarmService
+from k8e.core.contract import SandboxService, WarmService
+from k8e.core.model import PoolStatus
 from k8e.doors import specs
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.route import JSON, Route
@@ -28,7 +29,7 @@ class Warm:
 
     async def reserve(self, exchange: Exchange, request: Request) -> None:
         """`name` and `count`; the rest describes a session, as in a create, with `slots` in place of `mounts`."""
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request)))
+        fields = await exchange.read_fields(request)
         name, number = fields.take_text("name"), fields.take_count("count", 1)
         slots = tuple(fields.take_texts("slots") or ())
         spec = specs.read_session_spec(fields, self._sandboxes.default_limits)

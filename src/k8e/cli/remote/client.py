@@ -17,6 +17,7 @@ from k8e.cli.remote import contact, messages
 from k8e.cli.remote.discovery import Target
 from k8e.core.errors import Fault
 from k8e.doors import shapes, specs
+from k8e.doors.fields import Fields
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
 from k8e.doors.problems import describe
@@ -158,7 +159,7 @@ class RemoteClient:
         session_id = urllib.parse.unquote(path.split("/")[3], errors="surrogateescape")
         self._take_meant(["sessions"], query)
         try:
-            spec = specs.read_run_spec(session_id, specs.Fields(json.loads(first)))
+            spec = specs.read_run_spec(session_id, Fields(json.loads(first)))
             start = pb.ExecInput(start=messages.write_run(spec))
             method = METHODS["ExecInteractive"]
             call = self._channel.stream_stream(method.path, _serialize, method.response.FromString)
@@ -221,12 +222,12 @@ class RemoteClient:
         return Reply(200, shapes.encode(shapes.shape_session(messages.read_session(answer.session))))
 
     def _start(self, asked: Asked) -> Reply:
-        env, secrets = specs.read_start(specs.Fields(asked.json))
+        env, secrets = specs.read_start(Fields(asked.json))
         answer = self._call("StartSession", messages.write_start(name(asked), env, secrets), seconds=300.0)
         return Reply(200, shapes.encode(shapes.shape_session(messages.read_session(answer.session))))
 
     def _run_subagent(self, asked: Asked) -> Reply:
-        request = messages.write_child(name(asked), specs.read_child_spec(specs.Fields(asked.json)))
+        request = messages.write_child(name(asked), specs.read_child_spec(Fields(asked.json)))
         answer = self._call("RunSubAgent", request, seconds=1800.0)
         return Reply(201, shapes.encode(shapes.shape_child(messages.read_session(answer.session))))
 
@@ -251,7 +252,7 @@ class RemoteClient:
     # Runs
 
     def _run(self, asked: Asked) -> Reply:
-        fields = specs.Fields(asked.json)
+        fields = Fields(asked.json)
         live = fields.take_flag("stream")
         spec = specs.read_run_spec(asked.parts[1], fields)
         request = messages.write_run(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from k8e.core.model import ApprovalService
+from k8e.core.contract import ApprovalService
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.calls import MARGIN, Call, Handler

@@ -21,10 +21,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from k8e.core.access import Payer, find_payer
+from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
-from k8e.core.model import Caller, SandboxService
+from k8e.core.model import Caller
 from k8e.core.turns import Turns
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, stalled, too_slow

@@ -16,9 +16,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
-from k8e.core.model import WholeService
 from k8e.doors.addresses import bracket, list_names, split_address
 from k8e.doors.grpc.agents import Attendance
 from k8e.doors.grpc.calls import Calls, Context, Handler

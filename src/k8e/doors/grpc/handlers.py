@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from k8e.core.contract import WholeService
 from k8e.core.keys import Keys
-from k8e.core.model import Chunk, WholeService
+from k8e.core.model import Chunk
 from k8e.core.turns import Turns
 from k8e.doors.following import follow
 from k8e.doors.grpc import reading, showing

@@ -10,10 +10,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
+from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
-from k8e.core.model import WholeService
 from k8e.doors.shapes import Json
 from k8e.settings import GatewaySettings
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from k8e.core.model import Approval, ApprovalStatus
 from k8e.doors import shapes
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.mcp.answers import Answer, Talk
 from k8e.doors.mcp.guest import Guest
-from k8e.doors.specs import Fields, invalid
 
 PATIENCE: Final = 20.0  # for an answer, in one call
 MAX_WAIT: Final = 300.0

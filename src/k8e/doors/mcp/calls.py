@@ -9,6 +9,7 @@ from typing import Any, Final
 from k8e.core.errors import Fault
 from k8e.core.model import ChildSpec, Language, RunResult, RunSpec, SessionSpec
 from k8e.doors import shapes
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.mcp.answers import Answer, Talk, Tool
 from k8e.doors.mcp.approval_calls import confirm_action
 from k8e.doors.mcp.arguments import encode_words, take_command, take_limit, take_session, take_timeout
@@ -16,7 +17,6 @@ from k8e.doors.mcp.execution import Execution
 from k8e.doors.mcp.file_calls import list_files, read_data, read_file, write_file
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.schemas import ToolText
-from k8e.doors.specs import Fields, invalid
 from k8e.engine import Runtime
 
 

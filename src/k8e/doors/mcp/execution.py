@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from k8e.core.model import OUTPUT_LIMIT, LiveRun, RunResult, RunSpec, SessionSpec
+from k8e.core.contract import LiveRun
+from k8e.core.model import OUTPUT_LIMIT, RunResult, RunSpec, SessionSpec
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.outputs import Kept, Recorder
 

@@ -7,12 +7,12 @@ from typing import Final
 
 from k8e.core.errors import Fault, Kind
 from k8e.doors import shapes
+from k8e.doors.fields import Fields, invalid
 from k8e.doors.mcp.answers import Answer, Image, Talk
 from k8e.doors.mcp.arguments import decode_base64, take_encoding, take_session
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.images import recognise
 from k8e.doors.shapes import Json
-from k8e.doors.specs import Fields, invalid
 
 MAX_FILE: Final = 8 << 20  # JSON carries it twice, base64 adds a third
 

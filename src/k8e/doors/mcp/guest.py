@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from k8e.core.access import PART
+from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller, ChildSpec, Session, SessionSpec, WholeService
+from k8e.core.model import Caller, ChildSpec, Session, SessionSpec
 from k8e.doors.mcp.outputs import Outputs
 
 PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections, and parts of a key's; nobody guesses one

@@ -9,13 +9,13 @@ from typing import Final
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Phase, Session
 from k8e.doors import shapes
+from k8e.doors.fields import Fields
 from k8e.doors.mcp.answers import Answer, Talk, Tool
 from k8e.doors.mcp.arguments import take_command, take_limit
 from k8e.doors.mcp.calls import TABLE, destroy_session, execute_in, run_command
 from k8e.doors.mcp.file_calls import read_data, write_file
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.shapes import Json
-from k8e.doors.specs import Fields
 from k8e.profiles.effective import check_name
 from k8e.profiles.problem import Problem
 

@@ -16,11 +16,11 @@ from k8e.core.access import require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Scope
 from k8e.doors.addresses import bracket
+from k8e.doors.fields import invalid
 from k8e.doors.mcp.certificates import Certificates
 from k8e.doors.mcp.doorkeeper import Doorkeeper
 from k8e.doors.mcp.entrance import PATH
 from k8e.doors.mcp.reception import Reception
-from k8e.doors.specs import invalid
 
 BACKLOG: Final = 128
 _PRIVILEGED: Final = 1024

@@ -16,9 +16,9 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
 from k8e.core.model import REMOTE, Caller
-from k8e.doors import specs
 from k8e.doors.addresses import list_names
 from k8e.doors.exchange import Exchange, Request
+from k8e.doors.fields import Fields, decode_object, invalid
 from k8e.doors.route import JSON, LINES, Route
 from k8e.doors.shapes import encode
 
@@ -78,7 +78,7 @@ class Opening:
 
     async def connect(self, exchange: Exchange, request: Request) -> None:
         """One agent, for as long as its lines come."""
-        query = specs.Fields(request.query)
+        query = Fields(request.query)
         tenant, name = query.take_text("tenant_id"), query.take_text("front", "k8e")
         cwd, home = query.take_text("cwd"), query.take_text("home")
         answers = query.take_text("answers") == "1"
@@ -89,7 +89,7 @@ class Opening:
         from k8e.doors.mcp.guest import KeepingGuest
 
         if name not in FRONTS:
-            raise specs.invalid("front", f"{name[:64]!r} is no front", hint=f"one of: {', '.join(FRONTS)}")
+            raise invalid("front", f"{name[:64]!r} is no front", hint=f"one of: {', '.join(FRONTS)}")
         front = FRONTS[name]
         guest = await self.greet(exchange.caller, tenant)
         if front.keeps:
@@ -140,7 +140,7 @@ class Opening:
 
     async def listen(self, exchange: Exchange, request: Request) -> None:
         """Many agents, on an address, for as long as the request is held open."""
-        fields = specs.Fields(specs.decode_object(await exchange.read_body(request, LITTLE)))
+        fields = Fields(decode_object(await exchange.read_body(request, LITTLE)))
         address, tenant = fields.take_text("http_addr"), fields.take_text("tenant_id")
         brought = (fields.take_text("certificate"), fields.take_text("key"))
         fields.finish()
