@@ -15,6 +15,7 @@ from k8e.cli.client import BYTES
 from k8e.cli.ending import UNREACHABLE, Failure, read_some
 from k8e.cli.remote import contact, messages
 from k8e.cli.remote.discovery import Target
+from k8e.cli.remote.replies import LiveReply, Reply
 from k8e.core.errors import Fault
 from k8e.doors import shapes, specs
 from k8e.doors.fields import Fields
@@ -23,7 +24,6 @@ from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
 from k8e.doors.problems import describe
 
 MARGIN: Final = 60.0
-STARTED, RESULT, ERROR = 4, 5, 6  # kinds of frames
 
 _STATUS: Final = {
     grpc.StatusCode.NOT_FOUND: 404,
@@ -34,48 +34,6 @@ _STATUS: Final = {
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.UNAUTHENTICATED: 401,
 }
-
-
-class Reply:
-    """An answer that came whole. Has what the commands use of `Response`."""
-
-    def __init__(self, status: int, body: bytes, exit_code: int | None = None) -> None:
-        self.status = status
-        self.exit_code = exit_code
-        self._body = body
-
-    def read(self) -> bytes:
-        return self._body
-
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        """None: all of it is in `read`."""
-        return iter(())
-
-
-class LiveReply(Reply):
-    """A command whose output is still coming."""
-
-    def __init__(self, client: RemoteClient, call: Any) -> None:
-        super().__init__(200, b"")
-        self._client = client
-        self._call = call
-        # Until it runs, an error is the whole answer.
-        self._first: pb.ExecFrame = next(call)
-
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        started = {"run_id": self._first.started.run_id, "session_id": self._first.started.session_id}
-        yield STARTED, shapes.encode(started)
-        try:
-            for frame in self._call:
-                if frame.HasField("output"):
-                    yield frame.output.stream, frame.output.data
-                else:
-                    result = messages.read_run(frame.result)
-                    self.exit_code = result.exit_code
-                    yield RESULT, shapes.encode(shapes.shape_run_summary(result))
-                    return
-        except grpc.RpcError as error:
-            yield ERROR, self._client.fail(error).read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +99,7 @@ class RemoteClient:
         try:
             return handler(Asked(tuple(words), values, body, accept))
         except grpc.RpcError as error:
-            return self.fail(error)
+            return self._explain(error)
         except Fault as fault:  # what is wrong with the request can be seen from here
             status, problem = describe(fault)
             return Reply(status, shapes.encode(problem))
@@ -163,9 +121,11 @@ class RemoteClient:
             start = pb.ExecInput(start=messages.write_run(spec))
             method = METHODS["ExecInteractive"]
             call = self._channel.stream_stream(method.path, _serialize, method.response.FromString)
-            return LiveReply(self, call(self._stdin(start), timeout=spec.timeout + MARGIN, metadata=self._meant))
+            return LiveReply(
+                call(self._stdin(start), timeout=spec.timeout + MARGIN, metadata=self._meant), self._explain
+            )
         except grpc.RpcError as error:
-            return self.fail(error)
+            return self._explain(error)
 
     def feed(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -178,7 +138,7 @@ class RemoteClient:
         while piece := read_some(self._descriptor):
             yield pb.ExecInput(stdin=piece)
 
-    def fail(self, error: Any) -> Reply:
+    def _explain(self, error: Any) -> Reply:
         detail = contact.read_detail(error)
         if detail is None:
             failure = contact.explain(self.endpoint, error)
@@ -259,7 +219,7 @@ class RemoteClient:
         if live:
             method = METHODS["ExecStream"]
             call = self._channel.unary_stream(method.path, _serialize, method.response.FromString)
-            return LiveReply(self, call(request, timeout=spec.timeout + MARGIN, metadata=self._meant))
+            return LiveReply(call(request, timeout=spec.timeout + MARGIN, metadata=self._meant), self._explain)
         run = messages.read_run(self._call("Exec", request, seconds=spec.timeout + MARGIN))
         return Reply(200, shapes.encode(shapes.shape_run(run)), run.exit_code)
 
