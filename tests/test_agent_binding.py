@@ -42,10 +42,10 @@ async def held(linked: Linked) -> dict[str, int]:
 
 async def denied(linked: Linked) -> None:
     with pytest.raises(AgentError) as raised:
-        await linked.link.bind(b"/tmp", b"/workspace")
+        await linked.link.bind((b"/tmp", b"/workspace", False))
     assert (raised.value.code, raised.value.errno) == (Code.DENIED, errno.EPERM)
     with pytest.raises(AgentError) as raised:
-        await linked.link.end_binding(b"/workspace")
+        await linked.link.bind(last=b"/workspace")
     assert raised.value.code is Code.DENIED
     found = await held(linked)
     assert not any(found[name] & ADMIN for name in ("CapPrm:", "CapEff:", "CapBnd:"))
@@ -53,9 +53,9 @@ async def denied(linked: Linked) -> None:
 
 async def test_what_is_bound_is_there_and_read_only_where_it_should_be(linked: Linked) -> None:
     link = linked.link
-    await link.bind(b"/run/tray/0", b"/workspace")
-    await link.bind(b"/workspace/kept", b"/workspace/kept", read_only=True)
-    await link.end_binding(b"/run/tray")
+    await link.bind((b"/run/tray/0", b"/workspace", False))
+    await link.bind((b"/workspace/kept", b"/workspace/kept", True))
+    await link.bind(last=b"/run/tray")
     assert await link.read_file(b"/workspace/kept/file") == b"content"
     await link.write_file(b"/workspace/new", b"")
     for attempt in (
@@ -91,8 +91,8 @@ async def test_what_is_parked_before_cannot_either(linked: Linked) -> None:
     script = f"printf P >&63; head -c1 <&63 >/dev/null; printf T >&63; exec 63>&-; exec python3 -S -c '{CALLS}'"
     parked = ExecSpec((b"bash", b"-c", script.encode()), env=(PATH,), keep_capabilities=True)
     await linked.link.park(parked, b"/usr/lib/none.so")
-    await linked.link.bind(b"/run/tray/0", b"/workspace")  # the agent itself still can
-    await linked.link.end_binding(b"/run/tray")
+    await linked.link.bind((b"/run/tray/0", b"/workspace", False))  # the agent itself still can
+    await linked.link.bind(last=b"/run/tray")
     process = await linked.link.start(ExecSpec(parked.argv, env=(PATH,), keep_capabilities=True, parked=True))
     assert process.handed_over
     assert (await process.stdout.read()) == b"-1 1 -1 1 "
@@ -108,13 +108,13 @@ async def test_what_cannot_be_bound_is_said(linked: Linked) -> None:
         (b"/run/" + b"x" * 5000, b"/workspace", Code.NAME_TOO_LONG),
     ):
         with pytest.raises(AgentError) as raised:
-            await linked.link.bind(source, target)
+            await linked.link.bind((source, target, False))
         assert raised.value.code is code, (source, target)
-    await linked.link.bind(b"/run/tray/0", b"/workspace")
+    await linked.link.bind((b"/run/tray/0", b"/workspace", False))
 
 
 async def test_an_agent_that_never_could_says_so() -> None:
     async with open_sandbox("bare", Variation(bwrap=("--cap-drop", "CAP_SYS_ADMIN"))) as linked:
         with pytest.raises(AgentError) as raised:
-            await linked.link.bind(b"/tmp", b"/workspace")
+            await linked.link.bind((b"/tmp", b"/workspace", False))
         assert raised.value.code is Code.DENIED

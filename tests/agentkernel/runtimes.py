@@ -10,14 +10,14 @@ import pytest
 from tests.agentkernel.house import House
 from tests.cli.machine import Machine, make_folder
 from tests.engine.answers import plant_answers
-from tests.scenarios.user import clear_machine, start_without_gvisor
+from tests.scenarios.user import clear_machine, start_without_gvisor, stop_daemon
 
 
 @contextlib.contextmanager
-def open_machine(runtime: str, settings: str = "") -> Iterator[Machine]:
+def open_machine(runtime: str, settings: str = "", pool: str = "enabled = false") -> Iterator[Machine]:
     """With a home beside the daemon's own directories."""
     with make_folder() as folder:
-        (folder / "k8e.toml").write_text(f'[pool]\nenabled = false\n[gateway]\nlisten = ""\n{settings}')
+        (folder / "k8e.toml").write_text(f'[pool]\n{pool}\n[gateway]\nlisten = ""\n{settings}')
         home = folder / "home"
         home.mkdir()
         plant_answers(folder / "s", home)
@@ -29,4 +29,7 @@ def open_machine(runtime: str, settings: str = "") -> Iterator[Machine]:
                 pytest.skip(f"{runtime} does not work here")
             yield machine
         finally:
+            if "enabled = false" not in pool:  # what was made ahead goes with the next daemon
+                (folder / "k8e.toml").write_text("[pool]\nenabled = false\n")
+                stop_daemon(machine)
             clear_machine(machine)

@@ -9,7 +9,7 @@ that many seconds. Where the steps are is not written down anywhere: a child tha
     {"do": "create", "name": "x", "shares": "y"}              "grounds": a directory as in grounds.py, which is mounted
     {"do": "destroy", "name": "x", "after": 0.05}             -> {"ended": "killed"} or finished
 
-"stop" and "start" are told in the same way.
+"stop" and "start" are told in the same way, and "bind", with "grounds", of one that was made with slots.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> N
     mounts = Grounds(Path(order["grounds"])).mounts() if "grounds" in order else ()
     spec = SandboxSpec(runtime, order.get("image", "host"), LIMITS, egress=EGRESS, shape=Shape(mounts=mounts))
     spec = replace(spec, shares=order.get("shares", ""))
-    if order["do"] in ("create", "start"):
+    if order["do"] == "bind":
+        await engine.bind(order["name"], mounts)
+    elif order["do"] in ("create", "start"):
         await getattr(engine, order["do"])(order["name"], spec)
     else:
         await getattr(engine, order["do"])(order["name"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from k8e.engine import EngineError
+from k8e.engine import EngineError, Shape
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.record import Record
 from k8e.engine.local.tool import run_tool
@@ -196,6 +196,31 @@ async def test_killed_while_directories_of_the_machine_are_mounted(driver: Drive
             assert (await driver.ask(**order, name=driver.rig.new_name(), step=step))["ended"] == "killed", step
             await reclaim(driver.rig)
         assert sorted(grounds.top.rglob("*")) == before
+        os.rename(grounds.project / ".git/hooks", grounds.project / "hooks")  # nothing is mounted there any more
+
+
+async def test_killed_while_one_that_was_made_ahead_is_bound(driver: Driver) -> None:
+    """Whoever comes after removes it, and with it everything that was made for it in somebody's project."""
+    rig = driver.rig
+    with open_grounds() as grounds:
+        before = sorted(grounds.top.rglob("*"))
+
+        async def ask(**more: str) -> dict[str, Any]:
+            room = await rig.shaped(Shape(mounts=grounds.mounts()).unbound)
+            await rig.engine.close()  # it is another one's now
+            answer = await driver.ask(do="bind", name=room.name, grounds=str(grounds.top), **more)
+            await reclaim(rig)
+            assert sorted(grounds.top.rglob("*")) == before, more
+            return answer
+
+        learnt = await ask()
+        assert learnt["ended"] == "finished", learnt
+        steps = [step for step in learnt["steps"] if step.startswith(("mounts/", "engine.LocalEngine._bind"))]
+        own = [step for step in steps if step.startswith(("mounts/slots.", "engine."))]
+        assert len(own) >= 4, steps
+        assert len(steps) > 15, steps
+        for step in dict.fromkeys((*own, *steps[rig.native :: EVERY])):
+            assert (await ask(step=step))["ended"] == "killed", step
         os.rename(grounds.project / ".git/hooks", grounds.project / "hooks")  # nothing is mounted there any more
 
 

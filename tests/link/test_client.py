@@ -461,9 +461,9 @@ async def test_requests_and_refusals(
         "remove": lambda: link.remove(b"/x"),
         "remove all": lambda: link.remove(b"/x", recursive=True),
         "chmod": lambda: link.chmod(b"/x", 0o600),
-        "bind": lambda: link.bind(b"/x", b"/y"),
-        "bind to read": lambda: link.bind(b"/x", b"/y", read_only=True),
-        "end binding": lambda: link.end_binding(b"/x"),
+        "bind": lambda: link.bind((b"/x", b"/y", False)),
+        "bind to read": lambda: link.bind((b"/x", b"/y", True)),
+        "end binding": lambda: link.bind(last=b"/x"),
     }
 
     async def work() -> object:
@@ -592,7 +592,7 @@ async def test_an_older_agent_is_asked_for_nothing_that_it_does_not_know(stage: 
     with pytest.raises(AgentError, match="older"):
         await link.park(PARKABLE, b"/loader.so")
     with pytest.raises(AgentError, match="older"):
-        await link.bind(b"/x", b"/y")
+        await link.bind((b"/x", b"/y", False))
     starting = stage.begin(link.start(replace(PARKABLE, parked=True)))
     request = await agent.expect(Request)
     assert decode_exec(request.payload) == PARKABLE
@@ -607,3 +607,18 @@ async def test_who_took_a_command_is_said(stage: Stage) -> None:
     assert decode_exec(request.payload).parked
     await agent.open(request.id, handed_over=True)
     assert (await starting).handed_over
+
+
+async def test_what_is_bound_is_all_on_the_way_before_it_is_answered(stage: Stage) -> None:
+    link, agent = await stage.open(generation=3)
+    binding = stage.begin(link.bind((b"/t/0", b"/w", False), (b"/w/k", b"/w/k", True), last=b"/t"))
+    requests = [await agent.expect(Request) for _ in range(3)]
+    asked = [decode_file_request(request.type, request.payload) for request in requests]
+    assert [(each.path, each.second, each.flags) for each in asked] == [
+        (b"/t/0", b"/w", 0),
+        (b"/w/k", b"/w/k", 1),
+        (b"/t", b"", 2),
+    ]
+    for request in requests:
+        await agent.send(Result(request.id, Code.OK, 0, b""))
+    await binding

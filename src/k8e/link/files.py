@@ -25,6 +25,7 @@ _FRUITLESS: Final = 8  # repetitions without progress
 _MAX_LISTING: Final = 64 << 20  # bytes of names in one answer
 
 T = TypeVar("T")
+Binding = tuple[bytes, bytes, bool]  # source, target, and whether it is read-only there
 
 
 class Files:
@@ -257,20 +258,27 @@ class Files:
 
     # Mounts
 
-    async def bind(self, source: bytes, target: bytes, *, read_only: bool = False) -> None:
-        """What is seen at the source is at the target as well. Before the first command, where the agent may."""
-        request = FileRequest(FrameType.BIND, source, target, flags=int(read_only))
-        await self._bind(request, f"bind {source!r} to {target!r}")
-
-    async def end_binding(self, source: bytes) -> None:
-        """The mount from which others were bound is gone, and nothing can be mounted any more."""
-        await self._bind(FileRequest(FrameType.BIND, source, flags=_LAST_BIND), f"take {source!r} away")
-
-    async def _bind(self, request: FileRequest, subject: str) -> None:
-        await self._board.connected()
-        if self._board.generation < BINDING_GENERATION:
-            raise AgentError(Code.UNSUPPORTED, subject=f"{subject}: this agent is older than that")
-        await self._order(request, subject)
+    async def bind(self, *bindings: Binding, last: bytes = b"") -> None:
+        """What is seen at the sources is at the targets as well, one after the other. Before the first command, where
+        the agent may. `last`: the mount from which they were bound is gone then, and the agent may no more."""
+        requests = [FileRequest(FrameType.BIND, source, target, flags=int(ro)) for source, target, ro in bindings]
+        requests += [FileRequest(FrameType.BIND, last, flags=_LAST_BIND)] if last else []
+        channels: list[Channel] = []
+        try:
+            async with deadline(self._board.timing.reply, "binding"):
+                await self._board.connected()
+                if self._board.generation < BINDING_GENERATION:
+                    raise AgentError(Code.UNSUPPORTED, subject="binding: this agent is older than that")
+                for request in requests:  # all of them are on the way before the first is answered
+                    channels.append(self._make(request, f"bind {request.path!r} to {request.second!r}"))
+                    await self._board.begin(channels[-1])
+                for channel in channels:
+                    if await channel.wait_result():
+                        with self._board.judge():
+                            raise ProtocolViolation(f"RESULT of {channel.subject} has the wrong size")
+        finally:
+            for channel in channels:
+                self._board.drop(channel)
 
     # Streams without an end of their own
 

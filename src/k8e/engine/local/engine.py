@@ -257,9 +257,7 @@ class LocalEngine:
             record = await asyncio.to_thread(Record.load, paths.record)
             binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user)
             if record.first_id is None:
-                for source, target, read_only in list_bindings(binds):
-                    await link.bind(os.fsencode(source), os.fsencode(target), read_only=read_only)
-                await link.end_binding(TRAY.encode())
+                await link.bind(*list_bindings(binds), last=TRAY.encode())
         except LinkError as error:
             raise EngineError("slots", f"the agent did not mount what they are for: {error}") from error
         except OSError as error:

@@ -27,6 +27,7 @@ from k8e.engine.local.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.mounts.kernel import RDONLY, attach_mount, change_mount, clone_mount
 from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.record import Record
+from k8e.link.files import Binding
 from k8e.link.model import Identity
 
 TRAY = "/run/k8e-slots"  # inside gVisor
@@ -121,12 +122,12 @@ def _unmount(point: Path) -> None:
         raise EngineError("slots", f"{point} cannot be unmounted: {os.strerror(ctypes.get_errno())}")
 
 
-def list_bindings(binds: Sequence[Bind]) -> Iterator[tuple[str, str, bool]]:
-    """What the agent in gVisor is to mount where, in order, and whether it is read-only there."""
+def list_bindings(binds: Sequence[Bind]) -> Iterator[Binding]:
+    """What the agent in gVisor is to mount where, in order."""
     places: list[str] = []
     for bind in binds:
-        if any(bind.target.startswith(f"{place}/") for place in places):
-            yield bind.target, bind.target, not bind.writable  # a kept part, or on the way to one
-        else:
-            yield f"{TRAY}/{len(places)}", bind.target, not bind.writable
+        source = bind.target  # a kept part, or on the way to one
+        if not any(bind.target.startswith(f"{place}/") for place in places):
+            source = f"{TRAY}/{len(places)}"
             places.append(bind.target)
+        yield os.fsencode(source), os.fsencode(bind.target), not bind.writable
