@@ -8,7 +8,7 @@ import pytest
 
 from tests.agentkernel.house import House
 from tests.agentkernel.machine import Kernel
-from tests.cli.machine import make_folder, run_launcher
+from tests.cli.machine import make_folder, share
 
 
 @pytest.fixture
@@ -21,17 +21,8 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 @pytest.fixture(scope="session")
 def shared_kernel() -> Iterator[Kernel]:
-    """One daemon for many tests, with the test engine: what is tested is the way to it and back."""
-    if os.geteuid() != 0:
-        pytest.skip("namespaces without a user namespace need root")
-    with make_folder() as folder:
-        kernel = Kernel(folder, folder)
-        with run_launcher(kernel):
-            try:
-                yield kernel
-            finally:
-                for session in kernel.live_sessions():
-                    kernel.k8e("sandbox", "destroy", session)
+    with share(Kernel) as kernel:
+        yield kernel
 
 
 @pytest.fixture

@@ -6,22 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.machine import Machine, make_folder, run_launcher
+from tests.cli.machine import Machine, make_folder, share
 
 
 @pytest.fixture(scope="session")
 def shared_machine() -> Iterator[Machine]:
-    """One daemon for many tests."""
-    if os.geteuid() != 0:
-        pytest.skip("namespaces without a user namespace need root")
-    with make_folder() as folder:
-        machine = Machine(folder, folder)
-        with run_launcher(machine):
-            try:
-                yield machine
-            finally:
-                for session in machine.live_sessions():
-                    machine.k8e("sandbox", "destroy", session)
+    with share(Machine) as machine:
+        yield machine
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 from tests.engine.answers import plant_answers
 
@@ -156,3 +158,21 @@ def run_launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
         log_text = (machine.folder / "log").read_text()
         assert code == 0, log_text
         assert "Traceback" not in log_text, log_text
+
+
+AnyMachine = TypeVar("AnyMachine", bound=Machine)
+
+
+@contextlib.contextmanager
+def share(kind: type[AnyMachine]) -> Iterator[AnyMachine]:
+    """One daemon, with the test engine, for many tests: what is tested is the way to it and back."""
+    if os.geteuid() != 0:
+        pytest.skip("namespaces without a user namespace need root")
+    with make_folder() as folder:
+        machine = kind(folder, folder)
+        with run_launcher(machine):
+            try:
+                yield machine
+            finally:
+                for session in machine.live_sessions():
+                    machine.k8e("sandbox", "destroy", session)

@@ -135,7 +135,7 @@ def read_request(text: str) -> x509.CertificateSigningRequest:
         key = request.public_key()
         usual = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
         whole = usual and request.is_signature_valid
-    except Exception as error:
+    except Exception as error:  # whatever a library makes of a stranger's bytes
         raise BadRequest("is not a PKCS#10 request in PEM") from error
     if not whole:
         raise BadRequest("is not signed by a P-256 key")
