@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -43,6 +44,9 @@ def pytest_configure() -> None:
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
     os.umask(0o022)
+    # Some machines have it: then we, and every interpreter that we start, would compile everything each time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     _open_missing_descriptors()
     for name in list(os.environ):
         if name.startswith("K8E_") and not name.startswith(_OURS):
