@@ -68,6 +68,16 @@ def describe_end(reason: str) -> str:
     return _ENDS.get(reason, reason)
 
 
+def _describe_stopped(live: Live) -> Fault:
+    return Fault(
+        Kind.CONFLICT,
+        "session_stopped",
+        f"session {live.session_id} is stopped",
+        detail=describe_end(live.record.reason),
+        hint=f"Its files are kept. Start it: k8e sandbox start {live.session_id}",
+    )
+
+
 async def _either(one: asyncio.Task[None], other: asyncio.Future[Any]) -> None:
     waiting: set[asyncio.Future[Any]] = {one, other}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -136,19 +146,17 @@ class Sessions:
 
     def describe_phase(self, live: Live) -> Fault:
         """Why it cannot be used now."""
+        if live.phase is Phase.STOPPED:
+            return _describe_stopped(live)
         what, hint = "is being destroyed", "Create a new session; what was in this one is gone."
-        detail = ""
         if live.phase is Phase.CREATING:
             what, hint = "is still being created", "Try again when the answer to its creation has come."
         elif live.phase is Phase.STARTING:
             what, hint = "is being started", "Try again when the answer to that has come."
         elif live.phase is Phase.STOPPING:
             what, hint = "is being stopped", "Its files are kept; start it again when it has stopped."
-        elif live.phase is Phase.STOPPED:
-            what, hint = "is stopped", f"Its files are kept. Start it: k8e sandbox start {live.session_id}"
-            detail = describe_end(live.record.reason)
         error = f"session {live.session_id} {what}"
-        return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, detail=detail, hint=hint)
+        return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, hint=hint)
 
     async def enter(self, live: Live) -> Opened:
         self.check_active(live)
@@ -180,13 +188,7 @@ class Sessions:
 
     def describe_loss(self, live: Live) -> Fault:
         if live.phase in _THERE:
-            return Fault(
-                Kind.CONFLICT,
-                "session_stopped",
-                f"session {live.session_id} is stopped",
-                detail=describe_end(live.record.reason),
-                hint=f"Its files are kept. Start it: k8e sandbox start {live.session_id}",
-            )
+            return _describe_stopped(live)
         return Fault(
             Kind.NOT_FOUND,
             "session_not_found",
