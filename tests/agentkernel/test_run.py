@@ -150,6 +150,12 @@ class TestEndings:
         assert (done.stdout, done.stderr) == (b"y\n141\n", b"")
         wait_for_nothing(kernel)
 
+    def test_a_full_disk_is_no_exit_code_of_the_command(self, kernel: Kernel) -> None:
+        line = f"{AGENTKERNEL} run {' '.join(PLAIN)}"
+        done = kernel.shell(f"{line} echo hi > /dev/full")
+        assert (done.code, b"[output_lost]" in done.stderr) == (125, True)
+        assert kernel.shell(f"{line} sh -c 'echo hi >&2' 2> /dev/full").code == 125
+
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
     def test_signals_are_passed_on(self, kernel: Kernel, number: int, code: int) -> None:
         with kernel.starting("sleep", "1000") as process:

@@ -32,7 +32,7 @@ class Failure(Exception):
 
 
 class OutputLost(Exception):
-    """Standard output takes nothing any more, for another reason than that its reader left: a full disk."""
+    """Standard output or error takes nothing any more, for another reason than that its reader left: a full disk."""
 
 
 def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> int:
@@ -54,7 +54,7 @@ def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> in
 
 
 def tell_of_lost_output(cause: str) -> int:
-    """On stderr, which is what is left. Never with a code that the command may have had: it did not fail."""
+    """On stderr, which is what is left."""
     import json
 
     body = {
@@ -107,7 +107,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if descriptor != 1:
+            if descriptor not in (1, 2):
                 raise
             raise OutputLost(error.strerror) from error
 

@@ -62,7 +62,9 @@ def require_scope(caller: Caller, scope: Scope) -> None:
 def choose_tenant(caller: Caller, wanted: str) -> str:
     """The tenant that a new session belongs to."""
     if wanted and not may_see(caller, caller.uid, wanted):
-        raise Fault(Kind.DENIED, "wrong_tenant", "the session would belong to another tenant", field="tenant")
+        hint = "Leave the tenant out, or use a key of that tenant."
+        error = "the session would belong to another tenant"
+        raise Fault(Kind.DENIED, "wrong_tenant", error, hint=hint, field="tenant")
     return wanted or caller.tenant or "default"
 
 

@@ -18,7 +18,7 @@ def main() -> int:
 def choose(arguments: list[str]) -> int:
     from k8e.cli.agentkernel.commands import COMMANDS, show_help
     from k8e.cli.agentkernel.telling import tell
-    from k8e.cli.ending import Failure
+    from k8e.cli.ending import FAILED, Failure, OutputLost
 
     word = arguments[0] if arguments else "--help"
     try:
@@ -28,3 +28,9 @@ def choose(arguments: list[str]) -> int:
     except Failure as failure:
         tell(failure.body)
         return COMMANDS[word].failed if word in COMMANDS and COMMANDS[word].failed else failure.status
+    except OutputLost as lost:
+        try:
+            tell({"error": "the output cannot be written", "code": "output_lost", "detail": str(lost)})
+        except OutputLost:
+            pass  # nobody is left to tell
+        return COMMANDS[word].failed or FAILED if word in COMMANDS else FAILED
