@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from k8e.daemon import Paths, run_detached
+from k8e.daemon.places import Paths
+from k8e.daemon.serving import run_detached
 from k8e.settings import Settings
 from tests.core.bare_engine import BareEngine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from k8e.daemon import run_detached
+from k8e.daemon.serving import run_detached
 from k8e.engine import Runtime
 from k8e.engine.local import engine
 from k8e.engine.local.runtime import OciRuntime, find_runtimes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from k8e import settings
-from k8e.daemon import run_doctor
+from k8e.daemon.examination import run_doctor
 from k8e.engine.local import doctor
 from k8e.policy import HostList
 from k8e.settings import Settings, SettingsError

@@ -71,7 +71,8 @@ def run_mcp(parsed: argparse.Namespace) -> int:
 
 
 def serve(parsed: argparse.Namespace) -> int:
-    from k8e.daemon import Refused, run_in_foreground
+    from k8e.daemon.places import Refused
+    from k8e.daemon.serving import run_in_foreground
 
     try:
         run_in_foreground()
@@ -81,7 +82,8 @@ def serve(parsed: argparse.Namespace) -> int:
 
 
 def examine(parsed: argparse.Namespace) -> int:
-    from k8e.daemon import Refused, run_doctor
+    from k8e.daemon.examination import run_doctor
+    from k8e.daemon.places import Refused
 
     try:
         return run_doctor(as_json=parsed.json, fix=parsed.fix)

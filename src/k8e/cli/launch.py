@@ -60,7 +60,7 @@ def start_daemon(path: str) -> socket.socket:
             hint="`sudo systemctl start k8e`, or `sudo k8e server` in another terminal",
             status=UNREACHABLE,
         )
-    from k8e.daemon import Paths, Refused
+    from k8e.daemon.places import Paths, Refused
 
     try:
         paths = Paths.from_environment()

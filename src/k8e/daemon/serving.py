@@ -1,14 +1,8 @@
-"""The daemon: the one process that owns a machine's sandboxes, and the only place where all rooms meet.
-
-`k8e server` runs it in the foreground; `python -m k8e.daemon --ready-fd N` is how the command line starts it on demand.
-It can be killed at any moment: sandboxes live on, and the next daemon goes on with them.
-"""
+"""A daemon from its first moment to its last: everything is put together, serves, and is taken apart in order."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import fcntl
 import io
 import json
 import logging
@@ -17,17 +11,14 @@ import os
 import resource
 import signal
 import socket
-import stat
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+from k8e.daemon.places import Paths, Refused, take_lock
 
 if TYPE_CHECKING:
     from k8e.engine import Engine
-    from k8e.engine.local import treatment
     from k8e.settings import Settings
 
 GRACE = 10.0  # for requests that are under way when we are told to stop
@@ -37,110 +28,7 @@ LOG_SIZE = 16 << 20  # of each of two files
 
 log = logging.getLogger("k8e.daemon")
 
-MakeEngine = Callable[["Paths", "Settings"], "Engine"]
-
-
-class Refused(Exception):
-    """The daemon does not start; the body says why, as every error of ours does."""
-
-    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
-        self.body = {"error": error, "detail": detail, "code": code, "hint": hint}
-        super().__init__(f"{code}: {error}")
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    state_dir: Path
-    run_dir: Path
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        return cls(
-            Path(os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e").absolute(),
-            Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e").absolute(),
-        )
-
-    @property
-    def socket(self) -> Path:
-        return self.run_dir / "k8e.sock"
-
-    @property
-    def lock(self) -> Path:
-        return self.run_dir / "k8e.lock"
-
-    @property
-    def log(self) -> Path:
-        return self.state_dir / "daemon.log"
-
-    @property
-    def audit(self) -> Path:
-        return self.state_dir / "audit.log"
-
-    @property
-    def environments(self) -> Path:
-        return self.state_dir / "environments"
-
-    @property
-    def database(self) -> Path:
-        return self.state_dir / "k8e.db"
-
-    @property
-    def identity(self) -> Path:
-        return self.state_dir / "identity"
-
-    def prepare(self) -> None:
-        """Others may walk through and see nothing: to the socket, which has its own mode, and, as the users that native
-        sandboxes have, to those sandboxes' disks."""
-        make_directory(self.state_dir, 0o711)
-        make_directory(self.run_dir, 0o711)
-
-
-def make_directory(path: Path, mode: int) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode, exist_ok=True)
-        found = path.lstat()
-        trustworthy = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-        if trustworthy:
-            path.chmod(mode)  # whatever the umask was
-    except OSError as error:
-        raise Refused("directory_unusable", f"{path} cannot be made or used", detail=str(error)) from error
-    if not trustworthy:
-        raise Refused(
-            "directory_untrusted",
-            f"{path} could be changed by somebody else",
-            detail="it is no directory, or not ours, or writable for others",
-            hint=f"remove it, or make it a directory of uid {os.geteuid()} that nobody else can write",
-        )
-
-
-def take_lock(path: Path, patience: float) -> int:
-    """The descriptor that holds it: one daemon per directory, however it was started. The kernel lets go for us."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-
-    def give_up(number: int, frame: object) -> None:
-        raise BlockingIOError
-
-    previous = signal.signal(signal.SIGALRM, give_up)
-    try:
-        if patience:
-            signal.setitimer(signal.ITIMER_REAL, patience)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patience else fcntl.LOCK_NB))
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
-        raise Refused(
-            "already_running",
-            "another k8e daemon is running here",
-            detail=f"pid {holder or 'unknown'} holds {path}",
-            hint="use that one, or stop it first; K8E_RUN_DIR and K8E_STATE_DIR make room for a second one",
-        ) from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-    return descriptor
+MakeEngine = Callable[[Paths, "Settings"], "Engine"]
 
 
 def require_root() -> None:
@@ -320,49 +208,3 @@ def run_detached(ready: int, make_engine: MakeEngine = make_local_engine) -> int
         os.write(ready, json.dumps(refused.body).encode())
         return 1
     return 0
-
-
-def run_doctor(*, as_json: bool, fix: bool = False) -> int:
-    """1 when the default would not be safe. Works beside a daemon, and without one."""
-    from k8e.engine import EngineError
-    from k8e.engine.local import doctor, treatment
-    from k8e.settings.file import USUAL, find_file
-
-    file = find_file()
-    load_settings()  # a daemon would not start with a broken file, and so there is nothing to examine
-    steps: list[treatment.Step] = []
-    try:
-        if fix:
-            steps = asyncio.run(put_right())
-            if not as_json:
-                sys.stdout.write(treatment.render(steps))
-                sys.stdout.flush()
-        report = asyncio.run(doctor.examine_machine())
-    except EngineError as error:
-        raise Refused("doctor_failed", str(error), hint=error.hint) from error
-    if as_json:
-        put = {"fixed": [dataclasses.asdict(step) for step in steps]} if fix else {}
-        sys.stdout.write(json.dumps({"settings": file and str(file), **put, **report.as_dict()}) + "\n")
-    else:
-        sys.stdout.write(f"settings: {file or f'defaults, as there is no {USUAL}'}\n\n")
-        sys.stdout.write(doctor.render(report))
-    sys.stdout.flush()
-    return 0 if report.safe else 1
-
-
-async def put_right() -> list[treatment.Step]:
-    """A state directory with a database is one in which a daemon will be started again."""
-    from k8e.engine.local.treatment import treat
-
-    return [step async for step in treat(lambda state: Paths(state, state).database.exists())]
-
-
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2 or arguments[0] != "--ready-fd":
-        sys.stderr.write("k8e.daemon is started by k8e; `k8e server` is for people\n")
-        return 1
-    return run_detached(int(arguments[1]))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""`k8e doctor`: what works on this machine, beside a daemon or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from k8e.daemon.places import Paths, Refused
+from k8e.daemon.serving import load_settings
+
+if TYPE_CHECKING:
+    from k8e.engine.local import treatment
+
+
+def run_doctor(*, as_json: bool, fix: bool = False) -> int:
+    """1 when the default would not be safe. Works beside a daemon, and without one."""
+    from k8e.engine import EngineError
+    from k8e.engine.local import doctor, treatment
+    from k8e.settings.file import USUAL, find_file
+
+    file = find_file()
+    load_settings()  # a daemon would not start with a broken file, and so there is nothing to examine
+    steps: list[treatment.Step] = []
+    try:
+        if fix:
+            steps = asyncio.run(put_right())
+            if not as_json:
+                sys.stdout.write(treatment.render(steps))
+                sys.stdout.flush()
+        report = asyncio.run(doctor.examine_machine())
+    except EngineError as error:
+        raise Refused("doctor_failed", str(error), hint=error.hint) from error
+    if as_json:
+        put = {"fixed": [dataclasses.asdict(step) for step in steps]} if fix else {}
+        sys.stdout.write(json.dumps({"settings": file and str(file), **put, **report.as_dict()}) + "\n")
+    else:
+        sys.stdout.write(f"settings: {file or f'defaults, as there is no {USUAL}'}\n\n")
+        sys.stdout.write(doctor.render(report))
+    sys.stdout.flush()
+    return 0 if report.safe else 1
+
+
+async def put_right() -> list[treatment.Step]:
+    """A state directory with a database is one in which a daemon will be started again."""
+    from k8e.engine.local.treatment import treat
+
+    return [step async for step in treat(lambda state: Paths(state, state).database.exists())]

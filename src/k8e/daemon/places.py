@@ -1,0 +1,114 @@
+"""Where a daemon lives: its directories, which nobody else may change, and the lock that keeps a second one out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+class Refused(Exception):
+    """The daemon does not start; the body says why, as every error of ours does."""
+
+    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+        self.body = {"error": error, "detail": detail, "code": code, "hint": hint}
+        super().__init__(f"{code}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    state_dir: Path
+    run_dir: Path
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        return cls(
+            Path(os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e").absolute(),
+            Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e").absolute(),
+        )
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / "k8e.sock"
+
+    @property
+    def lock(self) -> Path:
+        return self.run_dir / "k8e.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.state_dir / "daemon.log"
+
+    @property
+    def audit(self) -> Path:
+        return self.state_dir / "audit.log"
+
+    @property
+    def environments(self) -> Path:
+        return self.state_dir / "environments"
+
+    @property
+    def database(self) -> Path:
+        return self.state_dir / "k8e.db"
+
+    @property
+    def identity(self) -> Path:
+        return self.state_dir / "identity"
+
+    def prepare(self) -> None:
+        """Others may walk through and see nothing: to the socket, which has its own mode, and, as the users that native
+        sandboxes have, to those sandboxes' disks."""
+        make_directory(self.state_dir, 0o711)
+        make_directory(self.run_dir, 0o711)
+
+
+def make_directory(path: Path, mode: int) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
+        found = path.lstat()
+        trustworthy = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        if trustworthy:
+            path.chmod(mode)  # whatever the umask was
+    except OSError as error:
+        raise Refused("directory_unusable", f"{path} cannot be made or used", detail=str(error)) from error
+    if not trustworthy:
+        raise Refused(
+            "directory_untrusted",
+            f"{path} could be changed by somebody else",
+            detail="it is no directory, or not ours, or writable for others",
+            hint=f"remove it, or make it a directory of uid {os.geteuid()} that nobody else can write",
+        )
+
+
+def take_lock(path: Path, patience: float) -> int:
+    """The descriptor that holds it: one daemon per directory, however it was started. The kernel lets go for us."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    def give_up(number: int, frame: object) -> None:
+        raise BlockingIOError
+
+    previous = signal.signal(signal.SIGALRM, give_up)
+    try:
+        if patience:
+            signal.setitimer(signal.ITIMER_REAL, patience)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if patience else fcntl.LOCK_NB))
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise Refused(
+            "already_running",
+            "another k8e daemon is running here",
+            detail=f"pid {holder or 'unknown'} holds {path}",
+            hint="use that one, or stop it first; K8E_RUN_DIR and K8E_STATE_DIR make room for a second one",
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    return descriptor
