@@ -103,9 +103,10 @@ def test_a_text_is_no_list_of_packages(client: SandboxClient, session: str) -> N
         client.pip_install(session, "six")
 
 
-def test_a_timeout_that_is_no_number_is_a_mistake(client: SandboxClient, session: str) -> None:
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 1e12, -100])
+def test_a_timeout_that_nobody_can_mean_is_a_mistake(client: SandboxClient, session: str, timeout: float) -> None:
     with pytest.raises(sandbox_client.InvalidArgument, match="timeout"):
-        client.exec(session, "true", timeout=float("nan"))
+        client.exec(session, "true", timeout=timeout)
 
 
 def test_what_is_no_text_is_said(client: SandboxClient, session: str) -> None:

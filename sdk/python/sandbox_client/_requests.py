@@ -82,11 +82,10 @@ def check_list(field: str, values: Sequence[str] | None) -> None:
 
 
 def check_timeout(timeout: float) -> None:
-    """Before a deadline is made of it, which would be the one that is missed."""
-    if not timeout >= 0:  # which a NaN is not
-        raise InvalidArgument(
-            f"timeout is {timeout}", code="invalid_argument", field="timeout", hint="seconds, more than 0"
-        )
+    """Before a deadline is made of it: one that is no number, or too far away, is missed at once."""
+    if not 0 <= timeout < 1e8:  # which a NaN is not
+        hint = "seconds, more than 0 and at most 86400"
+        raise InvalidArgument(f"timeout is {timeout}", code="invalid_argument", field="timeout", hint=hint)
 
 
 def build_child(

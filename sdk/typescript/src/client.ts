@@ -8,7 +8,7 @@ import {
 
 import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
-import { Conflict, NotFound, NotText, RunLost, SandboxError, translate } from "./errors.js";
+import { Conflict, InvalidArgument, NotFound, NotText, RunLost, SandboxError, translate } from "./errors.js";
 import {
   type Approval,
   Chunk,
@@ -466,7 +466,14 @@ export class SandboxClient {
   }
 }
 
-const deadline = (seconds: number): Date => new Date(Date.now() + seconds * 1000);
+/** Of what is no number, or has no end, grpc-js makes an exception that nobody can catch: the process would end. */
+function deadline(seconds: number): Date {
+  if (!(seconds >= 0 && seconds < 1e8)) {
+    const hint = "seconds, more than 0 and at most 86400";
+    throw new InvalidArgument("timeout is no number of seconds", { code: "invalid_argument", field: "timeout", hint });
+  }
+  return new Date(Date.now() + seconds * 1000);
+}
 
 const method = (client: Client, name: string): Method => (client as unknown as Record<string, Method>)[name]!;
 

@@ -129,6 +129,11 @@ export class Chunk extends Uint8Array {
   get text(): string {
     return decode(this);
   }
+
+  /** As a Buffer has it: `output += chunk` is text, and not a list of numbers. */
+  override toString(): string {
+    return this.text;
+  }
 }
 
 export function decode(data: Uint8Array): string {

@@ -1,7 +1,7 @@
 /** What the list cannot say: the client's own session, leaving early, the background, hosts. */
 import { expect, test } from "vitest";
 
-import { NotFound, SandboxClient, sandboxRun } from "../src/index.js";
+import { InvalidArgument, NotFound, SandboxClient, sandboxRun } from "../src/index.js";
 
 const runtimeClass = process.env["K8E_TEST_RUNTIME"] ?? "";
 
@@ -27,11 +27,19 @@ test("a session that is gone is replaced, and the code is run once", async () =>
   await client.close();
 }, 120_000);
 
+test.each([NaN, Infinity, 1e12, -100])("a timeout of %s is a mistake and not the end of the process", async (timeout) => {
+  const client = new SandboxClient();
+  await expect(client.exec("any", "true", timeout)).rejects.toThrow(InvalidArgument);
+  await expect(client.execStream("any", "true", timeout)[Symbol.asyncIterator]().next()).rejects.toThrow(InvalidArgument);
+  await client.close();
+}, 120_000);
+
 test("leaving a live run ends its command", async () => {
   const client = new SandboxClient();
   const sid = await client.createSession({ runtimeClass });
   for await (const chunk of client.execStream(sid, "echo $$; exec sleep 1000")) {
     expect(chunk.stream).toBe("stdout");
+    expect(`${chunk}`).toMatch(/^\d+\n$/);
     break;
   }
   let seen = "";
