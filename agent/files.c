@@ -12,7 +12,7 @@
 
 #include "agent.h"
 
-enum { FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1, READ_ONLY_BIND = 1, LAST_BIND = 2 };
+enum { FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1, WRITABLE_BIND = 1, LAST_BIND = 2 };
 
 /* Acting as somebody else. Real and saved ids stay ours, so that nobody gains a hold on us in the meantime; the kernel
  * takes the capabilities away with the effective id. Not libc's calls: those prepare for threads that we do not have. */
@@ -238,15 +238,15 @@ static int move_path(const struct file_request *q)
     return rename_new(q->path, q->second);
 }
 
-/* A mount that our kernel can see already, where it is to be; or the end of that, which takes what it was seen at away. */
+/* A mount that our kernel can see already, where it is to be; later, that it can be written to, when what is to be kept
+ * in it is a mount point itself; or the end of that, which takes what it was seen at away. */
 static int bind_path(const struct file_request *q)
 {
     if (q->flags & LAST_BIND)
         return umount2(q->path, MNT_DETACH) < 0 || rmdir(q->path) < 0 ? errno : (int)-renounce_mounting();
-    const unsigned long read_only = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV; /* it forgets the others */
-    if (mount(q->path, q->second, "", MS_BIND, NULL) < 0)
-        return errno;
-    return q->flags & READ_ONLY_BIND && mount("", q->second, "", read_only, NULL) < 0 ? errno : 0;
+    const unsigned long writable = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV;
+    return mount(q->path, q->flags & WRITABLE_BIND ? q->path : q->second, "",
+                 q->flags & WRITABLE_BIND ? writable : MS_BIND, NULL) < 0 ? errno : 0;
 }
 
 /* A path of the request, terminated; NULL and a code if it cannot be one. */

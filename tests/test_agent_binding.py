@@ -27,11 +27,9 @@ for call in (lambda: libc.mount(b"/tmp", b"/tmp", b"", 0x1000, None), lambda: li
 @pytest.fixture
 async def linked() -> AsyncIterator[Linked]:
     """Sanitized, and with a mount to bind from: a tray, as in slots.py."""
-    tray = ("--dir", "/run/tray", "--perms", "0755", "--tmpfs", "/run/tray")
+    tray = ("--dir", "/run/tray", "--tmpfs", "/run/tray", "--dir", "/run/tray/0/kept", "--remount-ro", "/run/tray")
     variation = Variation(agent=ASAN_AGENT, bwrap=tray)  # in which it has all capabilities of root
     async with open_sandbox("bare", variation) as linked:
-        await linked.link.mkdir(b"/run/tray/0/kept", parents=True)
-        await linked.link.write_file(b"/run/tray/0/kept/file", b"content")
         yield linked
 
 
@@ -42,7 +40,7 @@ async def held(linked: Linked) -> dict[str, int]:
 
 async def denied(linked: Linked) -> None:
     with pytest.raises(AgentError) as raised:
-        await linked.link.bind((b"/tmp", b"/workspace", False))
+        await linked.link.bind([(b"/tmp", b"/workspace")])
     assert (raised.value.code, raised.value.errno) == (Code.DENIED, errno.EPERM)
     with pytest.raises(AgentError) as raised:
         await linked.link.bind(last=b"/workspace")
@@ -53,10 +51,11 @@ async def denied(linked: Linked) -> None:
 
 async def test_what_is_bound_is_there_and_read_only_where_it_should_be(linked: Linked) -> None:
     link = linked.link
-    await link.bind((b"/run/tray/0", b"/workspace", False))
-    await link.bind((b"/workspace/kept", b"/workspace/kept", True))
-    await link.bind(last=b"/run/tray")
-    assert await link.read_file(b"/workspace/kept/file") == b"content"
+    await link.bind([(b"/run/tray/0", b"/workspace"), (b"/workspace/kept", b"/workspace/kept")])
+    with pytest.raises(AgentError) as raised:
+        await link.write_file(b"/workspace/new", b"")
+    assert raised.value.code is Code.READ_ONLY, "until all that is kept is in place"
+    await link.bind(writable=[b"/workspace"], last=b"/run/tray")
     await link.write_file(b"/workspace/new", b"")
     for attempt in (
         link.write_file(b"/workspace/kept/file", b"x"),
@@ -91,7 +90,7 @@ async def test_what_is_parked_before_cannot_either(linked: Linked) -> None:
     script = f"printf P >&63; head -c1 <&63 >/dev/null; printf T >&63; exec 63>&-; exec python3 -S -c '{CALLS}'"
     parked = ExecSpec((b"bash", b"-c", script.encode()), env=(PATH,), keep_capabilities=True)
     await linked.link.park(parked, b"/usr/lib/none.so")
-    await linked.link.bind((b"/run/tray/0", b"/workspace", False))  # the agent itself still can
+    await linked.link.bind([(b"/run/tray/0", b"/workspace")])  # the agent itself still can
     await linked.link.bind(last=b"/run/tray")
     process = await linked.link.start(ExecSpec(parked.argv, env=(PATH,), keep_capabilities=True, parked=True))
     assert process.handed_over
@@ -104,17 +103,17 @@ async def test_what_cannot_be_bound_is_said(linked: Linked) -> None:
         (b"/run/tray/0", b"/no/such/target", Code.NOT_FOUND),
         (b"/run/tray/0", b"", Code.NOT_FOUND),
         (b"", b"/workspace", Code.INVALID),
-        (b"/run/tray/0/kept/file", b"/workspace", Code.NOT_DIRECTORY),
+        (b"/usr/bin/env", b"/workspace", Code.NOT_DIRECTORY),
         (b"/run/" + b"x" * 5000, b"/workspace", Code.NAME_TOO_LONG),
     ):
         with pytest.raises(AgentError) as raised:
-            await linked.link.bind((source, target, False))
+            await linked.link.bind([(source, target)])
         assert raised.value.code is code, (source, target)
-    await linked.link.bind((b"/run/tray/0", b"/workspace", False))
+    await linked.link.bind([(b"/run/tray/0", b"/workspace")])
 
 
 async def test_an_agent_that_never_could_says_so() -> None:
     async with open_sandbox("bare", Variation(bwrap=("--cap-drop", "CAP_SYS_ADMIN"))) as linked:
         with pytest.raises(AgentError) as raised:
-            await linked.link.bind((b"/tmp", b"/workspace", False))
+            await linked.link.bind([(b"/tmp", b"/workspace")])
         assert raised.value.code is Code.DENIED

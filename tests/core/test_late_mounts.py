@@ -3,6 +3,7 @@ claimed. (What is shown then is the engine's: tests/engine/test_slots.py.)"""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from k8e.core.errors import Kind
 from k8e.core.model import REMOTE, Caller, SessionSpec
+from k8e.core.parking import BASH
 from k8e.core.records import read_shape, write_shape
 from k8e.core.shaping import check_shape, check_slots
-from k8e.engine import EngineError, Mount, MountRefused, Shape
+from k8e.engine import EngineError, Mount, MountRefused, Place, Shape
+from k8e.link.model import ExecSpec, Identity, Sandbox
 from tests.core.rig import ALICE, BOB, fault
 from tests.core.test_pool import count, open_pool, ready, settle
 from tests.sandboxes import needs_root
@@ -81,6 +84,34 @@ async def test_a_directory_that_is_refused_is_no_session(folder: Path) -> None:
         await settle(rig)
         assert name not in await rig.engine.list()
         assert not list(rig.service._sessions.registry)
+
+
+@needs_root
+async def test_interpreters_of_an_image_s_root_are_parked_when_its_directories_are_in_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_pool(folder, number=1) as rig:
+        attach = rig.engine.attach
+        parked: list[tuple[bytes, ...]] = []
+
+        async def attach_as_root(sandbox: str) -> tuple[Sandbox, Place]:
+            link, place = await attach(sandbox)
+
+            async def park(spec: ExecSpec, loader: bytes, *, keep: float | None = None) -> None:
+                parked.append(spec.argv[:-1])
+
+            monkeypatch.setattr(link, "park", park)
+            return link, replace(place, user=Identity(0, 0), loader=b"/k8e-loader.so")
+
+        monkeypatch.setattr(rig.engine, "attach", attach_as_root)
+        await rig.service.reserve(ALICE, "codex", UNBOUND, 1)
+        await settle(rig)
+        assert not parked
+        session = await rig.create(spec=SPEC)
+        assert rig.engine.bound
+        while BASH not in parked:
+            await asyncio.sleep(0.01)
+        await rig.service.destroy(ALICE, session)
 
 
 def test_slots_are_of_what_is_made_ahead_and_of_local_users() -> None:

@@ -29,7 +29,7 @@ import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
 for call in (
     lambda: libc.mount(b"/tmp", b"/workspace", b"", 0x1000, None),
-    lambda: libc.mount(b"", b"/workspace", b"", 0x1027, None),
+    lambda: libc.mount(b"", b"/workspace/.git", b"", 0x1026, None),
     lambda: libc.mount(b"none", b"/workspace", b"tmpfs", 0, None),
     lambda: libc.umount2(b"/workspace", 2),
     lambda: libc.umount2(b"/workspace/.git", 0),
@@ -86,13 +86,14 @@ async def test_it_shows_its_own_workspace_and_nothing_of_anybody(rig: Rig, unbou
             await rig.engine.bind(unbound.name, (Mount("/usr", "/workspace", 0), Mount("/usr", "/home/user", 0)))
 
 
-async def test_whoever_is_root_there_has_no_room_on_the_tray(rig: Rig, unbound: Room) -> None:
+async def test_whoever_is_root_there_cannot_be_on_the_tray_first(rig: Rig, unbound: Room) -> None:
     if rig.native:
         pytest.skip("there is none")
     assert (await unbound.run("ls", TRAY)).outcome.exit_code != 0
-    await unbound.run("sh", "-c", f"head -c 100000 /dev/zero > {TRAY}/x; mkdir -p {TRAY}/a/b", **STRONGEST)
-    found = sum(path.stat().st_size for path in unbound.paths.slots.rglob("*") if path.is_file())
-    assert found <= 4096
+    script = f"cd {TRAY}; mkdir 0; ln -s /etc 0; > x; mv empty 0; rmdir empty; chmod 777 .; mount -o remount,rw ."
+    await unbound.run("sh", "-c", script, **STRONGEST)
+    assert [path.name for path in unbound.paths.slots.iterdir()] == ["empty"]
+    assert unbound.paths.slots.stat().st_mode & 0o777 == 0o700
 
 
 async def test_only_gvisors_agent_can_mount_and_only_until_then(rig: Rig, grounds: Grounds, unbound: Room) -> None:
@@ -245,3 +246,48 @@ async def test_the_root_of_an_image_gains_nothing_by_it(rig: Rig, grounds: Groun
     assert (await room.run("umount", "-l", "/workspace")).outcome.exit_code != 0
     assert (await room.run("mv", ".git", "x")).outcome.exit_code != 0
     await rig.engine.destroy(room.name)
+
+
+RACE = f"""
+import os, threading
+os.write(63, b"P")
+def attack(*attempts):
+    while True:
+        for source, target in attempts:
+            try:
+                os.rename(source, target)
+            except OSError:
+                pass
+try:
+    tray = os.open("{TRAY}", os.O_RDONLY)
+except OSError:
+    tray = -1
+for place in ("/workspace", "{TRAY}/0", f"/proc/self/fd/{{tray}}/0"):
+    pairs = [(f"{{place}}/.git", f"{{place}}/gone"), (f"{{place}}/.git/config", f"{{place}}/config")]
+    threading.Thread(target=attack, args=pairs).start()
+"""
+
+
+@pytest.mark.parametrize("strongest", [False, True], ids=["user", "root"])
+async def test_an_image_s_own_interpreter_does_not_get_in_between(rig: Rig, strongest: bool) -> None:
+    """It is parked before, and is the image's program: at it all the time. One that is root there, which the service
+    parks only afterwards (a hand on the tray is of use to it when the sandbox ends), does not either."""
+    with open_grounds() as grounds:
+
+        def look() -> list[str]:
+            return sorted(path.name for path in (*grounds.project.iterdir(), *(grounds.project / ".git").iterdir()))
+
+        before = look()
+        for _ in range(2):
+            room = await rig.shaped(Shape(slots=("/workspace",)))
+            attacker = replace(plan(PYTHON, room.place, ()), argv=(*PYTHON, RACE.encode()))
+            if strongest:
+                attacker = replace(attacker, identity=AGENT, keep_capabilities=True)
+            await room.link.park(attacker, b"/none.so")
+            await rig.engine.bind(room.name, (replace(grounds.project_mount(), kept=(".git",)),))
+            await room.output("sleep", "0.2")
+            assert look() == before
+            await rig.engine.destroy(room.name)
+            if strongest and (grounds.project / "gone").exists():
+                (grounds.project / "gone").rename(grounds.project / ".git")
+            assert look() == before

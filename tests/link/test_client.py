@@ -444,7 +444,7 @@ async def test_a_reader_that_stops_is_cancelled_at_the_agent(stage: Stage) -> No
         ("remove all", FrameType.REMOVE, 1, (b"/x", b"")),
         ("chmod", FrameType.CHMOD, 0, (b"/x", b"")),
         ("bind", FrameType.BIND, 0, (b"/x", b"/y")),
-        ("bind to read", FrameType.BIND, 1, (b"/x", b"/y")),
+        ("make writable", FrameType.BIND, 1, (b"/x", b"")),
         ("end binding", FrameType.BIND, 2, (b"/x", b"")),
     ],
 )
@@ -461,8 +461,8 @@ async def test_requests_and_refusals(
         "remove": lambda: link.remove(b"/x"),
         "remove all": lambda: link.remove(b"/x", recursive=True),
         "chmod": lambda: link.chmod(b"/x", 0o600),
-        "bind": lambda: link.bind((b"/x", b"/y", False)),
-        "bind to read": lambda: link.bind((b"/x", b"/y", True)),
+        "bind": lambda: link.bind([(b"/x", b"/y")]),
+        "make writable": lambda: link.bind(writable=[b"/x"]),
         "end binding": lambda: link.bind(last=b"/x"),
     }
 
@@ -592,7 +592,7 @@ async def test_an_older_agent_is_asked_for_nothing_that_it_does_not_know(stage: 
     with pytest.raises(AgentError, match="older"):
         await link.park(PARKABLE, b"/loader.so")
     with pytest.raises(AgentError, match="older"):
-        await link.bind((b"/x", b"/y", False))
+        await link.bind([(b"/x", b"/y")])
     starting = stage.begin(link.start(replace(PARKABLE, parked=True)))
     request = await agent.expect(Request)
     assert decode_exec(request.payload) == PARKABLE
@@ -611,12 +611,13 @@ async def test_who_took_a_command_is_said(stage: Stage) -> None:
 
 async def test_what_is_bound_is_all_on_the_way_before_it_is_answered(stage: Stage) -> None:
     link, agent = await stage.open(generation=3)
-    binding = stage.begin(link.bind((b"/t/0", b"/w", False), (b"/w/k", b"/w/k", True), last=b"/t"))
-    requests = [await agent.expect(Request) for _ in range(3)]
+    binding = stage.begin(link.bind([(b"/t/0", b"/w"), (b"/w/k", b"/w/k")], writable=[b"/w"], last=b"/t"))
+    requests = [await agent.expect(Request) for _ in range(4)]
     asked = [decode_file_request(request.type, request.payload) for request in requests]
     assert [(each.path, each.second, each.flags) for each in asked] == [
         (b"/t/0", b"/w", 0),
-        (b"/w/k", b"/w/k", 1),
+        (b"/w/k", b"/w/k", 0),
+        (b"/w", b"", 1),
         (b"/t", b"", 2),
     ]
     for request in requests:

@@ -17,6 +17,7 @@ from k8e.core.journal import note
 from k8e.core.live import Live
 from k8e.core.manifest import check_entries
 from k8e.core.model import Caller, ManifestEntry, Phase, Reservation, Session, SessionSpec
+from k8e.core.parking import waits_for_mounts
 from k8e.core.pool import Claimed
 from k8e.core.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.records import SessionRecord
@@ -169,7 +170,9 @@ class Creation:
                 return
             live.enter(Phase.ACTIVE)
         live.touch()
-        self._sessions.parking.begin(live, sandbox, place, warm=claimed is not None and sandbox is claimed.sandbox)
+        parked = claimed is not None and sandbox is claimed.sandbox
+        parked = parked and not waits_for_mounts(live.record.shape.unbound, place)
+        self._sessions.parking.begin(live, sandbox, place, warm=parked)
         self._sessions.metrics.sessions.value = len(self._sessions.registry)
 
     async def _keep_env(self, live: Live) -> None:

@@ -21,7 +21,7 @@ from k8e.core.metrics import Metrics
 from k8e.core.model import Language, Phase
 from k8e.core.provisioning import Variables, merge_env
 from k8e.core.tasks import Tasks
-from k8e.engine import Place
+from k8e.engine import Place, Shape
 from k8e.link.errors import AgentError, LinkError
 from k8e.link.model import ExecSpec, Process, Sandbox
 
@@ -81,6 +81,12 @@ async def park(sandbox: Sandbox, place: Place, memory: int, env: Variables = (),
         await asyncio.sleep(PAUSE)
         for kind in failed:
             await _park(sandbox, place, memory, env, kind, keep)
+
+
+def waits_for_mounts(shape: Shape, place: Place) -> bool:
+    """An image's own interpreter that is root there could take hold of what its sandbox's directories come through: it
+    is parked when they are in place."""
+    return bool(shape.slots) and not place.user.uid
 
 
 async def _park(sandbox: Sandbox, place: Place, memory: int, env: Variables, kind: Kind, keep: float | None) -> bool:

@@ -26,7 +26,7 @@ from k8e.core.journal import note, warn
 from k8e.core.memory import Memory
 from k8e.core.metrics import Metrics
 from k8e.core.model import Reservation
-from k8e.core.parking import park
+from k8e.core.parking import park, waits_for_mounts
 from k8e.core.provisioning import prepare_state
 from k8e.core.records import WarmRecord
 from k8e.core.store import Store
@@ -218,7 +218,8 @@ class Pool:
             await self._engine.create(name, spec)
             sandbox, place = await self._engine.attach(name)
             await prepare_state(sandbox)
-            await park(sandbox, place, template.limits.memory)
+            if not waits_for_mounts(template.shape, place):
+                await park(sandbox, place, template.limits.memory)
             await self._store.set_ready(name, True)
         except BaseException as error:
             await self._destroy(name)

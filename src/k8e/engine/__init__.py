@@ -156,9 +156,9 @@ class Engine(Protocol):
         is as good as a new one if this has not changed. EngineError when none could be made."""
 
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
-        """Gives a sandbox that was made with slots a mount for each, before anything has run in it: from then on it is
-        like one that was created with them, and is started again as such. After an EngineError it is of no more use.
-        """
+        """Gives a sandbox that was made with slots a mount for each, before a command or anything that is root there
+        has run in it: from then on it is like one that was created with them, and is started again as such. After an
+        EngineError it is of no more use."""
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
         """A way in; the same one for every caller. EngineError when it is gone."""

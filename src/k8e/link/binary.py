@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "ae762d0d6d501b0fd9ba74f49a6791881b1b5b44948a4798c5b903c3c9126ae2",
-        "aarch64": "76a06344f538278a0e3cbc568b3f26faff34b1bcb6eee2ffb14c548534204daa",
+        "x86_64": "762a96d024e5be737bd58c57774f41e9b325ad53c6eb82d3e5c6342ceed919d7",
+        "aarch64": "2e109d8d189699413f819129c44276a908b0ca8fb78eb1eda39aacf98b432aa9",
     }
 )
 

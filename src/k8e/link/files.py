@@ -6,7 +6,7 @@ that it is not known whether it happened.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from k8e.link.channel import Channel, Interrupted
@@ -20,12 +20,12 @@ from k8e.link.sockets import AgentConnection, AgentWatcher
 from k8e.link.switchboard import Switchboard, deadline
 
 _PIECE: Final = 1 << 20
+_WRITABLE_BIND: Final = 1
 _LAST_BIND: Final = 2
 _FRUITLESS: Final = 8  # repetitions without progress
 _MAX_LISTING: Final = 64 << 20  # bytes of names in one answer
 
 T = TypeVar("T")
-Binding = tuple[bytes, bytes, bool]  # source, target, and whether it is read-only there
 
 
 class Files:
@@ -258,10 +258,14 @@ class Files:
 
     # Mounts
 
-    async def bind(self, *bindings: Binding, last: bytes = b"") -> None:
-        """What is seen at the sources is at the targets as well, one after the other. Before the first command, where
-        the agent may. `last`: the mount from which they were bound is gone then, and the agent may no more."""
-        requests = [FileRequest(FrameType.BIND, source, target, flags=int(ro)) for source, target, ro in bindings]
+    async def bind(
+        self, bindings: Sequence[tuple[bytes, bytes]] = (), *, writable: Sequence[bytes] = (), last: bytes = b""
+    ) -> None:
+        """What is seen at each source is at its target as well, as read-only as there; then those that are `writable`
+        can be written to. Before the first command, where the agent may. `last`: the mount from which they were bound
+        is gone then, and the agent may no more."""
+        requests = [FileRequest(FrameType.BIND, source, target) for source, target in bindings]
+        requests += [FileRequest(FrameType.BIND, path, flags=_WRITABLE_BIND) for path in writable]
         requests += [FileRequest(FrameType.BIND, last, flags=_LAST_BIND)] if last else []
         channels: list[Channel] = []
         try:

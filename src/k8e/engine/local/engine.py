@@ -257,7 +257,8 @@ class LocalEngine:
             record = await asyncio.to_thread(Record.load, paths.record)
             binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user)
             if record.first_id is None:
-                await link.bind(*list_bindings(binds), last=TRAY.encode())
+                writable = [os.fsencode(bind.target) for bind in binds if bind.writable]
+                await link.bind(list(list_bindings(binds)), writable=writable, last=TRAY.encode())
         except LinkError as error:
             raise EngineError("slots", f"the agent did not mount what they are for: {error}") from error
         except OSError as error:

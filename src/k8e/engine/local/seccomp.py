@@ -28,7 +28,7 @@ _TYPE_MASK = 0o170000
 
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
-_MOUNTS = (0x1000, 0x1027)  # MS_BIND; and to make one of those read-only, MS_REMOUNT, NODEV, NOSUID, RDONLY
+_MOUNTS = (0x1000, 0x1026)  # MS_BIND; and for what is bound to be written to, with MS_REMOUNT, NODEV and NOSUID
 _MNT_DETACH = 2
 _ALL = 0xFFFFFFFFFFFFFFFF  # the kernel looks at 64 bits
 

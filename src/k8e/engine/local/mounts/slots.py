@@ -5,7 +5,8 @@ What is mounted where the machine shares a mount is mounted in whoever follows t
 at the very place where the directory is to be, and has it from one moment to the next. gVisor's kernel works from what
 it was handed at the start and sees only what is mounted below that: so it follows one small directory, the tray, in
 which the mounts appear, and the agent binds them to their places there (`list_bindings`), each kept part over itself as
-well, for gVisor's kernel has to know those mount points. Then the tray is gone.
+well, for gVisor's kernel has to know those mount points. Until it does, nothing there can be written to. Then the tray
+is gone.
 
 The mounts are put together as ever (view.py), where nobody follows, and passed on complete, in one call for each: there
 is no moment at which a part of one could be changed that is to be kept.
@@ -27,7 +28,6 @@ from k8e.engine.local.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.mounts.kernel import RDONLY, attach_mount, change_mount, clone_mount
 from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.record import Record
-from k8e.link.files import Binding
 from k8e.link.model import Identity
 
 TRAY = "/run/k8e-slots"  # inside gVisor
@@ -55,7 +55,8 @@ def cut_slots(paths: SandboxPaths, shape: Shape, *, native: bool) -> list[Bind]:
 
 
 def _lay_tray(tray: Path, targets: Sequence[str]) -> Iterator[Bind]:
-    """In memory and all but without room: until the end its root could write there, were it anybody's."""
+    """Read-only inside: an image's own interpreters are parked before it is filled, and could be there first, or rename
+    what is to be kept before gVisor's kernel knows of it."""
     options = b"size=4k,nr_inodes=16,mode=0700"
     if _libc.mount(b"k8e", os.fsencode(tray), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options) != 0:
         raise EngineError("slots", f"no tmpfs for them: {os.strerror(ctypes.get_errno())}")
@@ -68,7 +69,7 @@ def _lay_tray(tray: Path, targets: Sequence[str]) -> Iterator[Bind]:
     for target in targets:
         if target != _WORKSPACE:
             yield Bind(os.fspath(tray / _EMPTY), target, writable=False)
-    yield Bind(os.fspath(tray), TRAY, follows=True)
+    yield Bind(os.fspath(tray), TRAY, writable=False, follows=True)
 
 
 def _share(source: Path, point: Path) -> None:
@@ -93,7 +94,8 @@ def fill_slots(
         # Natively what is followed is the slot, in gVisor the tray.
         followed = os.open(paths.slots if record.first_id is None else point, _FOLDER)
         try:
-            point.mkdir(mode=0o755, exist_ok=True)
+            if record.first_id is None:
+                point.mkdir(mode=0o755)
             _pass_on(paths.mounts / f"mount-{index}", point)
             if record.first_id is not None or point == points[-1]:
                 change_mount(followed, RDONLY, recursive=True)  # private again: what happens here is seen by nobody
@@ -122,12 +124,12 @@ def _unmount(point: Path) -> None:
         raise EngineError("slots", f"{point} cannot be unmounted: {os.strerror(ctypes.get_errno())}")
 
 
-def list_bindings(binds: Sequence[Bind]) -> Iterator[Binding]:
-    """What the agent in gVisor is to mount where, in order."""
+def list_bindings(binds: Sequence[Bind]) -> Iterator[tuple[bytes, bytes]]:
+    """What the agent in gVisor is to mount where, in order. All of it is read-only until all of it is there."""
     places: list[str] = []
     for bind in binds:
         source = bind.target  # a kept part, or on the way to one
         if not any(bind.target.startswith(f"{place}/") for place in places):
             source = f"{TRAY}/{len(places)}"
             places.append(bind.target)
-        yield os.fsencode(source), os.fsencode(bind.target), not bind.writable
+        yield os.fsencode(source), os.fsencode(bind.target)
