@@ -139,6 +139,20 @@ def test_a_git_that_is_a_link_is_not_mounted(house: House) -> None:
     assert "[mount_refused]" in house.refusal("sandbox", "create", "cage", *CLAUDE)
 
 
+# A folder that git takes for a repository although there is no .git in it, and what it then runs on `git status`.
+BARE = """
+mkdir -p {0}/objects {0}/refs
+echo 'ref: refs/heads/x' > {0}/HEAD
+cat > {0}/config <<END
+[core]
+repositoryformatversion = 0
+bare = false
+worktree = .
+fsmonitor = "touch OWNED; false"
+END
+"""
+
+
 def test_what_runs_by_itself_and_is_new_is_said(house: House) -> None:
     done = house.ak("run", *CLAUDE, "sh", "-c", "echo 'touch OWNED' > .envrc; mkdir -p sub; echo x > plain")
     assert done.code == 0, done
@@ -146,3 +160,40 @@ def test_what_runs_by_itself_and_is_new_is_said(house: House) -> None:
     assert house.ak("run", *CLAUDE, "true").stderr == b""
     again = house.ak("run", *CLAUDE, "sh", "-c", "echo more >> .envrc")
     assert again.code != 0  # it is there now, and kept
+
+
+def test_what_runs_by_itself_further_down_is_said(house: House) -> None:
+    """Whatever the folder is called, also when it was there and is changed, and in no more than a few lines."""
+    made = "a/.envrc", "b/c/.vscode", "bare/HEAD", r"d\x1b]0;x\x07\u202e/.git", "linked/.git"
+    git(house, "init", "-q", "old")
+    (house.project / "linked").mkdir()
+    script = (
+        "mkdir -p a b/c/.vscode; echo x > a/.envrc; echo {} > b/c/.vscode/tasks.json;"
+        r"""d=$(printf 'd\033]0;x\007\342\200\256'); mkdir -p "$d/.git";"""
+        "ln -s /workspace/a linked/.git; ln -s / everything" + BARE.format("bare")
+    )
+    done = house.ak("run", *CLAUDE, "sh", "-c", script)
+    assert done.code == 0, done
+    told = "agentkernel: look at it before you go there: the command made or changed "
+    assert done.stderr.decode() == f"{told}{', '.join(made)}\n"
+    assert house.ak("run", *CLAUDE, "true").stderr == b""
+    changed = house.ak("run", *CLAUDE, "sh", "-c", "echo '[core]' >> old/.git/config; echo x >> a/.envrc")
+    assert changed.stderr.decode() == f"{told}a/.envrc, old/.git\n"
+    many = "for i in $(seq 30); do mkdir -p m/$i/.git; done"
+    crowd = house.ak("run", *CLAUDE, "sh", "-c", many).stderr.decode()
+    assert crowd.count("\n") == 1
+    assert "and 20 more" in crowd
+
+
+def test_a_repository_without_a_git_folder_is_said_and_is_no_project(house: House) -> None:
+    subprocess.run(["rm", "-rf", house.project / ".git"], check=True)
+    done = house.ak("run", *CLAUDE, "sh", "-c", BARE.format("."))
+    assert "the command made HEAD, objects, refs" in done.stderr.decode()
+    git(house, "status")
+    assert (house.project / "OWNED").exists(), "which is why"
+    assert "[project_refused]" in house.refusal("sandbox", "create", "cage", *CLAUDE)
+
+
+def test_the_inside_of_a_repository_is_no_project(house: House) -> None:
+    inside = house.project / ".git" / "hooks"
+    assert "[project_refused]" in house.refusal("sandbox", "create", "cage", *CLAUDE, cwd=inside)

@@ -125,6 +125,13 @@ def list_table(layout: Layout) -> list[dict[str, Any]] | None:
     return content
 
 
+def list_guards() -> Iterator[str]:
+    """The wires that routing rules of this machine are about, once for each family."""
+    for family in ("-4", "-6"):
+        done = subprocess.run(["ip", family, "-j", "rule"], capture_output=True)
+        yield from (each["iif"] for each in json.loads(done.stdout or b"[]") if "iif" in each)
+
+
 def _network(layout: Layout) -> Iterator[Trace]:
     numbers = set()
     for path in LEASES.glob("*/wire-*"):
@@ -138,7 +145,10 @@ def _network(layout: Layout) -> Iterator[Trace]:
                 numbers = {wire.removeprefix("k8e-") for wire in each[kind].get("elem", ())}
             if name == "live" or "_" in name:
                 yield from (Trace("set element", f"{name} {element}") for element in each[kind].get("elem", ()))
+    guarded = set(list_guards())
     for number in numbers:
+        if f"k8e-{number}" in guarded:
+            yield Trace("routing rule", f"k8e-{number}")
         with contextlib.suppress(OSError):
             yield Trace("interface", f"k8e-{number} is {socket.if_nametoindex(f'k8e-{number}')}")
 

@@ -194,7 +194,9 @@ def log(options: argparse.Namespace) -> int:
 
 
 def print_json(value: object) -> None:
-    write_all(1, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+    from k8e.profiles.text import to_json
+
+    write_all(1, to_json(value))
 
 
 def create_key(options: argparse.Namespace) -> int:

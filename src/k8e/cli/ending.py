@@ -41,9 +41,9 @@ def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> in
         try:
             return command(arguments)
         except Failure as failure:
-            import json
+            from k8e.profiles.text import to_json
 
-            write_all(1, json.dumps(failure.body, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+            write_all(1, to_json(failure.body))
             return failure.status
     except KeyboardInterrupt:
         die_of(SIGINT)

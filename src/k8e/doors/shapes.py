@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.engine import Limits, Mount
 from k8e.link.model import CommandInfo, Entry, FileType
+from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
     from k8e.identity.register import KeyRecord
@@ -29,8 +29,8 @@ TYPES = {
 
 
 def encode(value: object) -> bytes:
-    """One line of UTF-8. A lone surrogate, which is how text carries an odd byte, becomes JSON's own escape."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+    """One line that can be shown as it is."""
+    return to_json(value)
 
 
 def text_of(name: str, data: bytes) -> Json:

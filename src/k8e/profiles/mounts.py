@@ -5,7 +5,7 @@ from __future__ import annotations
 from k8e.profiles.credentials import HIDDEN, has_credentials, is_credential_path
 from k8e.profiles.effective import HOME
 from k8e.profiles.problem import Problem
-from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept
+from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept, is_repository
 from k8e.profiles.record import Record
 
 TYPE_CHECKING = False
@@ -52,6 +52,8 @@ def check_project(scene: Scene) -> None:
         raise Problem("no_project", "there is no project folder to mount", hint="run it in the project's folder")
     if where in SYSTEM or any(where.startswith(system + "/") for system in NEVER_BELOW):
         raise _too_wide(where, "it is a part of the system")
+    if is_repository(scene.names) or ".git" in where.split("/"):
+        raise _too_wide(where, "it is the inside of a repository, whose configuration git on this machine obeys")
     for home in list_homes(scene):
         if where == home or home.startswith(where + "/"):
             raise _too_wide(where, "it is a home, or has one inside")

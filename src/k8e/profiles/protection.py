@@ -35,6 +35,9 @@ KEPT = (
 # sandbox lives an empty directory stands in for one that is missing, so there are few of them and no files.
 ALWAYS = (".git", ".claude", ".codex", ".gemini", ".vscode")
 
+# A folder with these three is a repository for git, without any .git: it obeys the `config` beside them.
+REPOSITORY = ("HEAD", "objects", "refs")
+
 # Nobody's project: a mount of these would be a mount of the machine.
 SYSTEM = (
     *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root"),
@@ -51,5 +54,12 @@ def choose_kept(names: Iterable[str]) -> tuple[str, ...]:
 
 def find_new(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
     """Protected names that were not there when a sandbox got the folder, and that nobody kept from being made."""
-    new = frozenset(after) - frozenset(before) - frozenset(ALWAYS)
-    return tuple(name for name in KEPT if name in new)
+    old, now = frozenset(before), frozenset(after)
+    new = now - old - frozenset(ALWAYS)
+    found = tuple(name for name in KEPT if name in new)
+    return (*found, *REPOSITORY) if is_repository(now) and not is_repository(old) else found
+
+
+def is_repository(names: Iterable[str]) -> bool:
+    """Whether the folder with these names is one for git, without any .git."""
+    return frozenset(REPOSITORY) <= frozenset(names)

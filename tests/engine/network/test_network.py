@@ -9,10 +9,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from ipaddress import ip_address
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,104 +19,18 @@ from k8e.engine import EngineError
 from k8e.engine.local.network import network as network_module
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import change_messages
-from k8e.engine.local.network.leases import own_ledger
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.notes import MORE
 from k8e.engine.local.network.rules import KEPT_REFUSALS, wire_sets
 from k8e.engine.local.network.table import Table
 from k8e.policy import HostList
-from tests.egress.internet import NAME_SERVER, Internet, small_internet
-from tests.egress.namespaces import private_machine, run_ip
+from tests.egress.internet import Internet
+from tests.egress.namespaces import run_ip
+from tests.engine.network.rig import TAG, Place, attempt, nft, open_with, run_inside
 from tests.sandboxes import needs_root
 
 pytestmark = needs_root
-TAG = "cafe0123"
 ZONE: dict[str, Any] = {"one.com": {"A": ["45.90.31.1"], "AAAA": ["2a0b:4340:31::1"]}, "two.com": {"A": ["45.90.31.2"]}}
-
-INSIDE = """
-import json, socket, sys
-def attempt(kind, address, port):
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM) as s:
-        s.settimeout(20)
-        try:
-            s.connect((address, port))
-            if kind == "udp":
-                s.send(b"x")
-                s.recv(9)
-            return "reached"
-        except OSError as error:
-            return type(error).__name__
-print(json.dumps([attempt(*each) for each in json.loads(sys.argv[1])]))
-"""
-
-
-@pytest.fixture(scope="module")
-def internet() -> Iterator[Internet]:
-    with private_machine(), small_internet() as internet:
-        internet.publish(ZONE)
-        yield internet
-
-
-@dataclass(slots=True)
-class Place:
-    """Where sandboxes' records are, and the engines that there were."""
-
-    folder: Path
-
-    def network(self) -> Network:
-        return Network(
-            TAG,
-            lambda sandbox: self.folder / f"{sandbox}.json",
-            pool=Pool(),
-            nameservers=[ip_address(NAME_SERVER)],
-        )
-
-
-@pytest.fixture
-async def place(internet: Internet) -> AsyncIterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="k8e-") as folder:
-        place = Place(Path(folder))
-        yield place
-        last = place.network()
-        for sandbox in last.sandboxes():
-            await last.remove(sandbox)
-        await last.close()
-    assert "k8e_" not in nft("list", "tables")
-    assert not own_ledger().exists()
-
-
-@pytest.fixture
-async def network(place: Place) -> AsyncIterator[Network]:
-    network = place.network()
-    yield network
-    for sandbox in network.sandboxes():
-        await network.remove(sandbox)
-    await network.close()
-
-
-def nft(*words: str) -> str:
-    done = subprocess.run(["nft", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-async def run_inside(namespace: str, *argv: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        "nsenter", f"--net={namespace}", *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
-
-
-async def attempt(namespace: str, *attempts: tuple[str, str, int]) -> list[str]:
-    told: list[str] = json.loads(await run_inside(namespace, sys.executable, "-c", INSIDE, json.dumps(attempts)))
-    return told
-
-
-async def open_with(network: Network, sandbox: str, *hosts: str) -> tuple[Wire, str]:
-    return await network.open(sandbox, HostList.parse(hosts), "sandbox")
 
 
 async def test_what_is_listed_is_reached_and_nothing_else(network: Network, internet: Internet) -> None:
@@ -382,36 +293,6 @@ async def test_what_the_record_does_not_explain_is_closed(place: Place, internet
         await second.close()
     finally:
         os.close(held)
-
-
-async def test_rules_that_somebody_flushed_are_made_again(network: Network, internet: Internet) -> None:
-    _, inside = await open_with(network, "x", "45.90.40.7")
-    nft("flush", "ruleset")
-    _, beside = await open_with(network, "beside")
-    assert await attempt(inside, ("tcp", "45.90.40.7", 80), ("tcp", "45.90.41.7", 80)) == [
-        "reached",
-        "ConnectionRefusedError",
-    ]
-    assert await attempt(beside, ("tcp", "45.90.40.7", 80)) == ["ConnectionRefusedError"]
-    await network.set_hosts("x", HostList.parse([]))
-    assert await attempt(inside, ("tcp", "45.90.40.7", 80)) == ["ConnectionRefusedError"]
-
-
-async def test_asking_for_refusals_notices_rules_that_somebody_flushed(network: Network, internet: Internet) -> None:
-    """Which is done before and after every command."""
-    _, inside = await open_with(network, "x", "45.90.40.7")
-    seen = []
-    for action in (nft, nft):
-        network.refusals("x")
-        seen.append(network.flushed)
-        action("flush", "ruleset")
-    assert seen == [False, True]
-    await network.repair()
-    assert await attempt(inside, ("tcp", "45.90.40.7", 80), ("tcp", "45.90.41.7", 80)) == [
-        "reached",
-        "ConnectionRefusedError",
-    ]
-    assert [each.address for each in network.refusals("x")] == ["45.90.41.7"]
 
 
 async def test_a_list_that_the_kernel_refuses_leaves_the_old_one_in_force(

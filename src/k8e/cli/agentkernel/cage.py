@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "agentkernel.toml"
 START = 256  # bytes of a script that are looked at
+_SHOWN = 10  # paths
 
 
 class Plan:
@@ -89,19 +90,26 @@ def read_start(path: str) -> bytes:
         os.close(descriptor)
 
 
-def tell_new(plan: Plan) -> None:
+def tell_new(plan: Plan, since: float) -> None:
     """After a command that could write the project: what it made there that runs by itself is to be looked at first."""
     if not any(mount.writable for mount in plan.cage.mounts):
         return
+    from k8e.cli.agentkernel.review import find_nested
     from k8e.cli.agentkernel.telling import say
     from k8e.profiles.protection import find_new
 
     try:
         found = find_new(plan.scene.names, os.listdir(plan.scene.cwd))
+        nested, complete = find_nested(plan.scene.cwd, since)
     except OSError:
         return
     if found:
         say(f"look at it before you use this folder: the command made {', '.join(found)}")
+    if nested:
+        more = f" and {len(nested) - _SHOWN} more" if len(nested) > _SHOWN else ""
+        say(f"look at it before you go there: the command made or changed {', '.join(nested[:_SHOWN])}{more}")
+    if not complete:
+        say("this folder has too much in it to be looked through: there may be more that runs by itself")
 
 
 def find_file(named: str | None) -> tuple[Config | None, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from k8e.cli.agentkernel import console
 from k8e.cli.agentkernel.cage import prepare, tell_new
@@ -69,6 +70,7 @@ class Run:
         self._options = options
         self._command = command
         self._plan = plan
+        self._begun = time.time()
         self._console = console.Console() if console.is_there() else None
         self._follower = Follower(ONCE, self._console)
 
@@ -81,7 +83,7 @@ class Run:
         try:
             return self._follower.follow(response)
         finally:
-            tell_new(self._plan)
+            tell_new(self._plan, self._begun)
             if self._options.keep and self._follower.session_id:
                 name = self._follower.session_id
                 say(f"kept as {name}: agentkernel exec {name} COMMAND, agentkernel sandbox remove {name}")

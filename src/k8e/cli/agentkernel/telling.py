@@ -4,7 +4,7 @@ them acts on a terminal."""
 from __future__ import annotations
 
 from k8e.cli.ending import write_all
-from k8e.profiles.text import clean
+from k8e.profiles.text import clean, to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,4 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_json(value: object) -> None:
-    import json
-
-    write_all(1, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+    write_all(1, to_json(value))

@@ -14,7 +14,7 @@ from typing import Final
 from k8e.doors.mcp.catalogue import TOOLS
 from k8e.doors.mcp.kernel_catalogue import CREATE, KERNEL_TOOLS, START, STOP
 from k8e.doors.mcp.schemas import ToolText
-from k8e.profiles.protection import KEPT
+from k8e.profiles.protection import KEPT, REPOSITORY
 from k8e.profiles.scene import Scene
 
 
@@ -41,7 +41,9 @@ class Surroundings:
         return Scene(self.cwd, self.home, self.find_protected())
 
     def find_protected(self) -> frozenset[str]:
-        return frozenset(name for name in KEPT if self.cwd and os.path.lexists(os.path.join(self.cwd, name)))
+        return frozenset(
+            name for name in (*KEPT, *REPOSITORY) if self.cwd and os.path.lexists(os.path.join(self.cwd, name))
+        )
 
 
 NOWHERE: Final = Surroundings()

@@ -2,7 +2,9 @@
 
 Linux forwards for all interfaces or for none that matters here, so this is a setting of the machine: what was there
 before is written down first, once, whoever comes first. A machine that finds its router by advertisements would stop
-listening to them as soon as it forwards (`accept_ra` 1); 2 means: listen all the same.
+listening to them as soon as it forwards (`accept_ra` 1); 2 means: listen all the same. A machine that checks whether
+answers come back the way that questions took (`rp_filter`) has to go by their mark (`src_valid_mark`), because without
+one there is no way (guard.py).
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ def plan_forwarding(settings: Path = _SETTINGS) -> dict[str, str]:
                 if (folder / "accept_ra").read_text().strip() == "1":
                     plan[f"ipv6/conf/{folder.name}/accept_ra"] = "2"
             plan["ipv6/conf/all/forwarding"] = "1"
+    with contextlib.suppress(FileNotFoundError):
+        if (settings / "ipv4/conf/all/src_valid_mark").read_text().strip() == "0":
+            plan["ipv4/conf/all/src_valid_mark"] = "1"
     if (settings / "ipv4/ip_forward").read_text().strip() == "0":
         plan["ipv4/ip_forward"] = "1"
     return plan

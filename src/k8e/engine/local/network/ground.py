@@ -16,6 +16,7 @@ from k8e.engine.local.network import forwarding
 from k8e.engine.local.network.addresses import BLOCK, Pool, Wire
 from k8e.engine.local.network.connections import forget_connections
 from k8e.engine.local.network.elements import delete_elements, live_element, read_mark
+from k8e.engine.local.network.guard import guard_wires, leave_rules, make_room, unguard_wire
 from k8e.engine.local.network.leases import Leases, own_ledger
 from k8e.engine.local.network.netlink import Message, NoSuchThing
 from k8e.engine.local.network.table import Table
@@ -43,18 +44,22 @@ class Ground:
             self._table = Table(self._name)
         return self._table
 
-    def prepare(self) -> bool:
-        """Rules for all wires that we have. True: they had to be made anew, and let nothing out."""
+    def prepare(self, *, doubtful: bool = False) -> bool:
+        """Rules for all wires that we have. True: they had to be made anew, and let nothing out. `doubtful` looks
+        whether every single one is there."""
         with self._lock:
             blocks = [block for block in self._leases.blocks() if block < self.pool.blocks]
             wires = [wire for block in blocks for wire in self.pool.block(block)]
-            renewed = not self.table.is_current()
+            renewed = not self.table.is_current() or (doubtful and not self.table.is_whole())
             if renewed:
                 self.table.replace(wires)
             self._with_rules = self.table.wires()
             self._add_rules(wires)
             if wires:
                 self._forward()
+            if wires and (renewed or doubtful):
+                make_room()
+                guard_wires(self.pool.wire(index) for index in self._leases.wires() if index < self.pool.wires)
             return renewed
 
     def _add_rules(self, wires: Iterable[Wire]) -> None:
@@ -76,10 +81,12 @@ class Ground:
             if index is None:
                 self._leases.lease_block(known_networks())
                 self._forward()
+                make_room()
                 index = self._leases.take_wire(sandbox)
             if index is None:
                 raise EngineError("network pool", "the wires that were leased are taken already", "try again")
             self._add_rules(self.pool.block(index // BLOCK))
+            guard_wires([self.pool.wire(index)])
         return self.pool.wire(index)
 
     def wire_of(self, sandbox: str) -> Wire | None:
@@ -110,6 +117,7 @@ class Ground:
                 known = self.live_marks(wire) if marks is None else marks
                 self.table.commit(self.clear_messages(wire, known))
             forget_connections(self.table.kernel, wire)
+            unguard_wire(wire)
             self._leases.release_wire(index)
 
     def _has_rules(self) -> bool:
@@ -126,10 +134,14 @@ class Ground:
                 if self._leases.blocks() or self._has_rules():
                     self.table.remove()
                 if self._leases.blocks():
-                    self._leases.release_blocks(lambda: forwarding.restore(self._memory))
+                    self._leases.release_blocks(self._give_back)
             if self._table is not None:
                 self._table.close()
                 self._table = None
+
+    def _give_back(self) -> None:
+        leave_rules()
+        forwarding.restore(self._memory)
 
 
 def _has_ipv6() -> bool:

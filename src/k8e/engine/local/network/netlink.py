@@ -93,6 +93,17 @@ def encode_batch(messages: Sequence[Message], sequence: int) -> bytes:
     return b"".join((begin, *parts, end))
 
 
+def read_messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Type, sequence and body of each."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
+        if length < _HEADER.size:
+            raise NetlinkError(errno.EPROTO, "an answer that is shorter than its own header")
+        yield kind, sequence, data[offset + _HEADER.size : offset + length]
+        offset += length + -length % 4
+
+
 class NetfilterSocket:
     """For the network namespace of whoever opens it. Blocks for as long as the kernel needs, usually far less than a
     millisecond; may be used from any thread."""
@@ -155,12 +166,7 @@ class NetfilterSocket:
                     return
 
     def _receive(self) -> Iterator[tuple[int, int, bytes]]:
-        data = self._socket.recv(_RECEIVE)
-        offset = 0
-        while offset + _HEADER.size <= len(data):
-            length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
-            yield kind, sequence, data[offset + _HEADER.size : offset + length]
-            offset += length + -length % 4
+        return read_messages(self._socket.recv(_RECEIVE))
 
 
 def _raise_error(body: bytes) -> None:

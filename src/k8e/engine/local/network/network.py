@@ -7,6 +7,7 @@ sockets, the interfaces. All of them are found by the lease, which is the first 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -24,10 +25,13 @@ from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
 from k8e.engine.local.network.notes import Notes, Surroundings, read_refusals
 from k8e.engine.local.network.record import EgressRecord, restore
 from k8e.engine.local.network.table import is_own_address
+from k8e.engine.local.network.watch import Watch
 from k8e.engine.local.tool import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"
+_PAUSE, _LONG_PAUSE = 0.1, 5.0  # seconds
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -62,6 +66,8 @@ class Network:
         self._nameservers = nameservers
         self._mirrors = mirrors
         self._names: NameServer | None = None
+        self._watch: Watch | None = None
+        self._mending: asyncio.Task[None] | None = None
         self.flushed = False  # our rules were not there when they were looked at
 
     # Opening ---------------------------------------------------------------------------------------------------------
@@ -92,8 +98,11 @@ class Network:
             await self._prepare()
             return await finish_in_thread(self._ground.take_wire, name)
 
-    async def _prepare(self) -> None:
-        if await finish_in_thread(self._ground.prepare):
+    async def _prepare(self, *, doubtful: bool = False) -> None:
+        if self._watch is None:
+            doubtful = True  # whatever happened while nobody watched
+            self._watch = Watch(self._ground.table.name, self._has_wire, self._mend)
+        if await finish_in_thread(self._ground.prepare, doubtful=doubtful):
             # Somebody removed our rules. New ones let nothing out, so what is open has to be told to the kernel again.
             for sandbox, attachment in list(self._attachments.items()):
                 if await finish_in_thread(self._ground.wire_of, sandbox) != attachment.wire:
@@ -249,7 +258,31 @@ class Network:
         """Makes rules again that somebody flushed."""
         self.flushed = False
         async with self._preparing:
-            await self._prepare()
+            await self._prepare(doubtful=True)
+
+    def _has_wire(self, interface: str) -> bool:
+        return any(each.wire.interface == interface for each in self._attachments.values())
+
+    def _mend(self) -> None:
+        """Somebody took rules away, perhaps ours, perhaps we ourselves. Nothing passes meanwhile (guard.py). Who has no
+        sandboxes looks when the first one comes."""
+        if self._attachments and (self._mending is None or self._mending.done()):
+            self._mending = asyncio.ensure_future(self._keep_repairing())
+
+    async def _keep_repairing(self) -> None:
+        """Until it works: whoever reloads a firewall may not be done yet."""
+        pause = _PAUSE
+        while self._watch is not None:
+            self._watch.noticed = False
+            try:
+                await self.repair()
+            except EngineError as error:
+                _log.warning("the network's rules cannot be made again: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONG_PAUSE)
+                continue
+            if not self._watch.noticed:
+                return
 
     def _attachment(self, sandbox: str) -> Attachment:
         try:
@@ -279,6 +312,12 @@ class Network:
 
     async def close(self) -> None:
         """Rules stay in force for sandboxes that live on."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.wait([self._mending])
         if self._names is not None:
             await self._names.close()
             self._names = None

@@ -1,4 +1,4 @@
-"""Routing's netlink, as little of it as a wire needs: a pair of interfaces, their addresses, a route.
+"""Routing's netlink, as little of it as a wire needs: a pair of interfaces, their addresses, a route, rules of routing.
 
 By hand, because a wire is made while somebody waits for a sandbox: a dozen messages that the kernel takes a millisecond
 for, and a general library ten. Encoding is pure; `RouteSocket` is the edge.
@@ -6,15 +6,15 @@ for, and a general library ten. Encoding is pure; `RouteSocket` is the edge.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface
 
-from k8e.engine.local.network.netlink import NetlinkError, attribute, nested, text
+from k8e.engine.local.network.netlink import NetlinkError, attribute, attributes_of, nested, read_messages, text
 from k8e.policy import Address
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -22,12 +22,14 @@ _LINK = struct.Struct("=BxHiII")  # family, kind of device, index, flags, which 
 _ADDRESS = struct.Struct("=BBBBI")  # family, length of the prefix, flags, scope, index
 _ROUTE = struct.Struct("=BBBBBBBBI")  # family, lengths of destination and source, tos, table, protocol, scope, kind
 _NEIGHBOUR = struct.Struct("=BxxxiHBB")  # family, index, state, flags, type
+_RULE = struct.Struct("=BBBBBxxBI")  # family, lengths of destination and source, tos, table, action, flags
 _INDEX_REQUEST = struct.Struct("16si20x")
 
 _NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 19, 20, 24, 28
-_REQUEST, _ACK, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
+_NEWRULE, DELRULE, _GETRULE = 32, 33, 34
+_REQUEST, _ACK, _EXCLUSIVE, _CREATE, _DUMP = 0x1, 0x4, 0x200, 0x400, 0x300
 _NEW = _CREATE | _EXCLUSIVE
-_ERROR = 2
+_ERROR, _DONE = 2, 3
 _UP = 1
 _NO_DUPLICATE_CHECK = 0x02
 _MAIN, _STATIC, _UNICAST = 254, 4, 1
@@ -41,6 +43,12 @@ _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _ADDR_ADDRESS, _ADDR_LOCAL = 1, 2
 _OUT, _GATEWAY = 4, 5
 _NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC = 1, 2
+_FROM_INTERFACE, _PRIORITY, _MARK, _TABLE, _MASK, _PROTOCOL = 3, 6, 10, 15, 16, 21
+
+_LOCAL = 255  # the table of the machine's own addresses
+_LOOK_UP, _PROHIBIT = 1, 8
+# As if the kernel had made them: network managers remove rules that they did not make, but not its own.
+_KERNEL = 2
 
 Request = tuple[int, int, bytes]  # type, flags, body
 
@@ -95,6 +103,62 @@ def add_neighbour(index: int, address: Address, mac: str) -> Request:
     return _NEWNEIGH, _NEW, head + known + attribute(_NEIGHBOUR_MAC, bytes.fromhex(mac.replace(":", "")))
 
 
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """As far as we tell them apart."""
+
+    family: int
+    priority: int
+    action: int
+    table: int
+    interface: str = ""
+    unmarked: int = 0  # what of a packet's mark has to be 0
+
+    @property
+    def looks_up_own_addresses(self) -> bool:
+        return (self.action, self.table, self.interface) == (_LOOK_UP, _LOCAL, "")
+
+    def _describe(self) -> bytes:
+        body = _RULE.pack(self.family, 0, 0, 0, self.table, self.action, 0)
+        body += attribute(_PRIORITY, struct.pack("=I", self.priority)) + attribute(_PROTOCOL, bytes([_KERNEL]))
+        if self.interface:
+            body += text(_FROM_INTERFACE, self.interface)
+        if self.unmarked:
+            body += attribute(_MARK, bytes(4)) + attribute(_MASK, struct.pack("=I", self.unmarked))
+        return body
+
+    def add(self) -> Request:
+        return _NEWRULE, _NEW, self._describe()
+
+    def remove(self) -> Request:
+        """The first one like it."""
+        return DELRULE, 0, self._describe()
+
+
+def own_addresses(family: int, priority: int) -> RoutingRule:
+    """The rule that finds out whether a packet is for the machine itself."""
+    return RoutingRule(family, priority, _LOOK_UP, _LOCAL)
+
+
+def prohibit_unmarked(family: int, interface: str, bit: int) -> RoutingRule:
+    """Before all others: what comes from there goes nowhere, unless somebody has put the bit into its mark."""
+    return RoutingRule(family, 0, _PROHIBIT, 0, interface, bit)
+
+
+def read_rule(body: bytes) -> RoutingRule:
+    family, _, _, _, table, action, _ = _RULE.unpack_from(body)
+    found = attributes_of(body[_RULE.size :])
+    mark = struct.unpack("=I", found.get(_MARK, bytes(4)))[0]
+    return RoutingRule(
+        family,
+        struct.unpack("=I", found.get(_PRIORITY, bytes(4)))[0],
+        action,
+        struct.unpack("=I", found[_TABLE])[0] if _TABLE in found else table,
+        found.get(_FROM_INTERFACE, b"").rstrip(b"\0").decode(errors="replace"),
+        0 if mark else struct.unpack("=I", found.get(_MASK, bytes(4)))[0],
+    )
+
+
 class RouteSocket:
     """For the network namespace of whoever opens it, wherever they go afterwards."""
 
@@ -129,18 +193,28 @@ class RouteSocket:
             if code:
                 raise NetlinkError(code, os.strerror(code))
 
+    def rules(self, family: int) -> list[RoutingRule]:
+        """In the order in which they count."""
+        self._sequence += 1
+        self._socket.send(_encode(self._sequence, (_GETRULE, _DUMP, _RULE.pack(family, 0, 0, 0, 0, 0, 0))))
+        found: list[RoutingRule] = []
+        while True:
+            for kind, sequence, body in read_messages(self._socket.recv(1 << 16)):
+                if sequence != self._sequence:
+                    continue
+                if kind == _DONE:
+                    return found
+                if kind == _ERROR:
+                    code = -struct.unpack_from("=i", body)[0]
+                    raise NetlinkError(code, os.strerror(code))
+                found.append(read_rule(body))
+
     def _await_answers(self, expected: Sequence[int]) -> list[int]:
         codes: dict[int, int] = {}
         while len(codes) < len(expected):
-            data = self._socket.recv(1 << 16)
-            offset = 0
-            while offset + _HEADER.size <= len(data):
-                length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
-                if length < _HEADER.size:
-                    raise NetlinkError(errno.EPROTO, "an answer that is shorter than its own header")
+            for kind, sequence, body in read_messages(self._socket.recv(1 << 16)):
                 if kind == _ERROR and sequence in expected:
-                    codes[sequence] = -struct.unpack_from("=i", data, offset + _HEADER.size)[0]
-                offset += length + -length % 4
+                    codes[sequence] = -struct.unpack_from("=i", body)[0]
         return [codes[number] for number in expected]
 
 

@@ -4,7 +4,8 @@ One table for each engine. The rules of a wire are there before the wire is: the
 and opening a wire only fills its sets. Which rules a packet meets is looked up by its interface, so that many wires
 cost no more than one.
 
-    prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver
+    prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver;
+                 says with a bit of the packet's mark that it was here, without which nothing is routed (guard.py)
     input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only
     forward      from a wire: established connections whose reason still holds, new ones that the sets allow
                  to a wire: answers to those
@@ -18,6 +19,7 @@ connection outlives the addresses of its name, and ends when its reason does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address
 from typing import Any, TypeAlias
 
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Network, Wire
@@ -33,7 +35,10 @@ MAX_CONNECTIONS = 4096  # of one wire at once
 
 # An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
 # the rules or the layout of sets change.
-EDITION = "edition_3"
+EDITION = "edition_4"
+
+# Of a packet's mark, from the end of prerouting until it has found its way: one that other software leaves alone.
+PASS = 0x1000
 
 _KEY = {4: "ipv4_addr", 6: "ipv6_addr"}
 _PROTOCOL = {4: "ip", 6: "ip6"}
@@ -70,6 +75,9 @@ _DROP: Json = {"drop": None}
 _WITH_PORTS = _is(_L4, {"set": ["tcp", "udp"]})
 _FROM_WIRE = _is(_IIF, "@wires")
 _TO_WIRE = _is(_OIF, "@wires")
+_LIVE = _is(_ct("mark"), "@live")
+_MARK_PASS: Json = {"mangle": {"key": _meta("mark"), "value": {"|": [_meta("mark"), PASS]}}}
+_UNMARK: Json = {"mangle": {"key": _meta("mark"), "value": {"&": [_meta("mark"), 0xFFFFFFFF ^ PASS]}}}
 _REFUSE: Json = {"vmap": {"key": _IIF, "data": "@refusing"}}
 _SYN_ONLY = {
     "match": {"op": "==", "left": {"&": [_payload("tcp", "flags"), ["fin", "syn", "rst", "ack"]]}, "right": "syn"}
@@ -182,7 +190,14 @@ def _build_arrival(build: TableBuilder) -> None:
             {"dnat": {"family": _PROTOCOL[version], "addr": {"map": {"key": _IIF, "data": f"@answering{version}"}}}},
         )
 
+    # After everybody else who sets marks. Answers as well: whoever checks the way back (rp_filter) looks for the route
+    # that they would take from the wire.
+    build.hook("passing", "filter", "prerouting", 300)
+    build.rule("passing", _FROM_WIRE, _MARK_PASS)
+    build.rule("passing", _is({"ct": {"key": "direction"}}, "reply"), _LIVE, _MARK_PASS)
+
     build.chain("to_machine")
+    build.rule("to_machine", _UNMARK)
     for version in (4, 6):
         resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
         build.rule("to_machine", _WITH_PORTS, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), _ACCEPT)
@@ -198,12 +213,13 @@ def _build_arrival(build: TableBuilder) -> None:
 
     build.hook("output", "filter", "output", -5)
     build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
+    _end_what_comes_too_late(build, "output")
 
 
 def _build_forward(build: TableBuilder) -> None:
-    live = _is(_ct("mark"), "@live")
     build.chain("outward")
-    build.rule("outward", _is(_ct("state"), "established"), live, _ACCEPT)
+    build.rule("outward", _UNMARK)
+    build.rule("outward", _is(_ct("state"), "established"), _LIVE, _ACCEPT)
     build.rule("outward", _is(_OIF, f"{INTERFACE_PREFIX}*"), _REFUSE)
     for version in (4, 6):
         build.rule("outward", _is(_payload(_PROTOCOL[version], "daddr"), f"@forbidden{version}"), _REFUSE)
@@ -214,7 +230,8 @@ def _build_forward(build: TableBuilder) -> None:
     build.rule("outward", _DROP)
 
     build.chain("inward")
-    build.rule("inward", _is({"ct": {"key": "direction"}}, "reply"), live, _ACCEPT)
+    build.rule("inward", _UNMARK)
+    build.rule("inward", _is({"ct": {"key": "direction"}}, "reply"), _LIVE, _ACCEPT)
     # What belongs to nothing, or to what was revoked: the other end shall know as well.
     build.rule("inward", _is(_L4, "tcp"), {"reject": {"type": "tcp reset"}})
     build.rule("inward", _DROP)
@@ -222,6 +239,14 @@ def _build_forward(build: TableBuilder) -> None:
     build.hook("forward", "filter", "forward", -5)
     build.rule("forward", _FROM_WIRE, _goto("outward"))
     build.rule("forward", _TO_WIRE, _goto("inward"))
+    _end_what_comes_too_late(build, "forward")
+
+
+def _end_what_comes_too_late(build: TableBuilder, hook: str) -> None:
+    """For a sandbox that has just gone: it would go on to wherever the machine's default route leads."""
+    for version in (4, 6):
+        late = _is(_payload(_PROTOCOL[version], "daddr"), f"@inner{version}")
+        build.rule(hook, late, _is(_OIF, f"{INTERFACE_PREFIX}*", "!="), _DROP)
 
 
 def build_wires(table: str, wires: Iterable[Wire]) -> list[Json]:
@@ -284,6 +309,17 @@ def _build_wire(build: TableBuilder, wire: Wire) -> None:
         build.rule(f"open_{number}", public, {"mangle": {"key": _ct("mark"), "value": reason}}, _ACCEPT)
     build.rule(f"open_{number}", _goto(f"refuse_{number}"))
     build.rule(f"refuse_{number}", _goto("reject"))
+
+
+def count_rules(wires: int) -> int:
+    """Of a table that is whole and has so many wires."""
+    some = Wire(0, IPv4Address(0), None)
+    base, each = build_table("", (), ()), build_wires("", [some])
+    return _count(base) + wires * _count(each)
+
+
+def _count(commands: Iterable[Json]) -> int:
+    return sum("rule" in command["add"] for command in commands)
 
 
 def wire_sets(wire: Wire) -> tuple[str, ...]:

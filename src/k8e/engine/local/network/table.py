@@ -15,15 +15,34 @@ from collections.abc import Iterable, Sequence
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.elements import Found, flush_set, get_elements, read_elements
-from k8e.engine.local.network.netlink import NFTABLES, Message, NetfilterSocket, NetlinkError, NoSuchThing, text
-from k8e.engine.local.network.rules import EDITION, Json, build_table, build_wires, remove_table, wire_sets
+from k8e.engine.local.network.netlink import (
+    NFTABLES,
+    Message,
+    NetfilterSocket,
+    NetlinkError,
+    NoSuchThing,
+    attributes_of,
+    text,
+)
+from k8e.engine.local.network.rules import (
+    EDITION,
+    Json,
+    build_table,
+    build_wires,
+    count_rules,
+    remove_table,
+    wire_sets,
+)
 from k8e.engine.local.tool import bound_to, find_tool
 from k8e.policy import FORBIDDEN, GLOBAL
 
 _DEADLINE = 60.0
 _INET = 1
-_GET_CHAIN = 4
+_GET_TABLE, _GET_CHAIN, _GET_RULE = 1, 4, 7
 _CHAIN_TABLE, _CHAIN_NAME = 1, 3
+_RULE_TABLE = 1
+_TABLE_NAME, _TABLE_FLAGS = 1, 2
+_DORMANT = 1
 _HINT = "install nftables (Debian and Ubuntu: apt-get install nftables)"
 
 
@@ -72,6 +91,23 @@ class Table:
         except NetlinkError as error:
             raise EngineError("network rules", f"netlink: {error}", "the daemon needs root") from error
         return True
+
+    def is_whole(self) -> bool:
+        """Whether it works and has as many rules as it should: somebody may have flushed a chain, or all of them."""
+        try:
+            tables = self._dump(_GET_TABLE, _TABLE_NAME)
+            working = [each for each in tables if not int.from_bytes(each.get(_TABLE_FLAGS, b""), "big") & _DORMANT]
+            return bool(working) and len(self._dump(_GET_RULE, _RULE_TABLE)) == count_rules(len(self.wires()))
+        except NoSuchThing:
+            return False
+        except NetlinkError as error:
+            raise EngineError("network rules", f"netlink: {error}", "the daemon needs root") from error
+
+    def _dump(self, kind: int, place: int) -> list[dict[int, bytes]]:
+        """Of those, what is our table's: `place` is the attribute that says so."""
+        wanted = Message(NFTABLES, kind, _INET, text(place, self.name) if kind == _GET_RULE else b"")
+        found = (attributes_of(each) for each in self.kernel.dump(wanted))
+        return [each for each in found if each.get(place, b"").rstrip(b"\0") == self.name.encode()]
 
     def replace(self, wires: Iterable[Wire]) -> None:
         """By a new one that lets nothing out, in one step."""

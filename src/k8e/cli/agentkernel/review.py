@@ -1,0 +1,92 @@
+"""What a command has left further down in a project, that programs of the machine obey when somebody merely goes there:
+a repository, a .envrc, an editor's tasks. It cannot be kept from coming into being, as at the top of the project; so it
+is said.
+
+What is new or changed is told by the time that the kernel notes with every change, which nobody inside can set. All of
+it was written by the sandbox: no link is followed, and names are cleaned before they are shown (telling.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+from k8e.profiles.protection import KEPT, is_repository
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST = 100_000  # names that are looked at and folders that are opened, those nearest to the top first
+_SLACK = 0.02  # seconds by which the clock of files may be behind
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAMES = frozenset(KEPT)
+
+
+def find_nested(top: str, since: float) -> tuple[list[str], bool]:
+    """Paths below the folder, not those at its top; and whether all of it was looked at."""
+    found: list[str] = []
+    waiting, left = [""], MOST
+    for place in waiting:  # which grows meanwhile
+        left -= place.count("/")  # as many as are on the way
+        if left < 0:
+            return sorted(found), False
+        try:
+            folder = _open_below(top, place)
+        except OSError:
+            continue  # gone, or closed to its own user: then to their programs as well
+        try:
+            names, folders = _list(folder)
+            left -= len(names)
+            waiting += [f"{place}{name}/" for name in folders if name not in _NAMES]
+            if place:
+                changed = (name for name in sorted(_NAMES & names) if _is_changed(folder, name, since))
+                found += [place + name for name in changed]
+                if is_repository(names) and any(_is_changed(folder, name, since) for name in ("config", "HEAD")):
+                    found.append(f"{place}HEAD")
+        finally:
+            os.close(folder)
+    return sorted(found), True
+
+
+def _open_below(top: str, place: str) -> int:
+    """Step by step, so that no link that comes meanwhile leads elsewhere."""
+    folder = os.open(top, _FOLDER & ~os.O_NOFOLLOW)
+    for step in place.split("/")[:-1]:
+        try:
+            inner = os.open(step, _FOLDER, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+def _list(folder: int) -> tuple[frozenset[str], list[str]]:
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    return frozenset(name for name, _ in found), [name for name, is_folder in found if is_folder]
+
+
+def _is_changed(parent: int, name: str, since: float) -> bool:
+    """It, or what is directly in it, or a hook."""
+    return any(changed >= since - _SLACK for changed in _changes(parent, name, ("hooks",)))
+
+
+def _changes(parent: int, name: str, deeper: tuple[str, ...]) -> Iterator[float]:
+    try:
+        yield os.stat(name, dir_fd=parent, follow_symlinks=False).st_ctime
+        folder = os.open(name, _FOLDER, dir_fd=parent)
+    except OSError:
+        return  # not there, or no folder
+    try:
+        names, _ = _list(folder)
+        for each in names:
+            yield from _changes(folder, each, ()) if each in deeper else [_change(folder, each)]
+    finally:
+        os.close(folder)
+
+
+def _change(parent: int, name: str) -> float:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_ctime
+    except OSError:
+        return 0.0

@@ -1,0 +1,86 @@
+"""What holds a wire when our rules are gone: nothing that comes from it is routed, unless the rules were there.
+
+Whoever reloads a firewall (`nft flush ruleset`) takes our table along. So the wires do not rest on it alone: a routing
+rule for each, before all others, prohibits what comes from the wire without the bit that our table puts into a packet's
+mark. No table, no bit, no way, be it to the world or to the machine itself; also while no daemon is there.
+
+The first rule of a machine is the one for its own addresses, and nothing can be put before it. While there are wires it
+stands one place further back. Never is there none: the new one comes before the old one goes. All blocks for a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterable, Iterator
+
+from k8e.engine import EngineError
+from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Wire
+from k8e.engine.local.network.netlink import NetlinkError
+from k8e.engine.local.network.route import Request, RouteSocket, RoutingRule, own_addresses, prohibit_unmarked
+from k8e.engine.local.network.rules import PASS
+
+_HINT = "the daemon needs root, and a kernel with policy routing (IP_MULTIPLE_TABLES, IPV6_MULTIPLE_TABLES)"
+_FIRST, _SECOND = 0, 1
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+
+
+def make_room() -> None:
+    """For rules before the machine's first one."""
+    with _kernel() as kernel:
+        for family in _FAMILIES.values():
+            if any(rule.looks_up_own_addresses and rule.priority == _FIRST for rule in kernel.rules(family)):
+                _request(kernel, own_addresses(family, _SECOND).add())
+                _request(kernel, own_addresses(family, _FIRST).remove())
+
+
+def guard_wires(wires: Iterable[Wire]) -> None:
+    """Those that are not yet. Room has been made."""
+    with _kernel() as kernel:
+        for wire in wires:
+            for rule in _rules(wire):
+                _request(kernel, rule.add())
+
+
+def unguard_wire(wire: Wire) -> None:
+    """Which is gone."""
+    with _kernel() as kernel:
+        for rule in _rules(wire):
+            _request(kernel, rule.remove())
+
+
+def leave_rules() -> None:
+    """As they were, when nobody on the machine has a wire any more. Where somebody has put theirs elsewhere, they stay
+    there."""
+    with _kernel() as kernel:
+        for family in _FAMILIES.values():
+            found = kernel.rules(family)
+            if any(rule.interface.startswith(INTERFACE_PREFIX) for rule in found):
+                continue
+            ours = own_addresses(family, _SECOND)
+            if ours in found:
+                _request(kernel, own_addresses(family, _FIRST).add())
+                _request(kernel, ours.remove())
+
+
+def _rules(wire: Wire) -> list[RoutingRule]:
+    return [prohibit_unmarked(_FAMILIES[each.version], wire.interface, PASS) for each in wire.host_addresses]
+
+
+@contextlib.contextmanager
+def _kernel() -> Iterator[RouteSocket]:
+    try:
+        with RouteSocket() as kernel:
+            yield kernel
+    except OSError as error:
+        raise EngineError("network routing", f"rules of routing cannot be changed: {error}", _HINT) from error
+
+
+def _request(kernel: RouteSocket, request: Request) -> None:
+    """Fine when it is so already: several engines may be at it."""
+    try:
+        kernel.request(request)
+    except NetlinkError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOENT):
+            raise
