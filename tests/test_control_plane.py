@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from k8e.engine.local.layout import Layout
-from tests.cli.machine import Machine, make_folder
-from tests.engine.traces import find_traces, wait_for_no_traces
+from tests.cli.machine import Machine, make_folder, wait_until
+from tests.engine.traces import find_traces, living_processes, wait_for_no_traces
 from tests.scenarios.user import clear_machine, stop_daemon
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon needs root")
@@ -214,10 +214,58 @@ class TestOtherUsers:
         shown = door.ask("GET", f"/v1/sessions/{session}")
         assert shown.json["env_keys"] == ["SECRET"]
         everywhere = shown.text + door.ask("GET", "/v1/sessions?phase=all").text + door.ask("GET", "/metrics").text
-        state = door.machine.folder / "s"
-        files = b"".join(path.read_bytes() for path in state.iterdir() if path.is_file())
         assert "hidden" not in everywhere
-        assert b"hidden" not in files
+
+    @pytest.mark.parametrize("runtime", ["gvisor", "native"])
+    def test_values_of_the_environment_are_nowhere_on_the_machine(self, door: Door, runtime: str) -> None:
+        """While a command that has them runs: in no file, argument or variable of a process but the sandbox's own."""
+        secrets = (b"hidden-of-the-session", b"hidden-of-the-run", b"hidden-in-the-input")
+        created = door.ask("POST", "/v1/sessions", {"env": {"SECRET": "hidden-of-the-session"}, "runtime": runtime})
+        if created.code == "runtime_unavailable":
+            pytest.skip(created.text)
+        mine = created.json["session_id"]
+        try:
+            given = {"code": "cat > input", "stdin": "hidden-in-the-input"}
+            assert door.ask("POST", f"/v1/sessions/{mine}/runs", given).status < 300
+            code = "cat input > got; printenv SECRET TOKEN >> got; mv got ready; exec sleep 600"
+            run = {"code": code, "env": {"TOKEN": "hidden-of-the-run"}, "background": True}
+            assert door.ask("POST", f"/v1/sessions/{mine}/runs", run).status < 300
+            wait_until(lambda: door.ask("GET", f"/v1/sessions/{mine}/files?path=ready").status == 200)
+            got = door.ask("GET", f"/v1/sessions/{mine}/files?path=ready").text
+            assert all(secret.decode() in got for secret in secrets)
+            assert find_words(door.machine, (mine.encode(),)), "what is there is found"
+            assert find_words(door.machine, secrets) == []
+        finally:
+            door.ask("DELETE", f"/v1/sessions/{mine}")
+
+    def test_the_daemon_leaves_no_picture_of_its_memory(self, door: Door) -> None:
+        limits = Path(f"/proc/{door.machine.daemon_pid}/limits").read_text().splitlines()
+        assert [line.split()[4:6] for line in limits if line.startswith("Max core file size")] == [["0", "0"]]
+
+
+def find_words(machine: Machine, words: tuple[bytes, ...]) -> list[str]:
+    """Where they are: the daemon's files, and what every process that is not a sandbox's shows of itself. (What a
+    sandbox itself wrote is on its disk.)"""
+    layout = Layout(machine.folder / "s", machine.folder / "r")
+    files = []
+    for parent, folders, names in os.walk(machine.folder):
+        folders[:] = [name for name in folders if name not in ("disk", "layers", "templates")]
+        files += [Path(parent, name) for name in names if not name.endswith(".img")]
+    for _, process in living_processes():
+        with contextlib.suppress(OSError):
+            if f"/{layout.cgroup}/" not in (process / "cgroup").read_text() or is_runtime(process):
+                files += [process / "cmdline", process / "environ"]
+    found = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            if file.is_file() and any(word in file.read_bytes() for word in words):
+                found.append(str(file))
+    return found
+
+
+def is_runtime(process: Path) -> bool:
+    """gVisor's own are in the sandbox's group."""
+    return os.path.basename(os.readlink(process / "exe")).startswith(("runsc", "runc", "exe"))
 
 
 class TestWebPages:

@@ -79,6 +79,7 @@ def run_daemon(
     settings = load_settings()
     os.umask(0o022)  # whoever started us may have another, and what we make is made for other users too
     raise_descriptor_limit()
+    forbid_core_dumps()
     engine = make_engine(paths, settings)
     paths.prepare()
     # Whoever starts us because there is no socket may have come upon a daemon that is just leaving.
@@ -175,6 +176,11 @@ def heed_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, heed, number)
     return stop
+
+
+def forbid_core_dumps() -> None:
+    """Of ourselves and of all that we start: what sessions were given as secrets is in our memory."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def raise_descriptor_limit() -> None:
