@@ -21,7 +21,7 @@ from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import change_messages
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.notes import MORE
-from k8e.engine.local.network.rules import KEPT_REFUSALS, wire_sets
+from k8e.engine.local.network.rules import KEPT_REFUSALS, MAX_QUESTIONS, wire_sets
 from k8e.engine.local.network.table import Table
 from k8e.policy import HostList
 from tests.egress.internet import Internet
@@ -146,6 +146,28 @@ async def test_a_flood_of_refusals_stays_bounded_and_says_that_there_were_more(n
     assert network.refusals("x") == []
     await attempt(inside, ("tcp", "45.90.40.7", 80))
     assert [each.address for each in network.refusals("x")] == ["45.90.40.7"], "there is room again"
+
+
+QUESTIONS = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    for number in range(int(sys.argv[1])):
+        sender.sendto(b"x", (f"45.{number >> 16}.{number >> 8 & 255}.{number & 255}", 53))
+"""
+
+
+def count_connections() -> int:
+    return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+
+
+async def test_questions_do_not_fill_the_machines_memory_of_connections(network: Network) -> None:
+    """Each address that is asked is another connection, for half a minute, and they all lead to the resolver."""
+    _, inside = await open_with(network, "x", "one.com")
+    wire, beside = await open_with(network, "beside", "one.com")
+    before = count_connections()
+    await run_inside(inside, sys.executable, "-c", QUESTIONS, str(MAX_QUESTIONS + 3000))
+    assert MAX_QUESTIONS * 0.9 < count_connections() - before <= MAX_QUESTIONS + 100
+    assert await resolve(beside, wire, "one.com") == ["45.90.31.1"]
 
 
 async def test_names_that_flood_stay_bounded(network: Network) -> None:

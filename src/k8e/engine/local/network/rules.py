@@ -32,6 +32,8 @@ REFUSAL_SECONDS = 3600
 MAX_ADDRESSES = 4096  # of resolved names, of each wire and family
 MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
 MAX_CONNECTIONS = 4096  # of one wire at once
+# To the resolver, of one wire. The kernel remembers each for half a minute, and there is a limit for the whole machine.
+MAX_QUESTIONS = 4096
 
 # An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
 # the rules or the layout of sets change.
@@ -124,6 +126,7 @@ def build_table(table: str, forbidden: Iterable[Network], public: Iterable[Netwo
     build.set("live", "mark")
     build.map("refusing", "ifname", "verdict")
     build.map("opening", "ifname", "verdict")
+    build.map("asking", "ifname", "verdict")
     ranges = {"forbidden": list(forbidden), "global": list(public)}
     for version in (4, 6):
         key = _KEY[version]
@@ -200,7 +203,8 @@ def _build_arrival(build: TableBuilder) -> None:
     build.rule("to_machine", _UNMARK)
     for version in (4, 6):
         resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
-        build.rule("to_machine", _WITH_PORTS, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), _ACCEPT)
+        ask = {"vmap": {"key": _IIF, "data": "@asking"}}
+        build.rule("to_machine", _WITH_PORTS, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), ask)
     build.rule("to_machine", neighbours, _ACCEPT)
     build.rule("to_machine", _REFUSE)
     build.rule("to_machine", _DROP)
@@ -259,6 +263,7 @@ def build_wires(table: str, wires: Iterable[Wire]) -> list[Json]:
         _build_wire(build, wire)
     build.elements("wires", [wire.interface for wire in chosen])
     build.elements("refusing", [[wire.interface, _goto(f"refuse_{wire.index}")] for wire in chosen])
+    build.elements("asking", [[wire.interface, _goto(f"ask_{wire.index}")] for wire in chosen])
     build.elements("opening", [[wire.interface, _goto(f"open_{wire.index}")] for wire in chosen])
     for version in (4, 6):
         ends = [(wire.interface, *pair) for wire in chosen for pair in _ends(wire, version)]
@@ -277,6 +282,10 @@ def _ends(wire: Wire, version: int) -> list[tuple[str, str]]:
 
 def _build_wire(build: TableBuilder, wire: Wire) -> None:
     number = wire.index
+    build.chain(f"ask_{number}")
+    too_many = {"ct count": {"val": MAX_QUESTIONS, "inv": True}}
+    build.rule(f"ask_{number}", _is(_ct("state"), "new"), too_many, _DROP)
+    build.rule(f"ask_{number}", _ACCEPT)
     build.chain(f"refuse_{number}")
     build.chain(f"open_{number}")
     build.rule(f"open_{number}", {"ct count": {"val": MAX_CONNECTIONS, "inv": True}}, _goto(f"refuse_{number}"))
