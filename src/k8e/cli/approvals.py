@@ -107,11 +107,12 @@ def ask_at_terminal(approval: dict[str, Any]) -> None:
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
+        others = "with" if os.geteuid() == 0 else "as root (sudo), or with"
         raise Failure(
             "terminal_needed",
             "only a person at a terminal can answer this",
             detail=str(error),
-            hint="run it in a terminal of your own; or answer as root (sudo), or with an operator's key",
+            hint=f"run it in a terminal of your own; or answer {others} an operator's key",
         ) from error
     try:
         text = f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
