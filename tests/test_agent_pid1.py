@@ -108,7 +108,7 @@ class TestReaping:
     async def test_orphans_become_no_zombies(self, linked: Linked) -> None:
         code = """
 import os
-for _ in range(500):
+for _ in range(200):
     if os.fork() == 0:
         if os.fork() == 0:
             os.setsid()

@@ -27,6 +27,7 @@ from k8e.engine.local.far_end import open_far_end
 from k8e.engine.local.runtime import OciRuntime, find_runtimes
 from k8e.link.model import ExecSpec, Process, Sandbox
 from tests.egress.namespaces import private_machine
+from tests.engine.answers import plant_answers
 from tests.engine.rig import find_report, open_engine, place_for_engine
 from tests.engine.traces import wait_for_no_traces
 
@@ -41,6 +42,7 @@ Weaken = Callable[[Config], None]
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[LocalEngine]:
     with place_for_engine() as (state, run):
+        plant_answers(state)
         async with open_engine(state, run) as engine:
             yield engine
         await wait_for_no_traces(engine.layout, set())

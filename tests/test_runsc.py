@@ -16,6 +16,7 @@ from k8e.engine.local import engine as engine_module
 from k8e.engine.local.runtime import OciRuntime
 from k8e.engine.local.tool import find_tool
 from scripts import build_runsc
+from tests.engine.answers import plant_answers
 from tests.engine.rig import Rig, find_report, open_engine, place_for_engine
 
 DISTRIBUTION = find_tool("runsc")
@@ -67,6 +68,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 @contextlib.asynccontextmanager
 async def gvisor_engine() -> AsyncIterator[LocalEngine]:
     with place_for_engine() as (state, run):
+        plant_answers(state)
         async with open_engine(state, run) as engine:
             yield engine
 

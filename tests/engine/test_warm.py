@@ -20,7 +20,8 @@ from k8e.core.store import Store
 from k8e.engine import Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
 from k8e.settings import PoolSettings
-from tests.engine.rig import LIMITS, Rig, open_engine, place_for_engine
+from tests.engine.answers import plant_answers
+from tests.engine.rig import LIMITS, Rig, find_report, open_engine, place_for_engine
 from tests.engine.traces import find_traces, wait_for_no_traces
 
 ROOT = Caller(0)
@@ -192,10 +193,10 @@ async def test_an_edition_tells_apart_what_sandboxes_are_made_of(rig: Rig, monke
 async def test_killed_while_it_makes_them_it_leaves_nothing(runtime: Runtime) -> None:
     chance = random.Random()
     with place_for_engine() as (state, run):
-        state.mkdir()
+        plant_answers(state)
         state.chmod(0o711)
         async with open_engine(state, run) as engine:
-            if not next(report for report in await engine.probe() if report.runtime is runtime).available:
+            if not (await find_report(engine, runtime)).available:
                 pytest.skip(f"{runtime.value} does not work here")
             names: set[str] = set()
             for _ in range(5 if SOAK else 1):

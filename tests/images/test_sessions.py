@@ -20,6 +20,7 @@ from k8e.engine import Runtime
 from k8e.engine.local import LocalEngine
 from k8e.settings import PoolSettings
 from tests.core.rig import ALICE, fault
+from tests.engine.answers import plant_answers
 from tests.engine.rig import LIMITS
 from tests.engine.tiny_images import busybox_layer
 from tests.engine.toolbox_image import toolbox_layer
@@ -35,6 +36,7 @@ async def service() -> AsyncIterator[Service]:
     if os.geteuid() != 0:
         pytest.skip("the local engine needs root")
     folder = make_folder()
+    plant_answers(folder / "s")
     engine = LocalEngine(folder / "s", folder / "r")
     engine._images.store._fresh_for = 0.0  # else what was just imported is kept for a while, whatever its name
     store = await Store.open(folder / "state.db")

@@ -18,6 +18,7 @@ from k8e.engine import Limits, Runtime
 from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Rlimit, TerminalSize
 from k8e.settings import PoolSettings
+from tests.engine.answers import plant_answers
 from tests.parking.conftest import make_folder
 
 ALICE = Caller(1000)
@@ -71,6 +72,7 @@ async def serve(pool: PoolSettings | None = None) -> AsyncIterator[Service]:
     if os.geteuid() != 0:
         pytest.skip("the local engine needs root")
     folder = make_folder()
+    plant_answers(folder / "s")
     engine = LocalEngine(folder / "s", folder / "r")
     store = await Store.open(folder / "state.db")
     service = Service(engine, store, pool=pool)

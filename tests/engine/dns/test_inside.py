@@ -18,7 +18,8 @@ from k8e.policy import HostList
 from tests.egress.internet import HOST4, HOST6, NAME_SERVER, Internet, small_internet
 from tests.egress.namespaces import private_machine, run_ip
 from tests.egress.zones import Zone
-from tests.engine.rig import Rig, Room, place_for_engine
+from tests.engine.answers import plant_answers
+from tests.engine.rig import Rig, Room, find_report, place_for_engine
 from tests.sandboxes import needs_root
 
 pytestmark = [needs_root, pytest.mark.anyio]
@@ -62,9 +63,10 @@ def internet() -> Iterator[Internet]:
 @pytest.fixture(scope="module", params=[Runtime.GVISOR, Runtime.NATIVE], ids=lambda runtime: runtime.value)
 async def cell(request: pytest.FixtureRequest, internet: Internet) -> AsyncIterator[tuple[LocalEngine, Room]]:
     with place_for_engine() as (state, run):
+        plant_answers(state)
         engine = LocalEngine(state, run, nameservers=[ip_address(NAME_SERVER)])
         try:
-            report = next(each for each in await engine.probe() if each.runtime is request.param)
+            report = await find_report(engine, request.param)
             if not report.available:
                 pytest.skip(f"{report.runtime.value}: {report.reason}")
             rig = Rig(report.runtime, engine, report)
