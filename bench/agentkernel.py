@@ -37,12 +37,20 @@ async def measure_agentkernel(quick: bool, scratch: Path) -> AsyncIterator[Measu
     rivals = {command: tuple(podman(runsc, command)) for command in COMMANDS}
     archive = make_image(scratch)
     boxed = tuple(podman(runsc, ("true",), IMAGE)) if archive and run_quietly("podman", "load", "-i", archive) else ()
+    project = scratch / "project"
+    (project / ".git").mkdir(parents=True)
+    mounted = tuple(podman(runsc, ("true",), project=project))
     for name, settings, pause in (("warm", POOL, 1.0), ("cold", NO_POOL, 0.0)):
         async with serving(scratch / name, settings) as daemon:
             for command in COMMANDS:
                 ours = shot(daemon, f"agentkernel run {' '.join(command)}, {name}", "host", command)
                 async for measure in compare(ours, rivals[command] if name == "cold" else (), count, pause):
                     yield measure
+            if name == "warm":  # what `daemon prewarm --mode claude` asks for, with the machine's own tools
+                await daemon.call("POST", "/v1/pool", {"name": "claude", "count": 2, "slots": ["/workspace"]})
+            ours = shot(daemon, f"agentkernel run --compatibility-mode claude true, {name}", "host", ("true",), project)
+            async for measure in compare(ours, mounted if name == "cold" else (), count, pause):
+                yield measure
             if archive and load_image(daemon, archive):
                 ours = shot(daemon, f"agentkernel run --image busybox true, {name}", IMAGE, ("true",))
                 async for measure in compare(ours, boxed if name == "cold" else (), count, pause):
@@ -50,9 +58,11 @@ async def measure_agentkernel(quick: bool, scratch: Path) -> AsyncIterator[Measu
     run_quietly("podman", "rmi", "-f", IMAGE)
 
 
-def shot(daemon: Daemon, name: str, image: str, command: tuple[str, ...]) -> OneShot:
+def shot(daemon: Daemon, name: str, image: str, command: tuple[str, ...], project: Path | None = None) -> OneShot:
     changed = tuple((key, value) for key, value in daemon.environment.items() if os.environ.get(key) != value)
-    return OneShot(name, (AGENTKERNEL, "run", "--no-network", "--image", image, *command), changed)
+    mode = ("--compatibility-mode", "claude") if project else ()
+    words = (AGENTKERNEL, "run", "--no-network", *mode, "--image", image, *command)
+    return OneShot(name, words, changed, os.fspath(project) if project else None)
 
 
 async def compare(ours: OneShot, others: Sequence[OneShot], count: int, pause: float) -> AsyncIterator[Measure]:

@@ -35,6 +35,7 @@ class OneShot:
     name: str
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
+    cwd: str | None = None
 
 
 def run_quietly(*argv: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> bool:
@@ -67,8 +68,10 @@ def bubblewrap() -> OneShot:
     return OneShot("bwrap ... true", ("bwrap", *unshared, *shape, *links, "/usr/bin/true"))
 
 
-def podman(runsc: str | None, command: tuple[str, ...] = ("true",), image: str = "") -> Iterator[OneShot]:
-    """On the machine's own toolchain, or on an image that podman has."""
+def podman(
+    runsc: str | None, command: tuple[str, ...] = ("true",), image: str = "", project: Path | None = None
+) -> Iterator[OneShot]:
+    """On the machine's own toolchain, or on an image that podman has; with a folder of the machine at /workspace."""
     if not install_package("podman", "podman"):
         say("podman is not to be had here: left out")
         return
@@ -85,8 +88,11 @@ def podman(runsc: str | None, command: tuple[str, ...] = ("true",), image: str =
     # It would raise these, which fails on a machine without CAP_SYS_RESOURCE.
     limits = ("--ulimit", "nproc=1024:1024", "--ulimit", "nofile=1024:1024")
     what = (image,) if image else ("-v", "/usr:/usr:ro", "--rootfs", str(root))
-    flags = ("run", "--rm", "--network=none", *limits, *what)
-    shown = f"{' '.join(command)}{f' in {image}' if image else ''}"
+    folder = ("-v", f"{project}:/workspace", "-w", "/workspace") if project else ()
+    if project:
+        (root / "workspace").mkdir(exist_ok=True)
+    flags = ("run", "--rm", "--network=none", *limits, *folder, *what)
+    shown = f"{' '.join(command)}{f' in {image}' if image else ''}{' with a folder' if project else ''}"
     for name, runtime in (("runc", shutil.which("runc")), ("runsc", runsc)):
         if runtime is None:
             continue

@@ -22,7 +22,12 @@ BARE = OneShot("python3 -c pass", (sys.executable, "-c", "pass"))
 def take(shot: OneShot) -> float:
     started = time.perf_counter()
     subprocess.run(
-        shot.argv, env=os.environ | dict(shot.env), stdin=subprocess.DEVNULL, capture_output=True, check=True
+        shot.argv,
+        env=os.environ | dict(shot.env),
+        cwd=shot.cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
     )
     return (time.perf_counter() - started) * 1000
 
