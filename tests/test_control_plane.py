@@ -21,6 +21,7 @@ import pytest
 
 from k8e.engine.local.layout import Layout
 from tests.cli.machine import Machine, make_folder, wait_until
+from tests.engine.answers import plant_answers
 from tests.engine.traces import find_traces, living_processes, wait_for_no_traces
 from tests.scenarios.user import clear_machine, stop_daemon
 
@@ -114,6 +115,7 @@ def door() -> Iterator[Door]:
     if not os.access("/usr/bin/python3", os.X_OK):
         pytest.skip("no Python that others can run")
     with make_folder() as folder:
+        plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)
         try:
             if not machine.k8e("sandbox", "status").json["available"]:

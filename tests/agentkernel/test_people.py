@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.machine import ROOT, Done, Machine, make_folder
+from tests.engine.answers import plant_answers
 from tests.sandboxes import needs_root
 from tests.scenarios.user import clear_machine
 
@@ -29,6 +30,7 @@ def machine() -> Iterator[Machine]:
         for room in ("cli", "profiles", "policy"):
             shutil.copytree(ROOT / "src" / "k8e" / room, folder / "lib" / "k8e" / room)
         (folder / "lib" / "k8e" / "__init__.py").touch()
+        plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)
         try:
             machine.k8e("sandbox", "sessions")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.agentkernel.house import House
 from tests.cli.machine import Machine, make_folder, wait_until
+from tests.engine.answers import plant_answers
 from tests.sandboxes import needs_root
 from tests.scenarios.user import clear_machine, stop_daemon
 
@@ -21,6 +22,7 @@ HOST = ("--image", "host", "--no-network")
 def machine() -> Iterator[Machine]:
     with make_folder() as folder:
         (folder / "k8e.toml").write_text('[pool]\nmax = 2\n[gateway]\nlisten = ""\n')
+        plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)
         try:
             machine.k8e("sandbox", "sessions")  # there is a daemon now

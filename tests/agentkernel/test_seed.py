@@ -18,6 +18,7 @@ import pytest
 from k8e.profiles.languages import LANGUAGES
 from tests.agentkernel.house import House
 from tests.cli.machine import Done, Machine, make_folder
+from tests.engine.answers import plant_answers
 from tests.engine.tiny_images import busybox_layer
 from tests.engine.toolbox_image import libraries
 from tests.images.builder import build, entry, link, make_tar, write_layout
@@ -47,6 +48,7 @@ PROGRAMS = {
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with make_folder() as folder:
         (folder / "k8e.toml").write_text('[gateway]\nlisten = ""\n[pool]\nmax = 1\n')
+        plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)
         try:
             store_images(machine, tmp_path_factory.mktemp("images"))

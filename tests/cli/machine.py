@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.engine.answers import plant_answers
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 K8E = Path(sys.executable).with_name("k8e")
 DEADLINE = 60.0
@@ -126,7 +124,6 @@ def make_folder() -> Iterator[Path]:
     # Nothing is made ahead: tests look at what is there.
     settings.write_text("[pool]\nenabled = false\n")
     settings.chmod(0o644)
-    plant_answers(folder / "s", folder)
     try:
         yield folder
     finally:

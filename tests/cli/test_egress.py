@@ -20,6 +20,7 @@ from k8e.engine.local.layout import Layout
 from tests.cli.machine import DEADLINE, ROOT, Machine, make_folder, wait_until
 from tests.egress.internet import NAME_SERVER, Internet, small_internet
 from tests.egress.namespaces import private_machine
+from tests.engine.answers import plant_answers
 from tests.sandboxes import needs_root
 
 pytestmark = needs_root
@@ -79,6 +80,7 @@ def daemon(internet: Internet) -> Iterator[Daemon]:
     with make_folder() as folder:
         config = folder / "k8e.toml"
         config.write_text(f'[egress]\nnameservers = ["{NAME_SERVER}"]\n[pool]\nenabled = false\n')
+        plant_answers(folder / "s", folder)
         machine = Machine(folder, folder, {"K8E_CONFIG": str(config)})
         daemon = Daemon(machine)
         daemon.start()

@@ -15,6 +15,7 @@ import pytest
 from tests.cli.machine import Machine, make_folder, wait_until
 from tests.egress.internet import NAME_SERVER, Internet
 from tests.egress.zones import Zone
+from tests.engine.answers import plant_answers
 
 ZONE: Zone = {"allowed.com": {"A": ["45.90.31.1"]}, "evil.com": {"A": ["45.90.66.6"]}}
 GET = "curl -sS --max-time 20"
@@ -38,6 +39,7 @@ def machine(internet: Internet) -> Iterator[Machine]:
         home.mkdir()
         settings = folder / "k8e.toml"
         settings.write_text(f'[pool]\nenabled = false\n[egress]\nnameservers = ["{NAME_SERVER}"]\n')
+        plant_answers(folder / "s", home)
         machine = Machine(folder, home)
         yield machine
         for session in machine.live_sessions():

@@ -15,7 +15,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from k8e.engine.local.package_clients import Answers, ask_clients, remember_answers
+from k8e.engine.local.package_clients import Answers, ask_clients, choose_variables, remember_answers
 
 TOOLS = Path("/var/lib/k8e/tools")  # the engine's own place for them
 
@@ -24,31 +24,26 @@ def plant_answers(state: Path, home: Path | None = None) -> None:
     """For a daemon whose home is empty; without one, for an engine in this process."""
     if os.geteuid() != 0:
         return  # no engine will come
-    env = dict(os.environ) if home is None else {"HOME": str(home)}
-    answers = _ask_as_we_are() if home is None else _ask_at_home(home)
-    remember_answers(state / "clients.json", TOOLS, env, answers)
-
-
-@functools.cache
-def _ask_as_we_are() -> Answers:
-    return _ask(dict(os.environ))
-
-
-def _ask_at_home(home: Path) -> Answers:
-    empty, answers = _ask_in_an_empty_home()
-    return replace(answers, made_from=tuple(path.replace(empty, str(home)) for path in answers.made_from))
+    if home is None:
+        env = choose_variables(os.environ)
+        remember_answers(state / "clients.json", TOOLS, env, _ask(tuple(sorted(env.items()))))
+    else:
+        empty, answers = _ask_in_an_empty_home()
+        answers = replace(answers, made_from=tuple(path.replace(empty, str(home)) for path in answers.made_from))
+        remember_answers(state / "clients.json", TOOLS, {"HOME": str(home)}, answers)
 
 
 @functools.cache
 def _ask_in_an_empty_home() -> tuple[str, Answers]:
     with tempfile.TemporaryDirectory(prefix="k8e-home-") as home:
-        return home, _ask({"HOME": home})
+        return home, _ask((("HOME", home),))
 
 
-def _ask(environ: dict[str, str]) -> Answers:
+@functools.cache
+def _ask(variables: tuple[tuple[str, str], ...]) -> Answers:
     """In a thread, because fixtures that want it are asynchronous as well."""
     found: list[Answers] = []
-    asking = threading.Thread(target=lambda: found.append(asyncio.run(ask_clients(TOOLS, None, environ))))
+    asking = threading.Thread(target=lambda: found.append(asyncio.run(ask_clients(TOOLS, None, dict(variables)))))
     asking.start()
     asking.join()
     return found[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.machine import Machine, make_folder
+from tests.engine.answers import plant_answers
 from tests.scenarios.user import User, clear_machine, start_without_gvisor
 
 
@@ -17,6 +18,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
     if os.geteuid() != 0:
         pytest.skip("the daemon needs root")
     with make_folder() as folder:
+        plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)
         try:
             if request.param == "native":

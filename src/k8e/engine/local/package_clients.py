@@ -88,7 +88,7 @@ def certificates(text: str) -> dict[str, str]:
 
 async def ask_clients(tools: Path, memory: Path | None, environ: Mapping[str, str]) -> Answers:
     """`memory` is the file in which answers are kept."""
-    env = _choose(environ)
+    env = choose_variables(environ)
     if memory is not None:
         kept = await asyncio.to_thread(_recall, memory, tools, env)
         if kept is not None:
@@ -112,7 +112,8 @@ async def ask_clients(tools: Path, memory: Path | None, environ: Mapping[str, st
     return answers
 
 
-def _choose(environ: Mapping[str, str]) -> dict[str, str]:
+def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that their answers may depend on."""
     return {key: value for key, value in environ.items() if _VARIABLES.fullmatch(key)}
 
 
@@ -222,7 +223,10 @@ def _recall(memory: Path, tools: Path, env: Mapping[str, str]) -> Answers | None
 
 
 def remember_answers(memory: Path, tools: Path, environ: Mapping[str, str], answers: Answers) -> None:
-    record = {"fingerprint": _fingerprint(tools, _choose(environ), answers.made_from), "answers": asdict(answers)}
+    record = {
+        "fingerprint": _fingerprint(tools, choose_variables(environ), answers.made_from),
+        "answers": asdict(answers),
+    }
     memory.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(dir=memory.parent, prefix=".clients-")  # readable by its owner only
     try:
