@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,15 +17,13 @@ from k8e.cli.remote import contact
 from k8e.core.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import SLOW_EACH, Call, Calls, Handler, Inbox
+from k8e.doors.grpc.calls import Call, Calls, Handler
 from k8e.doors.grpc.gateway import Credentials, Router
+from k8e.doors.grpc.inbox import ARRIVING_ALL, ARRIVING_EACH, SLOW_EACH, Inbox
 from k8e.doors.grpc.methods import METHODS
 from k8e.identity.authority import make_request
 from tests.doors.stand_in import StandIn
 from tests.gateway.house import Guest, House
-
-ARRIVING = 16  # of one payer at once
-EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Uploader:
@@ -55,35 +55,20 @@ class Uploader:
         self._go_on.set()
 
 
-def test_stalled_uploads_keep_nobody_out_and_those_that_go_on_are_finished(house: House) -> None:
+def test_stalled_uploads_keep_nobody_out_and_are_finished_when_they_go_on(house: House) -> None:
     guest = house.tenant("slow")
     session = guest.create()
-    stalled = [Uploader(guest, session, number) for number in range(ARRIVING)]
+    stalled = [Uploader(guest, session, number) for number in range(ARRIVING_EACH)]
     try:
-        # Once they have all arrived, the same tenant's next call waits behind them: for seconds, not for half an hour.
+        # Once they have all begun, the same tenant's next call waits behind them: for seconds, not for half an hour.
         assert guest.call("Status", pb.StatusRequest(), seconds=60).available
         assert house.tenant("quick").call("Status", pb.StatusRequest(), seconds=60).available
-        refused = [one for one in stalled if one.call.done()]
-        kept = [one for one in stalled if one not in refused]
-        while len(kept) > SLOW_EACH:  # they end one after the other
-            assert guest.call("Status", pb.StatusRequest()).available
-            kept = [one for one in stalled if not one.call.done()]
-        assert len(kept) == SLOW_EACH
+        assert not any(one.call.done() for one in stalled)
         for one in stalled:
-            if one not in kept:
-                assert one.call.code() is EXHAUSTED
-                detail = contact.read_detail(one.call.exception())
-                assert detail is not None
-                assert (detail.code, detail.retry_after > 0, bool(detail.hint)) == ("too_many_slow", True, True)
-        for one in kept:
             one.finish(b"in the end\n")
-        assert [one.call.result(60).bytes for one in kept] == [len(b"in the end\n")] * SLOW_EACH
-        read = guest.call("ReadFile", pb.ReadFileRequest(session_id=session, path=kept[0].path))
+        assert [one.call.result(60).bytes for one in stalled] == [len(b"in the end\n")] * ARRIVING_EACH
+        read = guest.call("ReadFile", pb.ReadFileRequest(session_id=session, path=stalled[-1].path))
         assert read.content == b"in the end\n"
-        # A refused one has left nothing.
-        lost = next(one for one in stalled if one not in kept)
-        code, _ = guest.refused("ReadFile", pb.ReadFileRequest(session_id=session, path=lost.path))
-        assert code is grpc.StatusCode.NOT_FOUND
     finally:
         for one in stalled:
             one.end()
@@ -99,7 +84,7 @@ def test_strangers_who_say_nothing_do_not_keep_others_from_logging_in(house: Hou
         yield from ()
 
     make: Any = nobody.channel.stream_stream(method.path, method.request.SerializeToString, method.response.FromString)
-    silent = [make(send(), timeout=300) for _ in range(2 * ARRIVING)]
+    silent = [make(send(), timeout=300) for _ in range(ARRIVING_EACH + SLOW_EACH - 1)]
     try:
         assert house.tenant("latecomer").call("Status", pb.StatusRequest()).available
     finally:
@@ -108,40 +93,97 @@ def test_strangers_who_say_nothing_do_not_keep_others_from_logging_in(house: Hou
             call.cancel()
 
 
-@pytest.fixture
-async def channel(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
-    """Our way of serving calls, where little time is much."""
-    keys = Keys(tmp_path / "identity")
-    authority, _ = await keys.open()
+class Post:
+    """Our way of serving calls, where little time is much, and callers of any user id."""
 
-    async def take(call: Call) -> None:
-        while await call.read(pb.UploadFileRequest, 0.2) is not None:
+    def __init__(self, keys: Keys, patience: float) -> None:
+        self._keys = keys
+        self._patience = patience
+        self._channels: list[grpc.aio.Channel] = []
+        self.port = 0
+
+    async def take(self, call: Call) -> None:
+        while await call.read(pb.UploadFileRequest, self._patience) is not None:
             pass
         await call.write(pb.UploadFileResponse(bytes=1))
 
+    async def meet(self, uid: int) -> grpc.aio.Channel:
+        authority, _ = await self._keys.open()
+        key, request = make_request()
+        issued = await self._keys.login_local(Caller(uid), request)
+        credentials = grpc.ssl_channel_credentials(authority.certificate, key, issued.certificate.encode())
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{self.port}", credentials)
+        self._channels.append(channel)
+        return channel
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+@contextlib.asynccontextmanager
+async def open_post(folder: Path, patience: float) -> AsyncIterator[Post]:
+    keys = Keys(folder / "identity")
+    authority, _ = await keys.open()
+    post = Post(keys, patience)
     server = grpc.aio.server()
     calls = Calls(StandIn(), keys, Inbox(prompt=0.05))
-    server.add_generic_rpc_handlers((Router(calls, {"/t/Take": Handler(take)}),))
-    port = server.add_secure_port("127.0.0.1:0", Credentials(authority, ["127.0.0.1"]).make())
+    server.add_generic_rpc_handlers((Router(calls, {"/t/Take": Handler(post.take)}),))
+    post.port = server.add_secure_port("127.0.0.1:0", Credentials(authority, ["127.0.0.1"]).make())
     await server.start()
-    key, request = make_request()
-    issued = await keys.login_local(Caller(0), request)
-    credentials = grpc.ssl_channel_credentials(authority.certificate, key, issued.certificate.encode())
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
-        yield channel
-    await server.stop(0)
+    try:
+        yield post
+    finally:
+        await post.close()
+        await server.stop(0)
 
 
-async def test_a_message_that_does_not_come_ends_its_call(channel: grpc.aio.Channel) -> None:
-    for _ in range(2 * SLOW_EACH):  # each gives its place back
-        call: Any = channel.stream_stream("/t/Take")()
-        await call.write(b"")
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await call.read()
-        detail = contact.read_detail(ended.value)
-        assert detail is not None
-        assert (ended.value.code(), detail.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "message_stalled")
-    call = channel.stream_stream("/t/Take")()
+async def begin(channel: grpc.aio.Channel) -> Any:
+    """A call that has more to say."""
+    call: Any = channel.stream_stream("/t/Take")()
     await call.write(b"")
-    await call.done_writing()
-    assert pb.UploadFileResponse.FromString(await call.read()).bytes == 1
+    return call
+
+
+async def read_end(call: Any) -> tuple[grpc.StatusCode, pb.ErrorDetail]:
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await call.read()
+    detail = contact.read_detail(ended.value)
+    assert detail is not None
+    assert detail.hint
+    return ended.value.code(), detail
+
+
+async def test_a_message_that_does_not_come_ends_its_call(tmp_path: Path) -> None:
+    async with open_post(tmp_path, 0.2) as post:
+        channel = await post.meet(0)
+        # In the places for the slow, and in turns that nobody else wants; and each gives its own back.
+        for _ in range(2):
+            for call in [await begin(channel) for _ in range(SLOW_EACH + 3)]:
+                code, detail = await read_end(call)
+                assert (code, detail.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "message_stalled")
+        call = await begin(channel)
+        await call.done_writing()
+        assert pb.UploadFileResponse.FromString(await call.read()).bytes == 1
+
+
+async def test_who_holds_a_turn_for_nothing_goes_when_somebody_else_wants_it(tmp_path: Path) -> None:
+    hostile = range(1000, 1000 + ARRIVING_ALL // ARRIVING_EACH)
+    async with open_post(tmp_path, 600.0) as post:
+        held = []
+        for uid in hostile:
+            channel = await post.meet(uid)
+            held += [await begin(channel) for _ in range(ARRIVING_EACH + SLOW_EACH)]
+        channel = await post.meet(2000)
+        for _ in range(3):
+            call = await begin(channel)
+            await call.done_writing()
+            async with asyncio.timeout(60):
+                assert pb.UploadFileResponse.FromString(await call.read()).bytes == 1
+        ended = [call for call in held if call.done()]
+        assert 1 <= len(ended) < len(held)
+        code, detail = await read_end(ended[0])
+        assert (code, detail.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_slow")
+        assert detail.retry_after > 0
+        for call in held:
+            call.cancel()

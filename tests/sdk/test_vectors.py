@@ -203,6 +203,25 @@ async def test_a_session_that_lasts_awaited(async_client: AsyncSandboxClient, ru
     assert await async_client.list_images() == []
 
 
+def test_of_namesakes_one_tenants_are_meant(admin: tuple[str, str], boss: SandboxClient, runtime: str) -> None:
+    twins = VECTORS["namesakes"]
+    name = twins["session_id"]
+    each = {tenant: SandboxClient(admin[0], tenant, api_key=admin[1], only_tenant=True) for tenant in twins["tenants"]}
+    for tenant, one in each.items():
+        assert one.create_session(runtime, session_id=name) == name
+        one.write_file(name, "who", tenant)
+    with pytest.raises(getattr(sandbox_client, twins["error"])) as caught:
+        boss.get_session(name)
+    assert caught.value.code == twins["code"]
+    for tenant, one in each.items():
+        assert [session.tenant_id for session in one.list_sessions()] == [tenant]
+        assert one.read_file(name, "who") == tenant
+        assert one.exec(name, "cat who").stdout == tenant
+        assert "".join(one.exec_stream(name, "cat who")) == tenant
+        one.destroy_session(name)
+        one.close()
+
+
 @named(ERRORS)
 def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Vector) -> None:
     with pytest.raises(sandbox_client.SandboxError) as caught:

@@ -45,9 +45,12 @@ class AsyncSandboxClient:
         *,
         api_key: str | None = None,
         profile: str | None = None,
+        only_tenant: bool = False,
     ) -> None:
+        """New sessions belong to `tenant_id`. With `only_tenant` no others are meant, for who sees several tenants'."""
         self._wanted = (endpoint, api_key, profile)
         self._tenant = tenant_id
+        self._metadata = (("sandbox-tenant", tenant_id),) if only_tenant and tenant_id else ()
         self._target: Target | None = None
         self._channel: grpc.aio.Channel | None = None
         self._opening = asyncio.Lock()
@@ -399,7 +402,7 @@ class AsyncSandboxClient:
             response_deserializer=response.FromString,
         )
         try:
-            return await method(request, timeout=timeout)
+            return await method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -410,7 +413,7 @@ class AsyncSandboxClient:
             response_deserializer=response.FromString,
         )
         try:
-            return await method(pieces, timeout=requests.FILE_SECONDS)
+            return await method(pieces, timeout=requests.FILE_SECONDS, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -420,7 +423,7 @@ class AsyncSandboxClient:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        call = method(request, timeout=timeout)
+        call = method(request, timeout=timeout, metadata=self._metadata)
         try:
             async for message in call:
                 yield message

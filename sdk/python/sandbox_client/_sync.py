@@ -44,9 +44,12 @@ class SandboxClient:
         *,
         api_key: str | None = None,
         profile: str | None = None,
+        only_tenant: bool = False,
     ) -> None:
+        """New sessions belong to `tenant_id`. With `only_tenant` no others are meant, for who sees several tenants'."""
         self._wanted = (endpoint, api_key, profile)
         self._tenant = tenant_id
+        self._metadata = (("sandbox-tenant", tenant_id),) if only_tenant and tenant_id else ()
         self._target: Target | None = None
         self._channel: grpc.Channel | None = None
         self._opening = threading.Lock()
@@ -396,7 +399,7 @@ class SandboxClient:
             response_deserializer=response.FromString,
         )
         try:
-            return method(request, timeout=timeout)
+            return method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -407,7 +410,7 @@ class SandboxClient:
             response_deserializer=response.FromString,
         )
         try:
-            return method(pieces, timeout=requests.FILE_SECONDS)
+            return method(pieces, timeout=requests.FILE_SECONDS, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -417,7 +420,7 @@ class SandboxClient:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        call = method(request, timeout=timeout)
+        call = method(request, timeout=timeout, metadata=self._metadata)
         try:
             for message in call:
                 yield message

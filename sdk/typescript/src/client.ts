@@ -3,6 +3,7 @@ import {
   Client,
   type ClientReadableStream,
   type ClientWritableStream,
+  Metadata,
   type ServiceError,
 } from "@grpc/grpc-js";
 
@@ -42,7 +43,10 @@ export type Path = string | Uint8Array;
 
 export interface ClientOptions {
   endpoint?: string;
+  /** Whom new sessions belong to. */
   tenantId?: string;
+  /** No others than that tenant's sessions are meant, for who sees several tenants'. */
+  onlyTenant?: boolean;
   apiKey?: string;
   profile?: string;
 }
@@ -148,6 +152,7 @@ function execRequest(sessionId: string, command: Command, timeout: number, optio
 export class SandboxClient {
   readonly #wanted: Wanted;
   readonly #tenant: string;
+  readonly #metadata = new Metadata();
   #open: Promise<{ client: Client; target: Target }> | undefined;
   #session: Promise<string> | undefined; // the one that `run` made for itself
 
@@ -155,6 +160,9 @@ export class SandboxClient {
     const chosen = typeof options === "string" ? { endpoint: options } : options;
     this.#wanted = { endpoint: chosen.endpoint, apiKey: chosen.apiKey, profile: chosen.profile };
     this.#tenant = chosen.tenantId ?? "";
+    if (chosen.onlyTenant && this.#tenant) {
+      this.#metadata.set("sandbox-tenant", this.#tenant);
+    }
   }
 
   /** Destroys the session that `run` made, and lets go of the gateway. */
@@ -417,7 +425,7 @@ export class SandboxClient {
     const client = await this.#connect();
     return new Promise((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) => (error ? reject(translate(error)) : resolve(response));
-      method(client, name).call(client, request, { deadline: deadline(seconds) }, done);
+      method(client, name).call(client, request, this.#metadata, { deadline: deadline(seconds) }, done);
     });
   }
 
@@ -426,7 +434,7 @@ export class SandboxClient {
     return new Promise((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) => (error ? reject(translate(error)) : resolve(response));
       const options = { deadline: deadline(FILE_SECONDS) };
-      const call = method(client, name).call(client, options, done) as ClientWritableStream<Message>;
+      const call = method(client, name).call(client, this.#metadata, options, done) as ClientWritableStream<Message>;
       const pieces = function* () {
         yield { header };
         for (let start = 0; start < data.length; start += PIECE) {
@@ -453,7 +461,7 @@ export class SandboxClient {
   async *#stream(name: string, request: Message, seconds: number): AsyncGenerator<Message> {
     const client = await this.#connect();
     const options = { deadline: deadline(seconds) };
-    const call = method(client, name).call(client, request, options) as ClientReadableStream<Message>;
+    const call = method(client, name).call(client, request, this.#metadata, options) as ClientReadableStream<Message>;
     try {
       for await (const message of call) {
         yield message;

@@ -179,6 +179,28 @@ describe("lasting", () => {
   });
 });
 
+test("of namesakes, one tenant's are meant", async () => {
+  const { session_id: sessionId, tenants, error, code } = vectors.namesakes;
+  const access = { endpoint: process.env["K8E_TEST_ENDPOINT"] ?? "", apiKey: process.env["K8E_TEST_ADMIN_KEY"] ?? "" };
+  const all = new sdk.SandboxClient(access);
+  const each = tenants.map((tenantId: string) => new sdk.SandboxClient({ ...access, tenantId, onlyTenant: true }));
+  for (const [index, one] of each.entries()) {
+    expect(await one.createSession({ runtimeClass, sessionId })).toBe(sessionId);
+    await one.writeFile(sessionId, "who", tenants[index]);
+  }
+  const failure = await all.getSession(sessionId).catch((caught: unknown) => caught);
+  expect(failure).toBeInstanceOf((sdk as unknown as Record<string, new () => Error>)[error]);
+  expect(failure).toMatchObject({ code });
+  for (const [index, one] of each.entries()) {
+    expect((await one.listSessions()).map((session: sdk.SessionInfo) => session.tenantId)).toEqual([tenants[index]]);
+    expect(await one.readFile(sessionId, "who")).toBe(tenants[index]);
+    expect((await one.exec(sessionId, "cat who")).stdout).toBe(tenants[index]);
+    await one.destroySession(sessionId);
+    await one.close();
+  }
+  await all.close();
+}, 120_000);
+
 describe("mistakes", () => {
   const call = (vector: Record<string, any>): Promise<unknown> => {
     switch (vector["call"]) {

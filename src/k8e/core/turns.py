@@ -45,6 +45,10 @@ class Turns:
                 self._forget(payer, turn)
             raise
 
+    def is_wanted(self, payer: Payer) -> bool:
+        """Whether somebody else waits who could have a place that this one gives back."""
+        return any(one != payer and self._held[one] < self._each for one in self._queues)
+
     def _grant(self, payer: Payer) -> None:
         self._free -= 1
         self._held[payer] += 1

@@ -11,8 +11,8 @@ import asyncio
 import collections
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -26,18 +26,14 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
 from k8e.core.model import Caller
-from k8e.core.turns import Turns
+from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
-from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, stalled, too_slow
+from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
 from k8e.doors.specs import make_meant
 
-LARGE: Final = 1 << 20
-IDLE_EACH, IDLE_ALL = 64, 512  # callers with more to say, some time: of one payer, of everybody
-SLOW_EACH, SLOW_ALL = 8, 64  # messages that take long to come
-PROMPT: Final = 5.0  # what a message may take to come before it counts as slow
-PATIENCE: Final = 300.0  # and before its call is ended
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
+STRANGERS_PATIENCE: Final = 10.0
 _NOBODY: Final = -2  # strangers, told apart by where they are
 _TURNED_AWAY: Final = ("scope_missing", "too_many_calls")  # by us, where the service hears nothing of it
 
@@ -53,84 +49,6 @@ class Handler:
     seconds: float = 60.0  # for a caller who names no deadline, and nobody gets more without a reason
     strangers: bool = False  # may call it
     single: bool = False  # its one answer leaves together with the status: a turn of gRPC's wheels less
-
-
-class Inbox:
-    """How many messages are in memory at once: while they arrive, and while large ones are dealt with. Callers who may
-    say nothing for hours are counted instead of waited for.
-
-    Whoever takes long to send a message, be it the line or be it on purpose, makes room for others and is counted from
-    then on: there are few places for the slow, fewer for one payer, and when all are taken such a call ends.
-    """
-
-    def __init__(self, prompt: float = PROMPT) -> None:
-        self.arriving = Turns(64, each=16)
-        self.large = Turns(16, each=4)
-        self.prompt = prompt
-        self._idle: collections.Counter[Payer] = collections.Counter()
-        self._slow: collections.Counter[Payer] = collections.Counter()
-
-    def enter_slow(self, payer: Payer) -> bool:
-        """Whether there is a place. Then `leave_slow`."""
-        if self._slow[payer] >= SLOW_EACH or self._slow.total() >= SLOW_ALL:
-            return False
-        self._slow[payer] += 1
-        return True
-
-    def leave_slow(self, payer: Payer) -> None:
-        self._slow[payer] -= 1
-        self._slow = +self._slow
-
-    @contextmanager
-    def idle(self, payer: Payer) -> Iterator[None]:
-        if self._idle[payer] >= IDLE_EACH or self._idle.total() >= IDLE_ALL:
-            error = f"{IDLE_EACH} commands with input, and agents, at once is the most"
-            raise Fault(Kind.EXHAUSTED, "too_many_streams", error, hint="End some of them.", retry_after=10.0)
-        self._idle[payer] += 1
-        try:
-            yield
-        finally:
-            self._idle[payer] -= 1
-            self._idle = +self._idle
-
-
-class Arrival:
-    """One message on its way: in a turn at first, in a place for the slow when it takes long."""
-
-    def __init__(self, inbox: Inbox, payer: Payer, give_up: Callable[[Fault | Refusal], None]) -> None:
-        self._inbox = inbox
-        self._payer = payer
-        self._give_up = give_up
-        self._slow = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    @asynccontextmanager
-    async def expect(self, patience: float) -> AsyncIterator[None]:
-        await self._inbox.arriving.acquire(self._payer)
-        self._timer = asyncio.get_running_loop().call_later(self._inbox.prompt, self._make_room, patience)
-        try:
-            yield
-        finally:
-            self.note()
-            if self._slow:
-                self._inbox.leave_slow(self._payer)
-            else:
-                self._inbox.arriving.release(self._payer)
-
-    def note(self) -> None:
-        """It is here; what it waits for now is ours."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _make_room(self, patience: float) -> None:
-        if not self._inbox.enter_slow(self._payer):
-            error = f"{SLOW_EACH} messages that take longer than {self._inbox.prompt:g} seconds at once is the most"
-            hint = "Send fewer at once, or in smaller pieces."
-            self._give_up(Fault(Kind.EXHAUSTED, "too_many_slow", error, hint=hint, retry_after=10.0))
-            return
-        self._slow = True
-        self._inbox.arriving.release(self._payer)
-        self._timer = asyncio.get_running_loop().call_later(patience, self._give_up, stalled(patience))
 
 
 class Call:
@@ -183,6 +101,8 @@ class Call:
     async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
         """The next message, None after the last. The one before is forgotten."""
         await self._held.aclose()
+        if self.admission is None:  # what strangers have to say is short
+            patience = min(patience, STRANGERS_PATIENCE)
         arrival = Arrival(self._inbox, self.payer, self._give_up)
         async with arrival.expect(patience):
             content = await self._context.read()

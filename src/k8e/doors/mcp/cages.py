@@ -231,6 +231,8 @@ def _hear(said: Json) -> Fields:
 
 def _read_decision(fields: Fields) -> Decision:
     request = fields.take_object("request")
+    if not isinstance(request.get("image"), str) or not isinstance(request.get("labels", {}), dict):
+        raise Fault(Kind.INVALID, "invalid_json", "the agent's bridge answers what is no answer")
     image_by = fields.take_text("image_by")
     needs, left_out = (tuple(fields.take_texts(name) or ()) for name in ("needs", "left_out"))
     return Decision(request, image_by, needs, left_out)
