@@ -80,8 +80,8 @@ class TestSizes:
         assert failures == []
         content = guest.call("ReadFile", pb.ReadFileRequest(session_id=session, path="many")).content
         assert content in contents
-        # 16 that arrive, some that are slow, 4 that are dealt with, those as bytes and as a message; all at once would be
-        # twice the 30.
+        # 16 that arrive, some that are slow, 4 that are dealt with, those as bytes and as a message; all at once would
+        # be twice the 30.
         assert read_peak(house) - before < (ARRIVING_EACH + SLOW_EACH + 4 * 2 + 2) * size
 
 
