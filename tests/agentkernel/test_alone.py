@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from k8e.cli.agentkernel.furnishing import read_file
+from k8e.cli.ending import Failure
 from tests.agentkernel.house import House, link, list_tree
 
 SEED_PERMISSIONS = {
@@ -203,6 +205,22 @@ class TestFiles:
             assert "[file_refused]" in house.refusal("sandbox", "create", "x", "--dry-run"), source
         house.ok("trust")
         house.ok("sandbox", "create", "x", "--dry-run")
+
+    @pytest.mark.parametrize("name", ["swapped/secret", "a/swapped/secret", "swapped", "a/../../secret"])
+    def test_a_link_that_comes_after_the_look_gains_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """A sandbox that has the project can put one there at any moment: as if the look had been just before it."""
+        (tmp_path / "secret").write_text("s")
+        project = tmp_path / "project"
+        for place in (project, project / "a"):
+            place.mkdir()
+            link(place / "swapped", str(tmp_path / "secret" if name == "swapped" else tmp_path))
+        (project / "a" / "plain").write_text("p")
+        monkeypatch.setattr(os.path, "realpath", os.path.normpath)
+        with pytest.raises(Failure, match="cannot be read"):
+            read_file(name, str(project), trusted=False)
+        assert read_file("a/plain", str(project), trusted=False) == b"p"
 
     def test_a_file_that_is_not_there_makes_no_sandbox(self, house: House) -> None:
         house.write("agentkernel.toml", '[[files]]\nsource = "gone"\ndest = "/workspace/x"\n')

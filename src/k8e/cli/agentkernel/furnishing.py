@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from k8e.cli.agentkernel.descent import open_below
 from k8e.cli.ending import Failure
 
 TYPE_CHECKING = False
@@ -36,7 +37,10 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
             hint="put the file itself there, or `agentkernel trust` the file that names it",
         )
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if trusted else os.O_NOFOLLOW))
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        # A sandbox that has the project may put a link there after we looked.
+        below = os.path.relpath(os.path.normpath(path), folder).split("/")
+        descriptor = os.open(path, flags) if trusted else open_below(folder, below, flags)
     except OSError as error:
         raise Failure("file_unreadable", f"{source} cannot be read", detail=str(error)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from k8e.cli.agentkernel.descent import FOLDER, open_below
 from k8e.profiles.protection import KEPT, is_repository
 
 TYPE_CHECKING = False
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 MOST = 100_000  # names that are looked at and folders that are opened, those nearest to the top first
 _SLACK = 0.02  # seconds by which the clock of files may be behind
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMES = frozenset(KEPT)
 
 
@@ -31,7 +31,7 @@ def find_nested(top: str, since: float) -> tuple[list[str], bool]:
         if left < 0:
             return sorted(found), False
         try:
-            folder = _open_below(top, place)
+            folder = open_below(top, place.split("/")[:-1])
         except OSError:
             continue  # gone, or closed to its own user: then to their programs as well
         try:
@@ -48,18 +48,6 @@ def find_nested(top: str, since: float) -> tuple[list[str], bool]:
     return sorted(found), True
 
 
-def _open_below(top: str, place: str) -> int:
-    """Step by step, so that no link that comes meanwhile leads elsewhere."""
-    folder = os.open(top, _FOLDER & ~os.O_NOFOLLOW)
-    for step in place.split("/")[:-1]:
-        try:
-            inner = os.open(step, _FOLDER, dir_fd=folder)
-        finally:
-            os.close(folder)
-        folder = inner
-    return folder
-
-
 def _list(folder: int) -> tuple[frozenset[str], list[str]]:
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -74,7 +62,7 @@ def _is_changed(parent: int, name: str, since: float) -> bool:
 def _changes(parent: int, name: str, deeper: tuple[str, ...]) -> Iterator[float]:
     try:
         yield os.stat(name, dir_fd=parent, follow_symlinks=False).st_ctime
-        folder = os.open(name, _FOLDER, dir_fd=parent)
+        folder = os.open(name, FOLDER, dir_fd=parent)
     except OSError:
         return  # not there, or no folder
     try:
