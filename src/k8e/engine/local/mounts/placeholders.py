@@ -13,8 +13,8 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from k8e.engine import Mount
 from k8e.engine.local.layout import SandboxPaths
@@ -29,9 +29,13 @@ _turn = threading.Lock()  # one sandbox's must not be removed while another begi
 @contextlib.contextmanager
 def stand_in(mount: Mount, owner: Owner, source: int, paths: SandboxPaths) -> Iterator[Mount]:
     """The mount with kept parts that all exist while this lasts: after that, those that are mounted over stay."""
-    with _turn:
-        kept = [_fill(mount, owner, source, paths, part) for part in mount.kept]
-        yield replace(mount, kept=tuple(dict.fromkeys(part for part in kept if part)))
+    with _turn, contextlib.ExitStack() as opened:
+        found = {look.part: look for look in [_look(owner, source, part, opened) for part in mount.kept]}
+        _note(paths, mount, [look.part for look in found.values() if look.ours or look.missing_in >= 0])
+        missing = [look for look in found.values() if look.missing_in >= 0]
+        made = act_as(owner, lambda: [_make(look) for look in missing]) if missing else []
+        left_out = {look.part for look, there in zip(missing, made, strict=True) if not there}
+        yield replace(mount, kept=tuple(part for part in found if part not in left_out))
 
 
 def remove_placeholders(paths: SandboxPaths) -> None:
@@ -43,47 +47,45 @@ def remove_placeholders(paths: SandboxPaths) -> None:
         paths.placeholders.unlink(missing_ok=True)
 
 
-def _fill(mount: Mount, owner: Owner, source: int, paths: SandboxPaths, part: str) -> str:
-    """What is to be kept for that part: itself, or the first step to it that is missing; empty when its owner could not
-    make it either, and so nobody inside."""
+@dataclass(frozen=True, slots=True)
+class _Look:
+    part: str  # what is to be kept: the part that was asked for, or the first step to it that is missing
+    missing_in: int = -1  # then: the directory that it is to be made in, open
+    ours: bool = False  # another sandbox made it
+
+
+def _look(owner: Owner, source: int, part: str, opened: contextlib.ExitStack) -> _Look:
     steps = part.split("/")
-    parent = os.dup(source)
+    parent = source
     try:
         for index, step in enumerate(steps):
             so_far = "/".join(steps[: index + 1])
             try:
                 found = os.open(step, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
             except FileNotFoundError:
-                return so_far if _make(mount, owner, parent, paths, so_far) else ""
-            os.close(parent)
+                return _Look(so_far, missing_in=parent)
+            opened.callback(os.close, found)
             parent = found
             if act_as(owner, lambda found=found: _is_ours(found)):  # type: ignore[misc]
-                _note(paths, mount, so_far)
-                return so_far
+                return _Look(so_far, ours=True)
     except NotADirectoryError:
         pass  # a file or a link is on the way: see keeping.py
-    finally:
-        os.close(parent)
-    return part
+    return _Look(part)
 
 
-def _make(mount: Mount, owner: Owner, parent: int, paths: SandboxPaths, part: str) -> bool:
-    _note(paths, mount, part)
-    name = part.rpartition("/")[2]
-
-    def make() -> None:
-        os.mkdir(name, 0o755, dir_fd=parent)
-        handle = os.open(name, _FOLDER, dir_fd=parent)
+def _make(look: _Look) -> bool:
+    """As its owner. False when that one may not, and so nobody inside."""
+    name = look.part.rpartition("/")[2]
+    try:
+        os.mkdir(name, 0o755, dir_fd=look.missing_in)
+        handle = os.open(name, _FOLDER, dir_fd=look.missing_in)
         try:
             os.setxattr(handle, MARK, b"")
         except OSError:
-            os.rmdir(name, dir_fd=parent)
+            os.rmdir(name, dir_fd=look.missing_in)
             raise
         finally:
             os.close(handle)
-
-    try:
-        act_as(owner, make)
     except PermissionError:
         return False
     return True
@@ -121,8 +123,11 @@ def _remove(source: str, part: str) -> None:
         os.close(parent)
 
 
-def _note(paths: SandboxPaths, mount: Mount, part: str) -> None:
-    noted = [*_read_notes(paths), (mount.source, mount.owner, part)]
+def _note(paths: SandboxPaths, mount: Mount, parts: Sequence[str]) -> None:
+    """All in one go: a file that replaces another is written out by some filesystems before they go on."""
+    if not parts:
+        return
+    noted = [*_read_notes(paths), *((mount.source, mount.owner, part) for part in parts)]
     partial = paths.placeholders.with_suffix(".new")
     partial.write_text(json.dumps(noted))
     partial.rename(paths.placeholders)
