@@ -109,6 +109,6 @@ def take_lock(path: Path, patience: float) -> int:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    # In one step and always as long, over what a dead daemon left: who looks finds one number or the other.
+    os.pwrite(descriptor, b"%-10d\n" % os.getpid(), 0)
     return descriptor
