@@ -222,7 +222,8 @@ class TestOtherUsers:
             pytest.skip("no Python that others can run")
         copy = machine.folder / "lib"
         if not copy.exists():
-            shutil.copytree(ROOT / "src" / "k8e" / "cli", copy / "k8e" / "cli")
+            for part in ("cli", "profiles"):
+                shutil.copytree(ROOT / "src" / "k8e" / part, copy / "k8e" / part)
             (copy / "k8e" / "__init__.py").touch()
         home = machine.folder / "other"
         home.mkdir(exist_ok=True)
