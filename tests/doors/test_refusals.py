@@ -146,6 +146,12 @@ class TestNonsense:
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
+            # Whoever is before us may end the first one elsewhere, and so begin another one in somebody else's name.
+            b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HEAD,
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding : chunked\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: +0\r\n\r\n",
             b"GET /heal\0thz HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET http://localhost/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
         ],
