@@ -15,20 +15,42 @@ from hypothesis import HealthCheck, settings
 # Names of ours by which a developer or a CI job chooses how long tests run; all others would reach the programs tested.
 _OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_FUZZ_", "K8E_SEED")
 
-# Files that take long, and how long about, one beside the other; the rest go by how many tests they have.
+# Files that take long, and about how many seconds; the others go by how many tests they have.
 TESTS = Path(__file__).parent
 LONG = {
-    "engine/test_crashes.py": 100,
-    "parking/test_same.py": 35,
-    "agentkernel/test_matrix.py": 35,
-    "engine/test_image_programs.py": 30,
-    "engine/test_image_roots.py": 25,
-    "agentkernel/test_seed.py": 25,
-    "agentkernel/test_sandboxes.py": 20,
+    "engine/test_crashes.py": 90,
+    "engine/test_conformance.py": 75,
+    "test_binary.py": 60,
+    "test_conformance.py": 55,
+    "scenarios/test_trouble.py": 45,
+    "core/test_crashes.py": 45,
+    "agentkernel/test_matrix.py": 40,
+    "scenarios/test_modes.py": 35,
+    "engine/test_warm.py": 35,
+    "test_doctor.py": 35,
+    "mcp/test_foreign.py": 35,
+    "sdk/test_typescript.py": 35,
+    "sdk/test_examples.py": 30,
+    "cli/test_daemon.py": 30,
+    "engine/test_image_programs.py": 25,
+    "parking/test_same.py": 25,
+    "engine/test_stopping.py": 22,
+    "engine/test_cycles.py": 20,
+    "engine/test_image_roots.py": 20,
     "egress/test_changes.py": 20,
-    "agentkernel/test_hostile.py": 15,
+    "agentkernel/test_seed.py": 20,
+    "agentkernel/test_sandboxes.py": 18,
+    "agentkernel/test_hostile.py": 16,
+    "engine/test_resources.py": 16,
+    "test_agent_pid1.py": 15,
+    "mcp/test_tools.py": 15,
+    "mcp/test_kernel.py": 15,
+    "agentkernel/test_run.py": 14,
     "egress/test_daemon.py": 12,
+    "parking/test_handover.py": 12,
+    "parking/test_service.py": 12,
     "agentkernel/test_crowd.py": 10,
+    "sdk/test_python.py": 10,
 }
 
 

@@ -30,7 +30,7 @@ from tests.engine.traces import find_traces, wait_for_no_traces
 
 RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "8"))
 SOAK = bool(os.environ.get("K8E_SOAK"))
-EVERY = 1 if SOAK else 8  # of stop and start: so many steps further each time; another one first for each runtime
+EVERY = 1 if SOAK else 6  # of stop and start: so many steps further each time; another one first for each runtime
 SHARE = 1 if SOAK else 4  # the same of create and destroy
 
 
