@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,36 @@ class TestFolders:
         done = kernel.call("cp", "tree", f"{box}:copy")
         assert (done.code, done.stderr.count(b"left out")) == (1, 2)
         assert inside(kernel, box, "ls -A copy") == b""
+
+    def test_a_link_swapped_in_meanwhile_is_not_followed(self, kernel: Kernel, box: str) -> None:
+        """As a sandbox can that has the same folder: here one that does nothing else."""
+        tree, outside, spare = kernel.home / "tree", kernel.home / "outside", kernel.home / "spare"
+        for folder in (tree / "d", outside):
+            folder.mkdir(parents=True)
+        for number in range(20):
+            (tree / f"a{number}").mkdir()
+        (outside / "x").write_text("secret-of-the-machine")
+        (tree / "d" / "x").write_text("plain")
+        over = threading.Event()
+
+        def swap() -> None:
+            while not over.is_set():
+                os.rename(tree / "d", spare)
+                os.symlink(outside, tree / "d")
+                os.unlink(tree / "d")
+                os.rename(spare, tree / "d")
+
+        swapping = threading.Thread(target=swap)
+        swapping.start()
+        try:
+            for number in range(4):
+                kernel.call("cp", "tree", f"{box}:copy{number}")
+        finally:
+            over.set()
+            swapping.join()
+        assert inside(kernel, box, "cat /workspace/copy*/d/x 2> /dev/null || true").replace(b"plain", b"") == b""
+        assert kernel.call("cp", "tree", f"{box}:last").code == 0
+        assert inside(kernel, box, "cat last/d/x") == b"plain"
 
 
 class TestHostile:

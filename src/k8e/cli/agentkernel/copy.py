@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from k8e.cli.agentkernel.descent import FOLDER
 from k8e.cli.agentkernel.exec import explain
 from k8e.cli.agentkernel.landing import Landing, split_name
 from k8e.cli.agentkernel.telling import say
@@ -96,33 +97,30 @@ class In(Sandbox):
         if base not in (".", "..", "") and (target.endswith("/") or self._is_folder(target)):
             target = f"{target.rstrip('/')}/{base}"
         if stat.S_ISREG(found.st_mode):
-            self._send(source, target, follow=True)
+            self._send(open_source(source, READ), source, target)
         elif stat.S_ISDIR(found.st_mode):
-            self._send_folder(source, target)
+            self._send_folder(open_source(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), source, target)
         else:
             raise Failure("source_unreadable", f"{source} is no file and no folder")
         return self._report()
 
-    def _send_folder(self, source: str, target: str) -> None:
-        self._ask("PUT", "folder", target)
+    def _send_folder(self, folder: int, source: str, target: str) -> None:
+        """Which is closed afterwards. We go down on open descriptors: a sandbox that has this folder, too, can put a
+        link where a folder just was."""
         try:
-            entries = sorted(os.scandir(source), key=lambda entry: entry.name)
-        except OSError as error:
-            raise Failure("source_unreadable", f"{source} cannot be read", detail=str(error)) from error
-        for entry in entries:
-            below = f"{target.rstrip('/')}/{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                self._send_folder(entry.path, below)
-            elif entry.is_file(follow_symlinks=False):
-                self._send(entry.path, below, follow=False)
-            else:
-                self._leave_out(entry.path, "a link" if entry.is_symlink() else "a special file")
+            self._ask("PUT", "folder", target)
+            for entry in list_folder(folder, source):
+                place, below = os.path.join(source, entry.name), f"{target.rstrip('/')}/{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    self._send_folder(open_source(entry.name, FOLDER, folder, place), place, below)
+                elif entry.is_file(follow_symlinks=False):
+                    self._send(open_source(entry.name, READ | os.O_NOFOLLOW, folder, place), place, below)
+                else:
+                    self._leave_out(place, "a link" if entry.is_symlink() else "a special file")
+        finally:
+            os.close(folder)
 
-    def _send(self, source: str, target: str, *, follow: bool) -> None:
-        try:
-            descriptor = os.open(source, READ | (0 if follow else os.O_NOFOLLOW))
-        except OSError as error:
-            raise Failure("source_unreadable", f"{source} cannot be read", detail=str(error)) from error
+    def _send(self, descriptor: int, source: str, target: str) -> None:
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -184,6 +182,21 @@ class Out(Sandbox):
             self._leave_out(path, "it cannot be read")
             return
         landing.write(words, bounded(response.pieces(), int(entry["size"]) + SLACK, path), int(entry["permissions"]))
+
+
+def open_source(name: str, flags: int, folder: int | None = None, shown: str = "") -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        raise Failure("source_unreadable", f"{shown or name} cannot be read", detail=str(error)) from error
+
+
+def list_folder(folder: int, shown: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise Failure("source_unreadable", f"{shown} cannot be read", detail=str(error)) from error
 
 
 def read_pieces(descriptor: int) -> Iterator[bytes]:

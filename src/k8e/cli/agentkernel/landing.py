@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 
+from k8e.cli.agentkernel.descent import FOLDER
 from k8e.cli.ending import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
