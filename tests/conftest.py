@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,16 @@ def _open_missing_descriptors() -> None:
 def anyio_backend() -> str:
     """asyncio only: it is what the daemon runs on."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ends last, after whatever else lives as long as the session; what it finds is an error of the last test."""
+    from tests.leftovers import recorded_folders, wait_for_none  # not before the environment is what it should be
+
+    with recorded_folders() as folders:
+        yield
+    still_there = [f"{test}: {folder}" for folder, test in folders.items() if os.path.exists(folder)]
+    found = wait_for_none(folders | {f"{tmp_path_factory.getbasetemp()}/": "a test's tmp_path"})
+    assert not found, "left behind:\n" + "\n".join(found)
+    assert not still_there, "not removed:\n" + "\n".join(still_there)

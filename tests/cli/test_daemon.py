@@ -108,7 +108,7 @@ class TestOnDemand:
         assert (done.code, done.json["code"]) == (2, "directory_untrusted")
 
     def test_a_start_that_fails_says_why(self, fresh: Machine) -> None:
-        (fresh.folder / "s").mkdir(mode=0o700)
+        (fresh.folder / "s").mkdir(mode=0o700, exist_ok=True)
         (fresh.folder / "s" / "k8e.db").mkdir()
         done = fresh.k8e("sandbox", "sessions")
         assert done.code == 2

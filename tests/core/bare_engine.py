@@ -51,13 +51,15 @@ def make_instance(sandbox: str) -> bytes:
 
 
 def has_mark(pid: int, *marks: str) -> bool:
-    """Whether one of the marks is in its command line; or, while it becomes another program and has none, in the name
-    of the file that it writes to. On a busy machine that moment can be long, and whoever is not found then lives on."""
+    """Whether one of the marks is in its command line, or in the name of the file that it complains to: a process that
+    is just becoming another program has no command line, which on a busy machine can take a while, and an agent's does
+    not say where it lives. Whoever is not found is not ended."""
+    words = ""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        words = words or os.readlink(f"/proc/{pid}/fd/2")
+        words += f"\0{os.readlink(f'/proc/{pid}/fd/2')}"
     except OSError:
-        return False
+        pass  # gone, or without such a file
     return any(mark in words for mark in marks)
 
 
@@ -89,10 +91,16 @@ class BareEngine:
     def _top(self, sandbox: str) -> Path:
         return self._folder / sandbox
 
+    def _marks(self, sandbox: str) -> tuple[str, ...]:
+        top = self._top(sandbox)
+        return f"{top}/run", f"{top}/stderr", make_instance(sandbox).hex()
+
     def processes(self, sandbox: str) -> list[int]:
         """bwrap and the agent; whatever else runs inside dies with them. (A child's bwrap names its parent, too.)"""
-        top = self._top(sandbox)
-        return find_processes(f"{top}/run", f"{top}/stderr", make_instance(sandbox).hex())
+        return find_processes(*self._marks(sandbox))
+
+    def owns(self, sandbox: str, pid: int) -> bool:
+        return has_mark(pid, *self._marks(sandbox))
 
     async def probe(self) -> Sequence[RuntimeReport]:
         return self.reports

@@ -21,7 +21,7 @@ import pytest
 from k8e.core.model import Phase, SessionSpec, Status
 from k8e.policy import excess
 from k8e.settings import PoolSettings
-from tests.core.bare_engine import find_processes
+from tests.core.bare_engine import find_processes, has_mark
 from tests.core.doomed import HOSTS
 from tests.core.rig import ALICE, Rig, open_rig
 from tests.sandboxes import needs_root
@@ -107,8 +107,12 @@ async def check_sessions(rig: Rig, story: Story) -> set[str]:
     sandboxes = {rig.sandbox_of(session) for session in alive}
     assert set(await rig.engine.list()) == sandboxes, "an orphan, or a session without a sandbox"
     # bwrap and the agent of each, and nothing of any other.
-    owned = {pid for sandbox in sandboxes for pid in rig.engine.processes(sandbox)}
-    assert set(find_processes(str(rig.folder))) <= owned
+    others = [
+        pid
+        for pid in find_processes(str(rig.folder))
+        if not any(rig.engine.owns(sandbox, pid) for sandbox in sandboxes) and has_mark(pid, str(rig.folder))
+    ]
+    assert others == []
     return alive
 
 

@@ -201,3 +201,19 @@ async def test_a_disk_too_small_for_the_image_is_an_engine_error(rig: Rig, size:
     with pytest.raises(EngineError):
         await rig.engine.create(name, rig.spec(replace(LIMITS, disk=size, inodes=inodes)))
     assert name not in await rig.engine.list()
+
+
+async def test_a_template_that_cannot_be_read_is_one_creates_trouble_and_not_the_next_ones(rig: Rig) -> None:
+    if not rig.native:
+        pytest.skip("the same file for both")
+    async with rig.room():
+        images = rig.engine.layout.images
+    [content] = [path for path in images.iterdir() if path.is_dir() and path.name.startswith("host-")]
+    limits = replace(LIMITS, disk=LIMITS.disk + 4096)
+    in_the_way = content.with_name(f"{content.name}-{limits.disk}-{limits.inodes}.img")
+    in_the_way.mkdir()
+    with pytest.raises(EngineError, match="disk"):
+        await rig.engine.create(rig.new_name(), rig.spec(limits))
+    in_the_way.rmdir()
+    async with rig.room(limits) as room:
+        assert await room.output("echo", "alive") == "alive\n"

@@ -16,7 +16,8 @@ for one in a b; do
     k8e sandbox write $PARENT /workspace/task_$one.py > /dev/null <<END
 import pathlib, time
 print("begun $one", flush=True)
-pathlib.Path("done_$one").write_text("by $one")
+pathlib.Path("half_$one").write_text("by $one")
+pathlib.Path("half_$one").rename("done_$one")  # whoever sees it sees all of it
 while not all(pathlib.Path("done_" + each).exists() for each in "ab"):
     time.sleep(0.01)
 print("$one saw", *sorted(path.read_text() for path in pathlib.Path(".").glob("done_*")))

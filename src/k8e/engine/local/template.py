@@ -68,6 +68,9 @@ class Templates:
         except EngineError:
             self._disks.pop(key, None)
             raise
+        except OSError as error:  # of what was made earlier: not readable now, which need not be so next time
+            self._disks.pop(key, None)
+            raise EngineError("disk", f"cannot be prepared: {error}") from error
 
     async def _make_disk(self, content: Path, size: int, inodes: int) -> disk.Template:
         target = content.with_name(f"{content.name}-{size}-{inodes}.img")
