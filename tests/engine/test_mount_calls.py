@@ -100,6 +100,22 @@ def test_a_mapping_leaves_no_process_behind() -> None:
         assert children() == before
 
 
+def test_a_mappings_process_ends_without_anybody_who_would_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who might be killed first. It would live on with the sockets and the lock that the next daemon needs."""
+    ends = []
+    wait = os.waitpid
+
+    def wait_and_tell(pid: int, options: int) -> tuple[int, int]:
+        _, status = wait(pid, options)
+        ends.append(os.waitstatus_to_exitcode(status))
+        return pid, status
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "waitpid", wait_and_tell)
+        with id_map([Span(0, FIRST, 65536)]):
+            assert ends == [0], "killed, and not ended by itself"
+
+
 def test_a_mapping_that_the_kernel_refuses_is_an_error() -> None:
     with pytest.raises(OSError, match="Invalid argument"), id_map([Span(0, FIRST, 10), Span(5, FIRST, 10)]):
         raise AssertionError("mapped")

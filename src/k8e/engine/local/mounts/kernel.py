@@ -37,7 +37,6 @@ _MS_SHARED: Final = 1 << 20
 _CLONE_VM: Final = 0x100
 _CLONE_NEWUSER: Final = 0x10000000
 _WAIT_ALL: Final = 0x40000000  # __WALL: a child that sends no signal when it ends
-_NAP: Final = 5  # seconds; how long a namespace's only process outlives a daemon that was killed
 _STACK: Final = 64 << 10
 
 RDONLY: Final = 0x1
@@ -152,15 +151,16 @@ def attach_mount(mount: int, target: Path | int) -> None:
 def id_map(users: Sequence[Span], groups: Sequence[Span] | None = None) -> Iterator[int]:
     """A user namespace that stands for a mapping, as a descriptor. Groups are mapped like users unless they are given.
 
-    A namespace needs a process to begin with. It is one that never runs a line of Python: libc's `sleep`, in our memory
-    and on a stack of its own, with all signals blocked.
+    A namespace needs a process to begin with. It is one that never runs a line of Python: libc's `_exit`, in our memory
+    and on a stack of its own, all signals blocked. What is left of it until we wait for it still has the namespace,
+    and nothing else of ours: if it lived on without us, so would our sockets and locks, which the next daemon wants.
     """
     stack = ctypes.create_string_buffer(_STACK)
     top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK) & ~0xF)
-    function = ctypes.cast(_libc.sleep, ctypes.c_void_p)
+    function = ctypes.cast(_libc["_exit"], ctypes.c_void_p)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = _libc.clone(function, top, ctypes.c_int(_CLONE_VM | _CLONE_NEWUSER), ctypes.c_void_p(_NAP))
+        pid = _libc.clone(function, top, ctypes.c_int(_CLONE_VM | _CLONE_NEWUSER), None)
         code = ctypes.get_errno()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -173,7 +173,6 @@ def id_map(users: Sequence[Span], groups: Sequence[Span] | None = None) -> Itera
                 file.write(lines.encode())
         namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, _WAIT_ALL)
     try:
         yield namespace
