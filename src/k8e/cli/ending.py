@@ -57,17 +57,12 @@ def tell_of_lost_output(cause: str) -> int:
     """On stderr, which is what is left."""
     import json
 
-    body = {
-        "error": "the output cannot be written",
-        "detail": cause,
-        "code": "output_lost",
-        "hint": "is the disk full?",
-    }
+    failure = Failure("output_lost", "the output cannot be written", detail=cause, hint="is the disk full?")
     try:
-        os.write(2, json.dumps(body).encode() + b"\n")
+        os.write(2, json.dumps(failure.body).encode() + b"\n")
     except OSError:
         pass
-    return FAILED
+    return failure.status
 
 
 def open_standard_streams() -> None:
