@@ -25,7 +25,7 @@ from k8e.core.sessions import ABANDONED, Sessions
 from k8e.core.shaping import check_shape, check_slots
 from k8e.core.translation import translate, translated
 from k8e.core.turns import Turns
-from k8e.engine import EngineError, Limits, MountRefused, Place, Runtime, SandboxSpec
+from k8e.engine import PLAIN, EngineError, Limits, MountRefused, Place, Runtime, SandboxSpec
 from k8e.link.model import Sandbox
 from k8e.policy import HostList
 
@@ -101,7 +101,11 @@ class Creation:
 
     async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
         template = Template(record.runtime, record.digest, record.limits, record.shape.unbound)
-        usual = spec.runtime is None and template == Template(record.runtime, limits=self.default_limits)
+        usual = spec.runtime is None and replace(template, shape=PLAIN) == Template(
+            record.runtime, limits=self.default_limits
+        )
+        # Whoever has a project in it works there, and is back soon.
+        usual = usual and (template.shape == PLAIN or bool(template.shape.slots))
         return await self._sessions.pool.claim(template, usual=usual)
 
     def register(self, live: Live, claimed: Claimed | None = None) -> None:
