@@ -27,6 +27,9 @@ from k8e.link.binary import (
 )
 from scripts import build_agent
 
+# In a fresh clone the compiler builds its own library first, for both architectures.
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 DEV = BUILD / "agent" / "k8e-agent"

@@ -23,6 +23,7 @@ from k8e.engine.local.layout import Layout
 from tests.cli.machine import Machine, make_folder, wait_until
 from tests.engine.answers import plant_answers
 from tests.engine.traces import find_traces, living_processes, wait_for_no_traces
+from tests.runtimes import do_without
 from tests.scenarios.user import clear_machine, stop_daemon
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon needs root")
@@ -33,6 +34,7 @@ NOBODY, SOMEBODY = 65534, 54321  # two users who are not root, and not each othe
 # Requests of another uid: a program of theirs, which has nothing but a socket.
 CLIENT = r"""
 import http.client, json, socket, sys
+from tests.runtimes import do_without
 path, requests = sys.argv[1], json.load(sys.stdin)
 answers = []
 for method, target, body, headers in requests:
@@ -118,8 +120,9 @@ def door() -> Iterator[Door]:
         plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)
         try:
-            if not machine.k8e("sandbox", "status").json["available"]:
-                pytest.skip("no runtime works here")
+            status = machine.k8e("sandbox", "status").json
+            if not status["available"]:
+                do_without("native", status)
             (folder / "r" / "k8e.sock").chmod(0o666)  # as a group would allow
             yield Door(machine)
         finally:

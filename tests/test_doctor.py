@@ -30,6 +30,7 @@ from tests.egress.namespaces import private_machine
 from tests.engine.answers import plant_answers
 from tests.engine.rig import find_report, open_engine, place_for_engine
 from tests.engine.traces import wait_for_no_traces
+from tests.runtimes import do_without
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the local engine needs root")
 
@@ -63,7 +64,7 @@ async def runtime(request: pytest.FixtureRequest, engine: LocalEngine) -> Runtim
 async def require(engine: LocalEngine, runtime: Runtime) -> Runtime:
     report = await find_report(engine, runtime)
     if not report.available:
-        pytest.skip(f"{runtime.value}: {report.reason}")
+        do_without(runtime.value, report.reason)
     return runtime
 
 

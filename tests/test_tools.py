@@ -20,6 +20,7 @@ from k8e.engine.local import LocalEngine, host_image, tools
 from k8e.engine.local.host_image import Overlay
 from k8e.engine.local.tool import find_tool
 from tests.engine.rig import Rig, Room, find_report, open_engine, place_for_engine
+from tests.runtimes import do_without
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the local engine needs root")
 needs_node = pytest.mark.skipif(find_tool("npm") is None, reason="node and npm are not installed for everybody")
@@ -72,7 +73,7 @@ async def open_tools_rig(runtime: Runtime, layer: tools.Layer) -> AsyncIterator[
             engine._tools = layer.path.with_name("tools")
             rig = Rig(runtime, engine, await find_report(engine, runtime))
             if not rig.report.available:
-                pytest.skip(f"{runtime.value}: {rig.report.reason}")
+                do_without(runtime.value, rig.report.reason)
             yield rig
 
 

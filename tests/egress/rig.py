@@ -11,8 +11,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Unpack
 
-import pytest
-
 from k8e.engine import EngineError, Refusal, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
 from k8e.link import AgentLink
@@ -20,6 +18,7 @@ from k8e.link.model import ExecOptions
 from k8e.policy import HostList
 from tests.egress.internet import NAME_SERVER, Internet
 from tests.engine.rig import LIMITS, Room
+from tests.runtimes import do_without
 
 INSIDE = (Path(__file__).parent / "inside.py").read_text()
 ENGINE_NAMESERVERS = (ip_address(NAME_SERVER),)
@@ -74,7 +73,7 @@ class Site:
             await self.engine.create(name, SandboxSpec(self.runtime, image, LIMITS, egress=HostList.parse(hosts)))
         except EngineError as error:
             if error.control == f"runtime {self.runtime.value}":
-                pytest.skip(f"{self.runtime.value}: {error.cause}")
+                do_without(self.runtime.value, error.cause)
             raise
         try:
             yield await self.enter(name)

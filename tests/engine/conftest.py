@@ -7,6 +7,7 @@ import pytest
 
 from k8e.engine import Runtime
 from tests.engine.rig import Rig, Room, open_rig
+from tests.runtimes import do_without
 
 
 @pytest.fixture(scope="module", params=[Runtime.GVISOR, Runtime.NATIVE], ids=lambda runtime: runtime.value)
@@ -16,7 +17,7 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
         pytest.skip("the local engine needs root")
     async with open_rig(request.param) as rig:
         if not rig.report.available:
-            pytest.skip(f"{rig.runtime.value}: {rig.report.reason}")
+            do_without(rig.runtime.value, rig.report.reason)
         yield rig
 
 

@@ -21,12 +21,13 @@ from k8e.engine.local import LocalEngine
 from k8e.settings import PoolSettings
 from tests.core.rig import ALICE, fault
 from tests.engine.answers import plant_answers
-from tests.engine.rig import LIMITS
+from tests.engine.rig import LIMITS, find_report
 from tests.engine.tiny_images import busybox_layer
 from tests.engine.toolbox_image import toolbox_layer
 from tests.images.builder import build, write_layout
 from tests.images.conftest import ignore
 from tests.parking.conftest import make_folder
+from tests.runtimes import do_without
 
 PATIENCE = 60.0
 
@@ -43,8 +44,9 @@ async def service() -> AsyncIterator[Service]:
     service = Service(engine, store, pool=PoolSettings(min=1, max=2))
     try:
         await service.recover()
-        if not any(report.available for report in await engine.probe() if report.runtime is Runtime.NATIVE):
-            pytest.skip("the native runtime does not work here")
+        report = await find_report(engine, Runtime.NATIVE)
+        if not report.available:
+            do_without("native", report.reason)
         yield service
     finally:
         await service.close()

@@ -19,6 +19,7 @@ from k8e.link.model import ExecSpec, Outcome, Process, Sandbox
 from tests.engine.answers import plant_answers
 from tests.engine.rig import find_report
 from tests.parking.programs import Program
+from tests.runtimes import do_without
 
 SOAK = bool(os.environ.get("K8E_SOAK"))
 
@@ -101,7 +102,7 @@ async def make_bed(runtime: Runtime) -> AsyncIterator[Bed]:
     try:
         report = await find_report(engine, runtime)
         if not report.available:
-            pytest.skip(f"{runtime.value}: {report.reason}")
+            do_without(runtime.value, report.reason)
         await engine.create(name, SandboxSpec(runtime, limits=Limits(cpus=2.0, memory=1 << 30)))
         sandbox, place = await engine.attach(name)
         yield Bed(runtime, sandbox, place)

@@ -19,7 +19,9 @@ from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Rlimit, TerminalSize
 from k8e.settings import PoolSettings
 from tests.engine.answers import plant_answers
+from tests.engine.rig import find_report
 from tests.parking.conftest import make_folder
+from tests.runtimes import do_without
 
 ALICE = Caller(1000)
 LIMITS = Limits(cpus=2.0)
@@ -78,8 +80,9 @@ async def serve(pool: PoolSettings | None = None) -> AsyncIterator[Service]:
     service = Service(engine, store, pool=pool)
     try:
         await service.recover()
-        if not any(report.available for report in await engine.probe() if report.runtime is Runtime.NATIVE):
-            pytest.skip("the native runtime does not work here")
+        report = await find_report(engine, Runtime.NATIVE)
+        if not report.available:
+            do_without("native", report.reason)
         service.keep_up()
         yield service
     finally:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.machine import Machine, make_folder
 from tests.engine.answers import plant_answers
+from tests.runtimes import do_without
 from tests.scenarios.user import User, clear_machine, start_without_gvisor
 
 
@@ -25,7 +26,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
                 start_without_gvisor(machine)
             status = machine.k8e("sandbox", "status").json
             if status["runtime"] != request.param:
-                pytest.skip(f"{request.param} does not work here")
+                do_without(request.param, status)
             yield request.param, folder
         finally:
             clear_machine(machine)

@@ -20,6 +20,7 @@ from tests.egress.namespaces import private_machine, run_ip
 from tests.egress.zones import Zone
 from tests.engine.answers import plant_answers
 from tests.engine.rig import Rig, Room, find_report, place_for_engine
+from tests.runtimes import do_without
 from tests.sandboxes import needs_root
 
 pytestmark = [needs_root, pytest.mark.anyio]
@@ -68,7 +69,7 @@ async def cell(request: pytest.FixtureRequest, internet: Internet) -> AsyncItera
         try:
             report = await find_report(engine, request.param)
             if not report.available:
-                pytest.skip(f"{report.runtime.value}: {report.reason}")
+                do_without(report.runtime.value, report.reason)
             rig = Rig(report.runtime, engine, report)
             name = rig.new_name()
             listed = HostList.parse(name for name in ZONE if name != "target.net")
@@ -137,6 +138,7 @@ async def test_git(cell: tuple[LocalEngine, Room]) -> None:
 
 NEIGHBOUR = r"""
 import socket, sys
+from tests.runtimes import do_without
 address = sys.argv[1]
 question = bytes.fromhex("000101000001000000000000") + b"\x04evil\x03com\0\0\1\0\1"
 with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as client:
