@@ -34,7 +34,6 @@ NOBODY, SOMEBODY = 65534, 54321  # two users who are not root, and not each othe
 # Requests of another uid: a program of theirs, which has nothing but a socket.
 CLIENT = r"""
 import http.client, json, socket, sys
-from tests.runtimes import do_without
 path, requests = sys.argv[1], json.load(sys.stdin)
 answers = []
 for method, target, body, headers in requests:

@@ -172,7 +172,6 @@ def test_raw_output_ends_with_what_was_denied(machine: Machine, session: str) ->
 def test_a_connection_is_cut_when_its_host_is_taken_off(machine: Machine, session: str) -> None:
     code = """
 import urllib.request
-from tests.runtimes import do_without
 answer = urllib.request.urlopen("http://allowed.com/ticks", timeout=20)
 print(answer.readline().decode().strip(), flush=True)
 try:

@@ -138,7 +138,6 @@ async def test_git(cell: tuple[LocalEngine, Room]) -> None:
 
 NEIGHBOUR = r"""
 import socket, sys
-from tests.runtimes import do_without
 address = sys.argv[1]
 question = bytes.fromhex("000101000001000000000000") + b"\x04evil\x03com\0\0\1\0\1"
 with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as client:
