@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from k8e.engine import Limits, Runtime, RuntimeReport, SandboxSpec
-from k8e.engine.local import LocalEngine, construction, doctor
-from k8e.engine.local import engine as engine_module
+from k8e.engine.local import LocalEngine, construction, doctor, trials
 from k8e.engine.local import record as record_module
 from k8e.engine.local.bundle import BundleSpec, build_config
 from k8e.engine.local.controls import CONTROLS, limits
@@ -384,7 +383,7 @@ async def test_a_machine_whose_default_is_weak_is_not_safe(monkeypatch: pytest.M
     async def find_native_only(runtime: Runtime) -> Sequence[OciRuntime]:
         return await find_runtimes(runtime) if runtime is Runtime.NATIVE else []
 
-    monkeypatch.setattr(engine_module, "find_runtimes", find_native_only)
+    monkeypatch.setattr(trials, "find_runtimes", find_native_only)
     with place_for_engine() as (state, run), weakened(drop_filter):
         async with open_engine(state, run) as engine:
             await require(engine, Runtime.NATIVE)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import Runtime, RuntimeReport
-from k8e.engine.local import LocalEngine, runtime
-from k8e.engine.local import engine as engine_module
+from k8e.engine.local import LocalEngine, runtime, trials
 from k8e.engine.local.runtime import OciRuntime
 from k8e.engine.local.tool import find_tool
 from scripts import build_runsc
@@ -88,7 +87,7 @@ class TestEach:
         async def only_this(wanted: Runtime) -> Sequence[OciRuntime]:
             return [replace(usual, binary=binary)] if wanted is Runtime.GVISOR else []
 
-        monkeypatch.setattr(engine_module, "find_runtimes", only_this)
+        monkeypatch.setattr(trials, "find_runtimes", only_this)
         async with gvisor_engine() as engine:
             yield Rig(Runtime.GVISOR, engine, await find_report(engine, Runtime.GVISOR))
 

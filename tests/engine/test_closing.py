@@ -29,7 +29,7 @@ def has_cgroup(engine: LocalEngine) -> bool:
 
 
 def has_probes(engine: LocalEngine) -> bool:
-    return bool(engine._probes)
+    return bool(engine._trials._reports)
 
 
 @pytest.mark.parametrize("moment", [has_probes, has_table, has_mount, has_cgroup])

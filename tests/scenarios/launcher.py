@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from k8e.daemon.serving import run_detached
 from k8e.engine import Runtime
-from k8e.engine.local import engine
+from k8e.engine.local import trials
 from k8e.engine.local.runtime import OciRuntime, find_runtimes
 
 
@@ -16,5 +16,5 @@ async def find_all_but_gvisor(runtime: Runtime) -> Sequence[OciRuntime]:
 
 
 if __name__ == "__main__":
-    engine.find_runtimes = find_all_but_gvisor  # type: ignore[attr-defined]
+    trials.find_runtimes = find_all_but_gvisor  # type: ignore[attr-defined]
     sys.exit(run_detached(int(sys.argv[1])))

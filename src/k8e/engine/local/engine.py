@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from k8e.engine import EngineError, Health, Limits, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
@@ -37,9 +37,10 @@ from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
 from k8e.engine.local.registries import CA_BUNDLE
 from k8e.engine.local.roots import Roots
-from k8e.engine.local.runtime import OciRuntime, find_runtimes, forget_sandbox, known_sandboxes
+from k8e.engine.local.runtime import OciRuntime, forget_sandbox, known_sandboxes
 from k8e.engine.local.template import Templates
-from k8e.engine.local.tool import finish_in_thread
+from k8e.engine.local.tool import cancel_and_wait, finish_in_thread
+from k8e.engine.local.trials import Trials
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.dial import UnixDialer
@@ -47,19 +48,9 @@ from k8e.link.errors import LinkError
 from k8e.link.model import ExecSpec, Sandbox
 from k8e.policy import Address, HostList
 
-T = TypeVar("T")
-
 _PROBE_DEADLINE = 30.0
 _LONGEST_SOCKET = 107  # the kernel's limit; runsc puts its control socket somewhere else when it does not fit
 _PROBE_LIMITS = Limits(cpus=1.0, memory=256 << 20, pids=64, disk=disk.MIN_DISK * 2, inodes=8192)
-
-_STRENGTH = (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)  # of those that exist
-_INSTALL = {
-    Runtime.GVISOR: "install runsc (Debian and Ubuntu: apt-get install runsc; Debian 12: from bookworm-backports)",
-    Runtime.NATIVE: "install runc (Debian and Ubuntu: apt-get install runc)",
-    Runtime.KATA: "kata does not exist here yet: use gvisor or native",
-    Runtime.FIRECRACKER: "firecracker does not exist here yet: use gvisor or native",
-}
 
 
 class LocalEngine:
@@ -97,8 +88,7 @@ class LocalEngine:
         self._places: dict[str, Place] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
         self._creating: dict[str, asyncio.Task[None]] = {}
-        self._probes: dict[Runtime, asyncio.Task[RuntimeReport]] = {}
-        self._runtimes: dict[Runtime, OciRuntime] = {}
+        self._trials = Trials(self._try_out)
 
     def _mirrors(self) -> frozenset[str]:
         known = self._templates.known_registries
@@ -107,34 +97,11 @@ class LocalEngine:
     # Runtimes --------------------------------------------------------------------------------------------------------
 
     async def probe(self) -> Sequence[RuntimeReport]:
-        return await asyncio.gather(*(self._report(runtime) for runtime in _STRENGTH))
+        return await self._trials.reports()
 
     def runtime(self, runtime: Runtime) -> OciRuntime:
         """What a runtime that was found available is here."""
-        return self._runtimes[runtime]
-
-    async def _report(self, runtime: Runtime) -> RuntimeReport:
-        if runtime not in self._probes:
-            self._probes[runtime] = asyncio.create_task(self._examine(runtime))
-        return await asyncio.shield(self._probes[runtime])
-
-    async def _examine(self, runtime: Runtime) -> RuntimeReport:
-        """A runtime is available when a sandbox that was started with it answered, and reached its resolver."""
-        failures: list[str] = []
-        for candidate in await find_runtimes(runtime):
-            causes: list[str] = []
-            for variant in candidate.variants():
-                try:
-                    await self._try_out(variant)
-                except EngineError as error:
-                    causes.append(f"{variant.flags[-1]}: {error.cause}" if variant.flags else error.cause)
-                    continue
-                self._runtimes[runtime] = variant
-                notes = [variant.note] if variant.note else []
-                return RuntimeReport(runtime, True, await candidate.version(), notes=(*notes, *causes, *failures))
-            failures.append(f"{candidate.binary} does not work: {'; '.join(causes)}")
-        missing = "not installed" if runtime in (Runtime.GVISOR, Runtime.NATIVE) else "not supported yet"
-        return RuntimeReport(runtime, False, reason="; ".join(failures) or missing, hint=_INSTALL[runtime])
+        return self._trials.found(runtime)
 
     async def _try_out(self, runtime: OciRuntime) -> None:
         name = f"probe-{runtime.name.value}-{secrets.token_hex(4)}"
@@ -155,8 +122,7 @@ class LocalEngine:
 
     async def edition(self, spec: SandboxSpec) -> str:
         """Changes with a new daemon at most: what it finds at its start it keeps to."""
-        report = await self._require(spec.runtime)
-        runtime = self._runtimes[spec.runtime]
+        runtime, report = await self._trials.require(spec.runtime)
         parts = (
             *(importlib.metadata.version("k8e"), agent_binary().sha256, loader_library().sha256),
             *(runtime.binary, runtime.flags, report.version),
@@ -166,15 +132,9 @@ class LocalEngine:
 
     # Creating --------------------------------------------------------------------------------------------------------
 
-    async def _require(self, runtime: Runtime) -> RuntimeReport:
-        report = await self._report(runtime)
-        if not report.available:
-            raise EngineError(f"runtime {runtime.value}", report.reason, report.hint)
-        return report
-
     async def create(self, sandbox: str, spec: SandboxSpec) -> None:
-        await self._require(spec.runtime)
-        await self._create(sandbox, spec, self._runtimes[spec.runtime])
+        runtime, _ = await self._trials.require(spec.runtime)
+        await self._create(sandbox, spec, runtime)
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         self._presence.take()  # if it was given up by `close`
@@ -370,12 +330,12 @@ class LocalEngine:
                 raise EngineError("disk", str(error)) from error
 
     async def start(self, sandbox: str, spec: SandboxSpec) -> None:
-        await self._require(spec.runtime)
+        runtime, _ = await self._trials.require(spec.runtime)
         await self._templates.content()  # with which the agent is where bundles say that it is
         self._presence.take()
         if sandbox in self._creating:
             raise EngineError("sandbox", f"{sandbox} is being started already")
-        await self._take_on(sandbox, self._wake(sandbox, spec, self._runtimes[spec.runtime]))
+        await self._take_on(sandbox, self._wake(sandbox, spec, runtime))
 
     async def _wake(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         paths = self.layout.sandbox(sandbox)
@@ -441,10 +401,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         """What is half made is removed; what is made lives on."""
-        for runtime, task in list(self._probes.items()):
-            if not task.done():
-                del self._probes[runtime]
-                await cancel_and_wait(task)
+        await self._trials.close()
         for work in list(self._creating.values()):
             await cancel_and_wait(work)
         await self._templates.close()
@@ -455,11 +412,3 @@ class LocalEngine:
         if not await self.list():
             await asyncio.to_thread(self._cgroups.remove_all)
             self._presence.leave()
-
-
-async def cancel_and_wait(work: asyncio.Task[T]) -> None:
-    """Returns when it has ended, with whatever; its own awaiter hears of that."""
-    work.cancel()
-    await asyncio.wait([work])
-    if not work.cancelled():
-        work.exception()

@@ -111,3 +111,11 @@ async def run_tool(
     if finished.status != 0:
         raise EngineError(os.path.basename(finished.argv[0]), finished.complaint)
     return finished.output
+
+
+async def cancel_and_wait(work: asyncio.Task[T]) -> None:
+    """Returns when it has ended, with whatever; its own awaiter hears of that."""
+    work.cancel()
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
