@@ -9,7 +9,7 @@ import pytest
 
 from k8e.engine import EngineError, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
-from tests.engine.rig import LIMITS, eventually, place_for_engine
+from tests.engine.rig import LIMITS, eventually, find_report, place_for_engine
 from tests.engine.traces import cgroup_parents, list_table, mount_points, wait_for_no_traces
 from tests.sandboxes import needs_root
 
@@ -48,6 +48,30 @@ async def test_closed_while_it_finds_out_what_works(moment: Callable[[LocalEngin
         # And it can be asked again.
         assert any(report.available for report in await engine.probe())
         await engine.close()
+        await wait_for_no_traces(engine.layout)
+        assert list_table(engine.layout) is None
+
+
+async def test_closed_while_it_removes_what_it_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with place_for_engine() as (state, run):
+        engine = LocalEngine(state, run)
+        destroy, begun, closing = engine.destroy, asyncio.Event(), asyncio.Event()
+
+        async def wait_and_destroy(sandbox: str) -> None:
+            begun.set()
+            await closing.wait()
+            await destroy(sandbox)
+
+        monkeypatch.setattr(engine, "destroy", wait_and_destroy)
+        probing = asyncio.create_task(find_report(engine, Runtime.NATIVE))
+        await begun.wait()
+        (work,) = engine._trials._reports.values()
+        closed = asyncio.create_task(engine.close())
+        while not work.cancelling():
+            await asyncio.sleep(0)
+        closing.set()
+        await closed
+        await asyncio.gather(probing, return_exceptions=True)
         await wait_for_no_traces(engine.layout)
         assert list_table(engine.layout) is None
 

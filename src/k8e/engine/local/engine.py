@@ -39,7 +39,7 @@ from k8e.engine.local.registries import CA_BUNDLE
 from k8e.engine.local.roots import Roots
 from k8e.engine.local.runtime import OciRuntime, forget_sandbox, known_sandboxes
 from k8e.engine.local.template import Templates
-from k8e.engine.local.tool import cancel_and_wait, finish_in_thread
+from k8e.engine.local.tool import cancel_and_wait, finish, finish_in_thread
 from k8e.engine.local.trials import Trials
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
@@ -116,7 +116,7 @@ class LocalEngine:
         except LinkError as error:
             raise EngineError("probe", str(error)) from error
         finally:
-            await self.destroy(name)
+            await finish(self.destroy(name))  # whoever closes us may do so at this very moment
         if outcome.exit_code != 0:
             raise EngineError("probe", f"a command that asks for its resolver ended with {outcome}")
 
@@ -172,7 +172,7 @@ class LocalEngine:
         try:
             await self._build(sandbox, spec, runtime, template, paths)
         except BaseException as error:
-            await asyncio.shield(self._remove(sandbox))
+            await finish(self._remove(sandbox))
             if isinstance(error, OSError):
                 raise EngineError("disk", str(error)) from error
             raise
@@ -355,7 +355,7 @@ class LocalEngine:
             await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out_again)
             replace(record, ready=True).save(paths.record)
         except BaseException as error:
-            await asyncio.shield(self._rest(sandbox))
+            await finish(self._rest(sandbox))
             if isinstance(error, OSError):
                 raise EngineError("disk", str(error)) from error
             raise

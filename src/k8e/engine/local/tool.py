@@ -37,9 +37,9 @@ class Finished:
         return self.output.strip() or f"exit status {self.status}"
 
 
-async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, but a cancellation waits for the end of the work: a roll-back must not meet it."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+async def finish(doing: Coroutine[Any, Any, T]) -> T:
+    """A cancellation waits for the end of it: a roll-back must not meet it, and is not itself cut short."""
+    work = asyncio.ensure_future(doing)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -47,6 +47,11 @@ async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.
         if not work.cancelled():
             work.exception()  # nobody wants to know any more
         raise
+
+
+async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, to its end."""
+    return await finish(asyncio.to_thread(function, *args, **kwargs))
 
 
 async def do_both(one: Coroutine[Any, Any, S], other: Coroutine[Any, Any, T]) -> tuple[S, T]:
