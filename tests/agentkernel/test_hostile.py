@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.agentkernel.house import House, link, list_tree
 from tests.agentkernel.runtimes import open_machine
-from tests.cli.machine import Done, Machine
+from tests.cli.machine import Done, Machine, wait_until
 from tests.sandboxes import needs_root
 
 pytestmark = needs_root
@@ -167,6 +168,8 @@ def test_what_runs_by_itself_further_down_is_said(house: House) -> None:
     made = "a/.envrc", "b/c/.vscode", "bare/HEAD", r"d\x1b]0;x\x07\u202e/.git", "linked/.git"
     git(house, "init", "-q", "old")
     (house.project / "linked").mkdir()
+    settled = time.time() + 0.1  # what was changed this shortly before may be told, too
+    wait_until(lambda: time.time() > settled)
     script = (
         "mkdir -p a b/c/.vscode; echo x > a/.envrc; echo {} > b/c/.vscode/tasks.json;"
         r"""d=$(printf 'd\033]0;x\007\342\200\256'); mkdir -p "$d/.git";"""

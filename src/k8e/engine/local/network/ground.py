@@ -18,7 +18,7 @@ from k8e.engine.local.network.connections import forget_connections
 from k8e.engine.local.network.elements import delete_elements, live_element, read_mark
 from k8e.engine.local.network.guard import guard_wires, leave_rules, make_room, unguard_wire
 from k8e.engine.local.network.leases import Leases, own_ledger
-from k8e.engine.local.network.netlink import Message, NoSuchThing
+from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
 from k8e.engine.local.network.table import Table
 
 _FORWARDING = "forwarding.json"
@@ -53,7 +53,10 @@ class Ground:
             renewed = not self.table.is_current() or (doubtful and not self.table.is_whole())
             if renewed:
                 self.table.replace(wires)
-            self._with_rules = self.table.wires()
+            try:
+                self._with_rules = self.table.wires()
+            except NetlinkError as error:  # gone again, by somebody who is not done yet
+                raise EngineError("network rules", f"they went while they were looked at: {error}") from error
             self._add_rules(wires)
             if wires:
                 self._forward()
