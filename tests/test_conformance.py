@@ -51,7 +51,7 @@ class Shared:
 
 
 def chosen(kind: str, number: int, check: Check) -> bool:
-    return kind == "bare" or bool(os.environ.get("K8E_SOAK") or check.needs & {"small", "read_only"}) or number % 4 == 0
+    return kind == "bare" or bool(os.environ.get("K8E_SOAK") or check.needs & {"small", "read_only"}) or number % 8 == 0
 
 
 CASES = [(kind, check) for kind in KINDS for number, check in enumerate(CHECKS) if chosen(kind, number, check)]
