@@ -42,8 +42,6 @@ _STACK: Final = 64 << 10
 RDONLY: Final = 0x1
 NOSUID: Final = 0x2
 NODEV: Final = 0x4
-NOEXEC: Final = 0x8
-NOSYMFOLLOW: Final = 0x200000
 _IDMAP: Final = 0x100000
 
 
