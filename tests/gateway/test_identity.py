@@ -248,6 +248,14 @@ class TestCertificates:
         assert 86_000 < login["expires_at"] - time.time() <= 86_400
         guest = house.meet(key, login["certificate"].encode())
         assert guest.call("Status", pb.StatusRequest()).name == "uid:0"
+
+    def test_of_local_users_end_with_their_day(self, house: House) -> None:
+        """A user who has lost the socket, root among them, cannot go on from certificate to certificate."""
+        _, request = make_request()
+        code, detail = house.root().refused("Login", pb.LoginRequest(csr=request))
+        assert detail is not None
+        assert (code, detail.code) == (grpc.StatusCode.PERMISSION_DENIED, "renewed_at_socket")
+        assert "unix socket" in detail.hint
         assert house.ask("POST", "/v1/login", {"csr": "x"})[0] == 400
 
     def test_only_tls_1_3_is_spoken(self, house: House) -> None:

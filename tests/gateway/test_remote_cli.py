@@ -20,6 +20,7 @@ import yaml
 
 from k8e.cli.remote import contact
 from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.identity.authority import make_request
 from tests.cli.machine import K8E, Done, Machine, wait_until
 from tests.gateway.house import House
 
@@ -273,6 +274,30 @@ class TestProfiles:
         after = yaml.safe_load(path.read_text())["profiles"]["default"]
         assert after["certificate"] != before
         assert after["expires_at"] > now + 86_400
+
+    @pytest.mark.parametrize("nearby", [True, False])
+    def test_of_local_users_are_renewed_at_the_socket(self, house: House, tmp_path: Path, nearby: bool) -> None:
+        """And nowhere else: who has lost the socket is told what to do."""
+        key, request = make_request()
+        _, login = house.ask("POST", "/v1/login", {"csr": request})
+        now = time.time()
+        times = {"issued_at": now - 100, "expires_at": now + 40 if nearby else now - 1}
+        profile = {"endpoint": house.endpoint, "key": key.decode(), "certificate": login["certificate"], **times}
+        profile["ca_certificate"] = login["ca_certificate"]
+        path = tmp_path / ".k8e" / "sandbox" / "profiles.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(yaml.safe_dump({"current": "here", "profiles": {"here": profile}}))
+        path.chmod(0o600)
+        folder = house.machine.folder if nearby else tmp_path
+        machine = Machine(folder, tmp_path)
+        done = machine.k8e("--profile", "here", "sandbox", "sessions")
+        after = yaml.safe_load(path.read_text())["profiles"]["here"]
+        if nearby:
+            assert (done.code, after["certificate"] == login["certificate"]) == (0, False)
+            assert now + 86_000 < after["expires_at"] <= time.time() + 86_400
+        else:
+            assert (done.code, done.json["code"]) == (1, "renewed_at_socket")
+            assert "unix socket" in done.json["hint"]
 
     def test_a_key_from_the_environment_is_exchanged_once(self, house: House, laptop: tuple[Machine, str]) -> None:
         machine, key = laptop

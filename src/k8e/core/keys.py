@@ -30,6 +30,10 @@ MAX_TTL: Final = 10 * 365 * 86_400.0
 _MAX_TENANTS: Final = 64
 _MINUTE: Final = 60.0
 _HINT: Final = "Log in again with a key that is good: k8e connect."
+_AT_SOCKET: Final = (
+    "Log in again at the unix socket of the daemon, which the command line and the SDKs do by themselves; "
+    "a user who may not use it joins the group k8e, or uses an API key."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,14 @@ class Keys:
         return certificate
 
     async def renew(self, identity: str, request: str) -> Certificate:
-        """For whoever has a certificate that is still good."""
+        """For the holder of a key whose certificate is still good. A local user proves at the unix socket, every day
+        anew, that the socket is still open to them."""
+        from k8e.identity.authority import USER_SCHEME
+
         await self.open()
+        if identity.startswith(USER_SCHEME):
+            error = "the certificate of a local user is not renewed over the gateway"
+            raise Fault(Kind.DENIED, "renewed_at_socket", error, hint=_AT_SOCKET)
         _read_request(request)
         return await self._certify(identity, request)
 
@@ -190,6 +200,8 @@ class Keys:
 
     def admit(self, certificate: bytes) -> Admission:
         """Whom a certificate (PEM) that TLS has verified stands for now. `open` must have been called."""
+        from k8e.identity.authority import USER_SCHEME
+
         if self._opened is None:
             raise _unavailable("it was not opened")
         peer = self._opened[0].identify(certificate)
@@ -197,7 +209,8 @@ class Keys:
             error = "this needs a certificate of this gateway"
             raise Fault(Kind.STRANGER, "not_logged_in", error, hint="Log in with an API key: k8e connect.")
         if self._clock.wall() >= peer.expires:
-            raise Fault(Kind.STRANGER, "certificate_expired", "the certificate has expired", hint=_HINT)
+            hint = _AT_SOCKET if peer.identity.startswith(USER_SCHEME) else _HINT
+            raise Fault(Kind.STRANGER, "certificate_expired", "the certificate has expired", hint=hint)
         caller, end = self._resolve(peer.identity)
         return Admission(caller, peer.identity, min(peer.expires, end))
 

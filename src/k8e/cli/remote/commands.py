@@ -11,7 +11,7 @@ import grpc
 
 from k8e.cli.commands import print_json
 from k8e.cli.ending import Failure, read_all
-from k8e.cli.remote import contact
+from k8e.cli.remote import contact, discovery
 from k8e.cli.remote.files import Credentials, Profiles
 from k8e.cli.state import is_name
 from k8e.doors.grpc import sandbox_pb2 as pb
@@ -33,14 +33,14 @@ def connect(options: argparse.Namespace) -> int:
 
 
 def login(options: argparse.Namespace) -> int:
-    """A new certificate for a profile: by an API key if one is given, else by the certificate that there is."""
+    """A new certificate for a profile: by an API key if one is given, else by the certificate, or the socket."""
     profiles = Profiles()
     name = options.name or os.environ.get("K8E_SANDBOX_PROFILE") or profiles.current
     if not name:
         raise Failure("no_such_profile", "there is no profile yet", hint="k8e connect HOST:PORT")
     known = profiles.find(name)
     apikey = os.environ.get("K8E_SANDBOX_APIKEY")
-    credentials = contact.log_in(known.endpoint, contact.read_key(apikey)) if apikey else contact.renew(known)
+    credentials = contact.log_in(known.endpoint, contact.read_key(apikey)) if apikey else discovery.renew(known)
     Profiles.save(name, credentials, make_current=False)
     print_json({"profile": name, **_describe(credentials)})
     return 0

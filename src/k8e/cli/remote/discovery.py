@@ -19,6 +19,7 @@ from k8e.cli.remote.files import Cache, Credentials, Profiles
 from k8e.identity import anonymous
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+AT_SOCKET = "renewed_at_socket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,25 @@ def refresh(credentials: Credentials, save: Callable[[Credentials], None]) -> Cr
     if not credentials.is_worn(now):
         return credentials
     try:
-        renewed = contact.renew(credentials)
+        renewed = renew(credentials)
         save(renewed)
     except Failure:
         if now >= credentials.expires_at:
             raise
         return credentials
     return renewed
+
+
+def renew(credentials: Credentials) -> Credentials:
+    """By the certificate itself; that of a local user at the unix socket. Where the socket is closed to them, the
+    gateway's own refusal says what to do."""
+    try:
+        return contact.renew(credentials)
+    except Failure as failure:
+        found = log_in_here(credentials.endpoint) if failure.body["code"] == AT_SOCKET else None
+        if found is None:
+            raise
+        return found
 
 
 def use_files(endpoint: str) -> Target | None:
@@ -115,7 +128,12 @@ def use_files(endpoint: str) -> Target | None:
 
 
 def use_local_daemon(endpoint: str) -> Target | None:
-    """A user of this machine needs no key for its own gateway."""
+    credentials = log_in_here(endpoint)
+    return of(credentials) if credentials else None
+
+
+def log_in_here(endpoint: str) -> Credentials | None:
+    """A user of this machine needs no key for its own gateway. None where it is another's, or closed to this user."""
     host, port = contact.split_endpoint(endpoint)
     socket_path = Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e") / "k8e.sock"
     if host not in LOOPBACK or not os.access(socket_path, os.W_OK):
@@ -127,8 +145,14 @@ def use_local_daemon(endpoint: str) -> Target | None:
     login = json.loads(answer.read())
     if answer.status != 200 or contact.split_endpoint(login["endpoint"])[1] != port:
         return None
-    roots, certificate = login["ca_certificate"].encode(), login["certificate"].encode()
-    return Target(endpoint, roots, certificate, private)
+    return Credentials(
+        endpoint=endpoint,
+        ca_certificate=login["ca_certificate"],
+        certificate=login["certificate"],
+        key=private.decode(),
+        issued_at=time.time(),
+        expires_at=login["expires_at"],
+    )
 
 
 def find_roots() -> bytes | None:

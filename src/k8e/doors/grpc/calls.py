@@ -235,7 +235,7 @@ class Calls:
                 raise call.given_up from None
             if call is not None and call.expired:
                 error = "the certificate has expired"
-                raise Fault(Kind.STRANGER, "certificate_expired", error, hint="Renew it, and call again.") from None
+                raise Fault(Kind.STRANGER, "certificate_expired", error, hint="Log in again, and call again.") from None
             raise too_slow() from None
 
     @asynccontextmanager
