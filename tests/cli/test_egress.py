@@ -228,10 +228,11 @@ def test_the_audit_log_has_all_of_it(machine: Machine, session: str) -> None:
     machine.k8e("sandbox", "allow-hosts", session, "--add", "other.com")
 
     def read(event: str) -> list[dict[str, Any]]:
-        lines = map(json.loads, (machine.folder / "s" / "audit.log").read_text().splitlines())
+        files = [machine.folder / "s" / name for name in ("audit.log", "audit-refusals.log")]
+        lines = [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
         return [line for line in lines if line["event"] == event and line["session"] == session]
 
-    wait_until(lambda: bool(read("hosts_changed")))
+    wait_until(lambda: bool(read("hosts_changed") and read("refused")))
     (created,), (refused,), (changing,) = read("session_created"), read("refused"), read("hosts_changing")
     assert (created["allowed_hosts"], created["caller"]) == (["allowed.com"], "uid:0")
     assert (refused["host"], refused["reason"]) == ("other.com", "name_not_listed")

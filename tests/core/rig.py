@@ -113,8 +113,9 @@ class Rig:
             await asyncio.sleep(0.01)
 
     def read_audit(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "audit.log").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        """What people did, then what was refused."""
+        files = [self.folder / name for name in ("audit.log", "audit-refusals.log")]
+        return [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
 
     async def assert_no_trace(self) -> None:
         assert await self.engine.list() == []

@@ -211,7 +211,7 @@ class StandIn:
         self.sessions_by_id[session_id] = replace(session, hosts=hosts)
         return self.sessions_by_id[session_id]
 
-    def turn_away(self, who: str, call: str, code: str) -> None:
+    def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         self.turned_away.append((who, call, code))
 
     @property

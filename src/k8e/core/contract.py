@@ -104,8 +104,9 @@ class SandboxService(Protocol):
 
     async def status(self, caller: Caller) -> ServiceStatus: ...
 
-    def turn_away(self, who: str, call: str, code: str) -> None:
-        """A door did not let somebody in: for the audit log. `who` is what is known of them."""
+    def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
+        """A door refused a call: for the log of refusals. `who` is what is known of the caller, `source` is where a
+        stranger comes from."""
 
     @property
     def default_limits(self) -> Limits:

@@ -46,6 +46,7 @@ from k8e.core.once import Once
 from k8e.core.persistence import Persistence
 from k8e.core.pool import Pool
 from k8e.core.recovery import Recovery
+from k8e.core.refusal_log import RefusalLog
 from k8e.core.runs import Runs
 from k8e.core.sessions import Sessions
 from k8e.core.store import Store
@@ -102,11 +103,13 @@ class Service:
         self.metrics = Metrics()
         self.settings = settings or Settings()
         self.audit = Audit(audit_file, self.settings.audit, self.metrics, clock)
+        self._refusals = RefusalLog(audit_file, self.settings.audit, self.metrics, clock)
         self._tasks = Tasks()
         pool = pool or PoolSettings(enabled=False)
         self._pool = Pool(engine, store, clock, self.metrics, self._tasks, pool, memory or SystemMemory())
         self._sessions = Sessions(
             *(engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit),
+            self._refusals,
             Environments(environments),
         )
         quotas, registry = self.settings.quotas, self._sessions.registry
@@ -153,6 +156,7 @@ class Service:
             warn("uses_not_saved", detail=fault.detail)
         self.audit.note("daemon_stopped", pid=os.getpid())
         await self.audit.close()
+        await self._refusals.close()
 
     def log_denial(self, call: str, fault: Fault, arguments: tuple[object, ...]) -> None:
         """What somebody asked for and may not have, or what is not there: who tries doors sees no difference, who
@@ -163,8 +167,10 @@ class Service:
         label = caller.label if isinstance(caller, Caller) else ""
         self.audit.note("access_refused", caller=label, call=call, subject=subject[:100], code=fault.code)
 
-    def turn_away(self, who: str, call: str, code: str) -> None:
-        self.audit.note("access_refused", caller=who[:100], call=call[:100], code=code)
+    def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
+        about = {"caller": who[:100], **({"source": source[:100]} if source else {})}
+        origin = source or who
+        self._refusals.note("access_refused", origin, about, stranger=bool(source), call=call[:100], code=code)
 
     async def _keep_up(self, seconds: float) -> None:
         while True:
@@ -184,6 +190,8 @@ class Service:
         self._sessions.resume_ends()
         await self._sessions.witness.look_around(active)
         await self.audit.sync()
+        self._refusals.review()
+        await self._refusals.sync()
         await self._egress.save()
         await self._approvals.review()
         await self._sessions.save_uses()

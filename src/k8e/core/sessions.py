@@ -23,6 +23,7 @@ from k8e.core.model import Caller, Phase, Session
 from k8e.core.parking import Parking
 from k8e.core.pool import Pool
 from k8e.core.quotas import Quotas
+from k8e.core.refusal_log import RefusalLog
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
@@ -101,6 +102,7 @@ class Sessions:
         settings: Settings,
         pool: Pool,
         audit: Audit,
+        refusals: RefusalLog,
         environments: Environments,
     ) -> None:
         self.registry = Registry()
@@ -115,7 +117,7 @@ class Sessions:
         self.quotas = Quotas(settings.quotas, clock)
         self.audit = audit
         self.environments = environments
-        self.witness = Witness(engine, metrics, audit)
+        self.witness = Witness(engine, metrics, refusals)
 
     # Asking
 

@@ -1,4 +1,4 @@
-"""Asks the engine what sandboxes were refused, notes it with their sessions and puts it into the audit log.
+"""Asks the engine what sandboxes were refused, notes it with their sessions and puts it into the log.
 
 Asked before and after every command, so an engine answers at once when there is nothing to tell. Sessions in which
 nobody runs anything are asked in turn by the upkeep, and each one last before its end.
@@ -9,24 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from k8e.core.audit import Audit
 from k8e.core.denials import Mark, clean
 from k8e.core.errors import Fault
 from k8e.core.journal import warn
 from k8e.core.live import Live
 from k8e.core.metrics import Metrics
 from k8e.core.model import Denials, Phase
+from k8e.core.refusal_log import RefusalLog
 from k8e.engine import Engine, EngineError, Refusal
 
-LOGGED: Final = 100  # lines in the audit log for one answer of the engine: no sandbox is to fill it
 _ROUND: Final = 32  # sessions asked in one round of upkeep
 
 
 class Witness:
-    def __init__(self, engine: Engine, metrics: Metrics, audit: Audit) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, log: RefusalLog) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._audit = audit
+        self._refusals = log
         self._asked = ""  # last by the upkeep
 
     async def hear(self, live: Live) -> None:
@@ -43,18 +42,17 @@ class Witness:
                 self._log(live, refusals)
 
     def _log(self, live: Live, refusals: Sequence[Refusal]) -> None:
-        for each in refusals[:LOGGED]:
-            self._audit.note(
+        for each in refusals:
+            self._refusals.note(
                 "refused",
-                **live.identity,
+                live.sandbox,
+                live.identity,
                 host=each.host,
                 address=each.address,
                 port=each.port,
                 reason=each.reason,
                 refused_at=round(each.at, 3),
             )
-        if len(refusals) > LOGGED:
-            self._audit.note("refused_more", **live.identity, count=len(refusals) - LOGGED)
 
     async def mark(self, live: Live) -> Mark:
         """From here on."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ABOUT = """\
 Shows who did what to which sandbox, and what sandboxes were refused: the last 100 events, oldest first. The log is
-root's (audit.log in the state directory).
+root's (audit.log and audit-refusals.log in the state directory).
 
   sudo agentkernel audit
   sudo agentkernel audit --sandbox my-sandbox --event refused
@@ -28,6 +28,7 @@ root's (audit.log in the state directory).
 """
 
 AT, EVENT, SUBJECT = "at", "event", "session"
+LOGS = ("audit.log", "audit-refusals.log")
 
 
 def main(arguments: list[str]) -> int:
@@ -65,15 +66,26 @@ def fits(event: dict[str, Any], wanted: argparse.Namespace) -> bool:
 
 
 def read_events() -> Iterator[dict[str, Any]]:
-    """Oldest first, over all files of the log. A line that the power took is left out."""
+    """Oldest first, over all files of both logs. A line that the power took is left out."""
+    from heapq import merge
+
     folder = os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e"
+    return merge(*(read_log(folder, log) for log in LOGS), key=moment)
+
+
+def moment(event: dict[str, Any]) -> float:
+    at = event.get(AT, 0)
+    return at if isinstance(at, int | float) else 0
+
+
+def read_log(folder: str, log: str) -> Iterator[dict[str, Any]]:
     try:
-        names = [name for name in os.listdir(folder) if name == "audit.log" or is_older(name)]
+        ages = {name: age for name in os.listdir(folder) if (age := find_age(name, log)) >= 0}
     except FileNotFoundError:
-        names = []
+        ages = {}
     except PermissionError as error:
         raise forbidden(folder) from error
-    for name in sorted(names, key=age, reverse=True):
+    for name in sorted(ages, key=lambda name: -ages[name]):
         try:
             with open(os.path.join(folder, name), encoding="ascii", errors="replace") as file:
                 for line in file:
@@ -86,13 +98,12 @@ def read_events() -> Iterator[dict[str, Any]]:
             continue  # rotated away meanwhile
 
 
-def is_older(name: str) -> bool:
-    number = name.removeprefix("audit.log.")
-    return number != name and number.isdecimal()
-
-
-def age(name: str) -> int:
-    return int(name.removeprefix("audit.log").removeprefix(".") or 0)
+def find_age(name: str, log: str) -> int:
+    """0 is the file that is written to; -1 is none of this log."""
+    if name == log:
+        return 0
+    number = name.removeprefix(f"{log}.")
+    return int(number) if number != name and number.isdecimal() else -1
 
 
 def read_line(line: str) -> dict[str, Any] | None:

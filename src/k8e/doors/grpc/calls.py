@@ -11,6 +11,7 @@ import asyncio
 import collections
 import logging
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from k8e.core.model import Caller
 from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
 from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
+from k8e.doors.sources import name_source
 from k8e.doors.specs import make_meant
 
 MARGIN: Final = 30.0  # for a call beyond what it waits for
@@ -76,7 +78,7 @@ class Call:
     @property
     def payer(self) -> Payer:
         if self.admission is None:
-            return Payer(_NOBODY, self._context.peer().rpartition(":")[0])
+            return Payer(_NOBODY, find_source(self._context))
         return find_payer(self.caller.uid, self.caller.tenant)
 
     @property
@@ -180,10 +182,11 @@ class Calls:
     async def serve(self, name: str, handler: Handler, context: Context) -> bytes:
         """What is left to send."""
         began = time.monotonic()
-        who, problem, answer = "", None, b""
+        who, source, problem, answer = "", "", None, b""
         try:
             admitted = self._admit(context)
             who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
+            source = "" if isinstance(admitted, Admission) else find_source(context)
             if isinstance(admitted, Fault) and not handler.strangers:
                 raise admitted
             if isinstance(admitted, Admission):
@@ -202,7 +205,7 @@ class Calls:
             self._note(name, who, problem, time.monotonic() - began)
         if problem is not None:
             if problem.code in _TURNED_AWAY or (isinstance(problem, Fault) and problem.kind is Kind.STRANGER):
-                self._service.turn_away(who, name, problem.code)
+                self._service.turn_away(who, name, problem.code, source)
             status, detail = describe(problem)
             await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
         return answer
@@ -259,9 +262,16 @@ class Calls:
             await call.close()
 
     def _note(self, name: str, who: str, problem: Fault | Refusal | None, seconds: float) -> None:
-        if log.isEnabledFor(logging.INFO):
+        # A stranger's refusal is in the log of refusals, which bounds them; here they would push out all others.
+        if log.isEnabledFor(logging.INFO) and not (problem is not None and who == "nobody"):
             fields = {"method": name, "caller": who, "code": problem.code if problem else "ok", "seconds": seconds}
             log.info("%s", format_event("call", fields))
+
+
+def find_source(context: Context) -> str:
+    """Where a stranger comes from: strangers are counted by that."""
+    _, _, address = context.peer().partition(":")
+    return name_source(urllib.parse.unquote(address).rpartition(":")[0].strip("[]"))
 
 
 def _aim(admitted: Admission, context: Context) -> Admission:

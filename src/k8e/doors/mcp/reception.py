@@ -25,6 +25,7 @@ from k8e.doors.mcp.guest import Guest, PassingGuest, Service, destroy_all, inven
 from k8e.doors.mcp.sse import EventStream, refuse
 from k8e.doors.mcp.visits import SESSION, Visit, make_manager
 from k8e.doors.problems import Refusal
+from k8e.doors.sources import name_source
 
 CONNECTIONS: Final = 1000
 CONNECTIONS_PER_KEY: Final = 200
@@ -54,7 +55,8 @@ class Reception:
             sent = Headers(scope=scope).getlist("authorization")
             response = explain(problem, sent)
             if response.status_code in (401, 403):
-                self._service.turn_away("nobody", f"{scope['method']} {PATH}", problem.code)
+                source = name_source(str((scope.get("client") or ("unknown",))[0]))
+                self._service.turn_away("nobody", f"{scope['method']} {PATH}", problem.code, source)
             await response(scope, receive, send)
             return
         if visitor.identity:
