@@ -25,7 +25,7 @@ MAX_LIFE = 60.0  # of a connection
 MAX_QUESTIONS = 100  # on a connection
 RECEIVE_BUFFER = 64 << 10
 
-# Not in Python's socket module. Listening begins before the interface is up, when its address is not there yet.
+# Not in Python's socket module. An address may be bound before it is there.
 IP_FREEBIND = 15
 IPV6_FREEBIND = 78
 
@@ -35,20 +35,23 @@ Answer = Callable[[bytes, bool], Awaitable[bytes]]
 log = logging.getLogger(__name__)
 
 
-def open_sockets(address: Address, port: int) -> tuple[socket.socket, socket.socket]:
-    """UDP and TCP, bound and listening. OSError."""
+def open_sockets(address: Address, port: int, device: str = "") -> tuple[socket.socket, socket.socket]:
+    """UDP and TCP, bound and listening. With a device, what comes in on another one does not reach them: not what a
+    process of this machine sends, either, which comes in on loopback whatever its address. OSError."""
     with contextlib.ExitStack() as undo:
-        datagrams = undo.enter_context(_bind(address, port, socket.SOCK_DGRAM))
-        streams = undo.enter_context(_bind(address, datagrams.getsockname()[1], socket.SOCK_STREAM))
+        datagrams = undo.enter_context(_bind(address, port, socket.SOCK_DGRAM, device))
+        streams = undo.enter_context(_bind(address, datagrams.getsockname()[1], socket.SOCK_STREAM, device))
         streams.listen(MAX_CONNECTIONS)
         undo.pop_all()
     return datagrams, streams
 
 
-def _bind(address: Address, port: int, kind: socket.SocketKind) -> socket.socket:
+def _bind(address: Address, port: int, kind: socket.SocketKind, device: str) -> socket.socket:
     six = isinstance(address, IPv6Address)
     sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, kind | socket.SOCK_NONBLOCK)
     try:
+        if device:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         if kind == socket.SOCK_STREAM:
             # Connections of a daemon that was killed linger; without this the next one could not listen for a minute.

@@ -74,15 +74,22 @@ class NameServer:
         self._desks: dict[str, _Desk] = {}
 
     async def serve(
-        self, sandbox: str, addresses: Sequence[Address], hosts: HostList, *, hostname: str = "sandbox"
+        self,
+        sandbox: str,
+        addresses: Sequence[Address],
+        hosts: HostList,
+        *,
+        hostname: str = "sandbox",
+        device: str = "",
     ) -> None:
-        """Listens on these addresses, which need not be there yet. OSError when one cannot be had, and then on none."""
+        """Listens on these addresses, for what comes in on that device only. OSError when one cannot be had, and then
+        on none."""
         if sandbox in self._desks:
             raise ValueError(f"{sandbox} is served already")
         opened = []
         try:
             for address in addresses:
-                opened.append(open_sockets(address, self._port))
+                opened.append(open_sockets(address, self._port, device))
         except OSError:
             for pair in opened:
                 for sock in pair:
@@ -97,8 +104,10 @@ class NameServer:
         desk.listeners = [Listener(pair, desk.allowance, answer) for pair in opened]
 
     def set_hosts(self, sandbox: str, hosts: HostList) -> None:
-        """From the next question on, and for those under way from their next step on."""
-        self._desks[sandbox].hosts = hosts
+        """From the next question on, and for those under way from their next step on. Fine for one that is not
+        served."""
+        if desk := self._desks.get(sandbox):
+            desk.hosts = hosts
 
     async def leave(self, sandbox: str) -> None:
         """Fine for one that is not served."""

@@ -1,7 +1,8 @@
 """The network of an engine's sandboxes: wires, rules, names and what was refused, put together.
 
-Opening one leaves traces in a fixed order: the lease of its wire, its record, its elements in the table, the resolver's
-sockets, the interfaces. All of them are found by the lease, which is the first to come and the last to go.
+Opening one leaves traces in a fixed order: the lease of its wire, its record, its elements in the table, the
+interfaces. All of them are found by the lease, which is the first to come and the last to go. The resolver's sockets,
+which end with the daemon, come last: they are bound to the interface.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Network:
         admissions, change = Admissions(wire).adopt(hosts, time.monotonic())
         attachment = self._attachments[sandbox] = Attachment(wire, self._record_of(sandbox), admissions)
         await finish_in_thread(self._fill, attachment, change)
-        await self._serve(sandbox, attachment, hostname)
         await finish_in_thread(_open, attachment, sandbox)
+        await self._serve(sandbox, attachment, hostname)
         return wire, f"/proc/{os.getpid()}/fd/{attachment.namespace}"
 
     def let_go(self, sandbox: str) -> None:
@@ -128,9 +129,10 @@ class Network:
         if self._names is None:
             upstream = Upstream([each if isinstance(each, Server) else Server(each) for each in self._nameservers])
             self._names = NameServer(upstream, self._admit, self._refuse_name, self._mirrors)
-        addresses = attachment.wire.host_addresses
+        wire, hosts = attachment.wire, attachment.admissions.hosts
+        addresses = wire.host_addresses
         try:
-            await self._names.serve(sandbox, addresses, attachment.admissions.hosts, hostname=hostname)
+            await self._names.serve(sandbox, addresses, hosts, hostname=hostname, device=wire.interface)
         except OSError as error:
             where = ", ".join(map(str, addresses))
             raise EngineError(
@@ -151,7 +153,8 @@ class Network:
             if sandbox in self._attachments:
                 return
             attachment = await finish_in_thread(self._recall, sandbox)
-            await self._serve(sandbox, attachment, hostname)
+            if _exists(attachment.wire):  # else it ended meanwhile, and nothing asks any more
+                await self._serve(sandbox, attachment, hostname)
             self._attachments[sandbox] = attachment
 
     def _recall(self, sandbox: str) -> Attachment:
@@ -329,6 +332,12 @@ def _open(attachment: Attachment, sandbox: str) -> None:
     from k8e.engine.local.network.wires import open_wire
 
     attachment.namespace = open_wire(attachment.wire, sandbox)
+
+
+def _exists(wire: Wire) -> bool:
+    from k8e.engine.local.network.wires import wire_exists
+
+    return wire_exists(wire)
 
 
 def _let_go(attachment: Attachment) -> None:

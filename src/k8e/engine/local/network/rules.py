@@ -6,7 +6,8 @@ cost no more than one.
 
     prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver;
                  says with a bit of the packet's mark that it was here, without which nothing is routed (guard.py)
-    input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only
+    input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only,
+                 but for services of the machine that its own users ask there, and never the resolver
     forward      from a wire: established connections whose reason still holds, new ones that the sets allow
                  to a wire: answers to those
     output       from the machine to a sandbox: answers only
@@ -37,7 +38,7 @@ MAX_QUESTIONS = 4096
 
 # An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
 # the rules or the layout of sets change.
-EDITION = "edition_4"
+EDITION = "edition_5"
 
 # Of a packet's mark, from the end of prerouting until it has found its way: one that other software leaves alone.
 PASS = 0x1000
@@ -210,10 +211,12 @@ def _build_arrival(build: TableBuilder) -> None:
     build.rule("to_machine", _DROP)
     build.hook("input", "filter", "input", -5)
     build.rule("input", _FROM_WIRE, _goto("to_machine"))
-    # The machine's ends of wires are for the wires: nobody in the neighbourhood asks a resolver in a sandbox's name.
+    # The machine's ends of wires are for the wires: neither a neighbour nor an account of the machine asks a resolver in
+    # a sandbox's name. (The resolver's sockets are bound to the wire besides, for when these rules are gone.)
     for version in (4, 6):
         ends = _is(_payload(_PROTOCOL[version], "daddr"), f"@outer{version}")
         build.rule("input", _is(_IIF, "lo", "!="), ends, _DROP)
+        build.rule("input", ends, _WITH_PORTS, _is(_PORT, 53), _goto("reject"))
 
     build.hook("output", "filter", "output", -5)
     build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
