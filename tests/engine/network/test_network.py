@@ -21,7 +21,8 @@ from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import change_messages
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.notes import MORE
-from k8e.engine.local.network.rules import KEPT_REFUSALS, MAX_QUESTIONS, wire_sets
+from k8e.engine.local.network.rules import KEPT_REFUSALS, wire_sets
+from k8e.engine.local.network.shares import read_shares
 from k8e.engine.local.network.table import Table
 from k8e.policy import HostList
 from tests.egress.internet import Internet
@@ -162,11 +163,11 @@ def count_connections() -> int:
 
 async def test_questions_do_not_fill_the_machines_memory_of_connections(network: Network) -> None:
     """Each address that is asked is another connection, for half a minute, and they all lead to the resolver."""
-    _, inside = await open_with(network, "x", "one.com")
+    asking, inside = await open_with(network, "x", "one.com")
     wire, beside = await open_with(network, "beside", "one.com")
-    before = count_connections()
-    await run_inside(inside, sys.executable, "-c", QUESTIONS, str(MAX_QUESTIONS + 3000))
-    assert MAX_QUESTIONS * 0.9 < count_connections() - before <= MAX_QUESTIONS + 100
+    before, most = count_connections(), read_shares().questions(asking.index)
+    await run_inside(inside, sys.executable, "-c", QUESTIONS, str(most + 3000))
+    assert most * 0.9 < count_connections() - before <= most + 100
     assert await resolve(beside, wire, "one.com") == ["45.90.31.1"]
 
 

@@ -49,8 +49,13 @@ with ThreadPoolExecutor(64) as pool:
 async def stranger(attempts: list[tuple[str, str, str, str, str]]) -> list[str]:
     """What another account of the machine gets, while the resolver is there to answer."""
     words = ["/usr/bin/python3", "-c", ASK, json.dumps(attempts)]
-    who: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/"}
-    done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, **who)
+
+    def ask() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, capture_output=True, text=True, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/"
+        )
+
+    done = await asyncio.to_thread(ask)
     assert done.returncode == 0, done.stderr
     told: list[str] = json.loads(done.stdout)
     return told

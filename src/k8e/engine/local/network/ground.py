@@ -19,6 +19,7 @@ from k8e.engine.local.network.elements import delete_elements, live_element, rea
 from k8e.engine.local.network.guard import guard_wires, leave_rules, make_room, unguard_wire
 from k8e.engine.local.network.leases import Leases, own_ledger
 from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
+from k8e.engine.local.network.shares import read_shares
 from k8e.engine.local.network.table import Table
 
 _FORWARDING = "forwarding.json"
@@ -30,7 +31,8 @@ class Ground:
     def __init__(self, tag: str, pool: Pool) -> None:
         ledger = own_ledger()
         self.pool = pool if _has_ipv6() else Pool(pool.v4, None)
-        self._leases = Leases(tag, self.pool, ledger)
+        self._shares = read_shares()
+        self._leases = Leases(tag, self.pool, ledger, self._shares.wires)
         self._memory = ledger / _FORWARDING
         self._name = f"k8e_{tag}"
         self._table: Table | None = None
@@ -41,7 +43,7 @@ class Ground:
     def table(self) -> Table:
         """Whether it is in the kernel or not."""
         if self._table is None:
-            self._table = Table(self._name)
+            self._table = Table(self._name, self._shares)
         return self._table
 
     def prepare(self, *, doubtful: bool = False) -> bool:

@@ -18,7 +18,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from k8e.engine import EngineError
-from k8e.engine.local.network.addresses import BLOCK, Network, Pool, overlap
+from k8e.engine.local.network.addresses import BLOCK, MAX_WIRES, Network, Pool, overlap
 
 LEDGERS = Path("/run/k8e-network")
 
@@ -30,8 +30,10 @@ def own_ledger() -> Path:
 class Leases:
     """One engine's view of the ledger. Blocks for a moment at most."""
 
-    def __init__(self, tag: str, pool: Pool, ledger: Path) -> None:
+    def __init__(self, tag: str, pool: Pool, ledger: Path, most: int = MAX_WIRES) -> None:
+        """`most`: so many wires there can be on the machine, of all engines together."""
         self._tag = tag
+        self._most = most
         self._pool = pool
         self._ledger = ledger
 
@@ -90,12 +92,19 @@ class Leases:
             taken = {number: rest for number, _, rest in self._links("block-")}
             others = [ip_network(text) for rest in taken.values() for text in rest.split()]
             others += known
-            for number in range(self._pool.blocks):
+            for number in range(min(self._pool.blocks, self._most // BLOCK)):
                 networks = self._pool.block_networks(number)
                 if number not in taken and not overlap(networks, others):
                     words = " ".join(map(str, networks))
                     os.symlink(f"{self._tag} {words}", self._ledger / f"block-{number}")
                     return number
+        if self._most // BLOCK < self._pool.blocks:
+            raise EngineError(
+                "network connections",
+                f"the machine's table of connections has room for {self._most} sandboxes, and that is taken",
+                "raise net.netfilter.nf_conntrack_max (sysctl) and start the daemon again, or set another pool4 under "
+                "[egress] in k8e.toml if the machine has routes into it",
+            )
         raise EngineError(
             "network pool",
             f"no addresses are left in {self._pool.v4}: they are in use, or the machine has routes there",

@@ -24,6 +24,7 @@ from ipaddress import IPv4Address
 from typing import Any, TypeAlias
 
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Network, Wire
+from k8e.engine.local.network.shares import USUAL, Shares
 
 Json: TypeAlias = dict[str, Any]
 
@@ -32,12 +33,9 @@ KEPT_REFUSALS = 256  # of each wire and family, until somebody asks
 REFUSAL_SECONDS = 3600
 MAX_ADDRESSES = 4096  # of resolved names, of each wire and family
 MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
-MAX_CONNECTIONS = 4096  # of one wire at once
-# To the resolver, of one wire. The kernel remembers each for half a minute, and there is a limit for the whole machine.
-MAX_QUESTIONS = 4096
 
-# An empty chain that says which rules a table has: a new daemon that knows others replaces them. Count it up whenever
-# the rules or the layout of sets change.
+# Which rules a table has: a new daemon that knows others replaces them, and one that finds the machine's table of
+# connections to be of another size. Count it up whenever the rules or the layout of sets change.
 EDITION = "edition_5"
 
 # Of a packet's mark, from the end of prerouting until it has found its way: one that other software leaves alone.
@@ -117,12 +115,19 @@ class TableBuilder:
         self.add("element", name=name, elem=list(elements))
 
 
-def build_table(table: str, forbidden: Iterable[Network], public: Iterable[Network]) -> list[Json]:
+def name_edition(shares: Shares) -> str:
+    """The name of an empty chain that says which rules a table has."""
+    return f"{EDITION}_{shares.size}"
+
+
+def build_table(
+    table: str, forbidden: Iterable[Network], public: Iterable[Network], shares: Shares = USUAL
+) -> list[Json]:
     """Everything that does not depend on which wires there are. `forbidden` is what no list can open, `public` what a
     list opens that has everything on it."""
     build = TableBuilder(table)
     build.add("table", name=table)
-    build.chain(EDITION)
+    build.chain(name_edition(shares))
     build.set("wires", "ifname")
     build.set("live", "mark")
     build.map("refusing", "ifname", "verdict")
@@ -211,8 +216,8 @@ def _build_arrival(build: TableBuilder) -> None:
     build.rule("to_machine", _DROP)
     build.hook("input", "filter", "input", -5)
     build.rule("input", _FROM_WIRE, _goto("to_machine"))
-    # The machine's ends of wires are for the wires: neither a neighbour nor an account of the machine asks a resolver in
-    # a sandbox's name. (The resolver's sockets are bound to the wire besides, for when these rules are gone.)
+    # The machine's ends of wires are for the wires: neither a neighbour nor an account of the machine asks a resolver
+    # in a sandbox's name. (The resolver's sockets are bound to the wire besides, for when these rules are gone.)
     for version in (4, 6):
         ends = _is(_payload(_PROTOCOL[version], "daddr"), f"@outer{version}")
         build.rule("input", _is(_IIF, "lo", "!="), ends, _DROP)
@@ -256,14 +261,14 @@ def _end_what_comes_too_late(build: TableBuilder, hook: str) -> None:
         build.rule(hook, late, _is(_OIF, f"{INTERFACE_PREFIX}*", "!="), _DROP)
 
 
-def build_wires(table: str, wires: Iterable[Wire]) -> list[Json]:
+def build_wires(table: str, wires: Iterable[Wire], shares: Shares = USUAL) -> list[Json]:
     """The rules of wires, which let nothing out yet: that is what filling their sets does."""
     build = TableBuilder(table)
     chosen = list(wires)
     if not chosen:
         return []
     for wire in chosen:
-        _build_wire(build, wire)
+        _build_wire(build, wire, shares)
     build.elements("wires", [wire.interface for wire in chosen])
     build.elements("refusing", [[wire.interface, _goto(f"refuse_{wire.index}")] for wire in chosen])
     build.elements("asking", [[wire.interface, _goto(f"ask_{wire.index}")] for wire in chosen])
@@ -283,15 +288,18 @@ def _ends(wire: Wire, version: int) -> list[tuple[str, str]]:
     return [(str(host.ip), str(inner.ip)) for host, inner in wire.pairs if host.version == version]
 
 
-def _build_wire(build: TableBuilder, wire: Wire) -> None:
+def _build_wire(build: TableBuilder, wire: Wire, shares: Shares) -> None:
     number = wire.index
     build.chain(f"ask_{number}")
-    too_many = {"ct count": {"val": MAX_QUESTIONS, "inv": True}}
+    # The kernel remembers a question for half a minute, and a connection while it is open; both count.
+    too_many = {"ct count": {"val": shares.questions(number), "inv": True}}
     build.rule(f"ask_{number}", _is(_ct("state"), "new"), too_many, _DROP)
     build.rule(f"ask_{number}", _ACCEPT)
     build.chain(f"refuse_{number}")
     build.chain(f"open_{number}")
-    build.rule(f"open_{number}", {"ct count": {"val": MAX_CONNECTIONS, "inv": True}}, _goto(f"refuse_{number}"))
+    build.rule(
+        f"open_{number}", {"ct count": {"val": shares.connections(number), "inv": True}}, _goto(f"refuse_{number}")
+    )
     build.map(f"every_{number}", "ifname", "mark")
     for version in (4, 6):
         target = _payload(_PROTOCOL[version], "daddr")

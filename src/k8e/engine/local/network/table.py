@@ -25,14 +25,15 @@ from k8e.engine.local.network.netlink import (
     text,
 )
 from k8e.engine.local.network.rules import (
-    EDITION,
     Json,
     build_table,
     build_wires,
     count_rules,
+    name_edition,
     remove_table,
     wire_sets,
 )
+from k8e.engine.local.network.shares import USUAL, Shares
 from k8e.engine.local.tool import bound_to, find_tool
 from k8e.policy import FORBIDDEN, GLOBAL
 
@@ -71,8 +72,9 @@ def run_nft(commands: Sequence[Json]) -> None:
 class Table:
     """One per engine, named after its state directory."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, shares: Shares = USUAL) -> None:
         self.name = name
+        self._shares = shares
         try:
             self.kernel = NetfilterSocket()
         except OSError as error:
@@ -83,7 +85,7 @@ class Table:
 
     def is_current(self) -> bool:
         """Whether it is there with the rules that we know."""
-        wanted = text(_CHAIN_TABLE, self.name) + text(_CHAIN_NAME, EDITION)
+        wanted = text(_CHAIN_TABLE, self.name) + text(_CHAIN_NAME, name_edition(self._shares))
         try:
             self.kernel.request(Message(NFTABLES, _GET_CHAIN, _INET, wanted))
         except NoSuchThing:
@@ -111,10 +113,11 @@ class Table:
 
     def replace(self, wires: Iterable[Wire]) -> None:
         """By a new one that lets nothing out, in one step."""
-        run_nft([*remove_table(self.name), *build_table(self.name, FORBIDDEN, GLOBAL), *build_wires(self.name, wires)])
+        table = build_table(self.name, FORBIDDEN, GLOBAL, self._shares)
+        run_nft([*remove_table(self.name), *table, *build_wires(self.name, wires, self._shares)])
 
     def add_wires(self, wires: Iterable[Wire]) -> None:
-        run_nft(build_wires(self.name, wires))
+        run_nft(build_wires(self.name, wires, self._shares))
 
     def remove(self) -> None:
         run_nft(remove_table(self.name))

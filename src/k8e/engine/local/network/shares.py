@@ -1,0 +1,78 @@
+"""How much of the machine's table of connections each wire may fill. Pure, but for asking how large that table is.
+
+The kernel has one table for the whole machine (`nf_conntrack_max`), and drops everyone's new connections when it is
+full. So sandboxes have half of it together, and a wire's share follows from its number: the first sixteen wires share
+one part of that half, the next 64 another one of the same size, and so on, four times as many wires with a quarter of
+the share each. No share depends on which other wires are in use, so none is ever taken back, and all of them together
+never add up to more. Wires that would have less than `LEAST` there are none of.
+
+Connections that are closed are not counted, though the kernel remembers them for two minutes: it drops those by itself
+before the table is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from k8e.engine.local.network.addresses import BLOCK
+from k8e.engine.local.network.netlink import CONNTRACK, Message, NetfilterSocket
+
+LEAST: Final = 32  # entries: half of them connections, half questions to the resolver
+MOST: Final = 8192
+_GROWTH: Final = 4
+_USUAL: Final = 1 << 18  # of a kernel that says nothing, or has no limit
+_SIZE: Final = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+_STATISTICS: Final = 4  # the shortest question there is
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    size: int = _USUAL  # of the machine's table
+
+    @property
+    def tiers(self) -> tuple[tuple[int, int], ...]:
+        """How many wires, and the entries of each."""
+        half, count = self.size // 2, 1
+        while half // (count + 1) // (BLOCK * _GROWTH**count) >= LEAST:
+            count += 1
+        sizes = [BLOCK * _GROWTH**number for number in range(count)]
+        return tuple((wires, min(MOST, max(2, half // count // wires))) for wires in sizes)
+
+    @property
+    def wires(self) -> int:
+        """So many can there be."""
+        return sum(wires for wires, _ in self.tiers)
+
+    def of(self, index: int) -> int:
+        """Of a wire, by its number."""
+        for wires, share in self.tiers:
+            if index < wires:
+                return share
+            index -= wires
+        return LEAST  # one from a time when the table was larger
+
+    def connections(self, index: int) -> int:
+        return self.of(index) // 2
+
+    def questions(self, index: int) -> int:
+        return self.of(index) // 2
+
+
+USUAL: Final = Shares()
+
+
+def read_shares() -> Shares:
+    """Of this machine."""
+    with contextlib.suppress(OSError):
+        if not _SIZE.exists():  # nobody has needed it since the machine started: asking makes the kernel load it
+            kernel = NetfilterSocket()
+            try:
+                kernel.dump(Message(CONNTRACK, _STATISTICS, socket.AF_UNSPEC, b""))
+            finally:
+                kernel.close()
+        return Shares(int(_SIZE.read_text()) or _USUAL)
+    return USUAL
