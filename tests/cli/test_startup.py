@@ -10,7 +10,7 @@ import pytest
 from tests.cli.machine import K8E, Machine
 
 # What each costs on a small machine is in k8e.cli. `encodings`, `os`, `site` and the like are Python's own start.
-OURS = {"k8e", "k8e.cli", "k8e.cli.ending", "k8e.cli.options", "k8e.cli.client", "k8e.cli.state", "k8e.cli.run"}
+OURS = {"k8e", "k8e.cli", *(f"k8e.cli.{name}" for name in ("client", "ending", "options", "response", "run", "state"))}
 CHEAP = {"__future__", "_json", "_socket", "errno", "fcntl"}
 
 

@@ -14,6 +14,7 @@ import time
 from k8e.cli.client import JSON, aim, open_client, quote, run_dir
 from k8e.cli.commands import finish, print_json
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_some, write_all
+from k8e.cli.response import read_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def confirm(options: argparse.Namespace) -> int:
     response = client.request("POST", target, json.dumps(wanted).encode(), JSON)
     if response.status >= 300:
         return finish(response)
-    approval = json.loads(response.read())
+    approval = read_object(response)
     write_all(2, describe(approval, client).encode())
     if options.no_wait:
         print_json(approval)
@@ -55,7 +56,7 @@ def await_answer(client: AnyClient, approval: dict[str, Any], seconds: float) ->
         rest = end - time.monotonic()
         try:
             response = client.request("GET", f"/v1/approvals/{approval['approval_id']}?wait={max(rest, 0):.3f}")
-            answer = json.loads(response.read())
+            answer = read_object(response)
             if response.status >= 300:
                 raise Failure.of(answer)
             approval = answer
@@ -86,7 +87,7 @@ def approve(options: argparse.Namespace) -> int:
         response = client.request("GET", target)
         if response.status >= 300:
             return finish(response)
-        approval = json.loads(response.read())
+        approval = read_object(response)
         if approval["status"] == "pending" and approval["asked_by"] == f"uid:{os.geteuid()}":
             ask_at_terminal(approval)
     wanted = {"approved": not options.reject, "reason": read_argument(options.reason)}

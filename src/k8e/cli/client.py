@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from _json import encode_basestring_ascii
-from _socket import AF_UNIX, SOCK_STREAM, socket
+from _socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_STREAM, SOL_SOCKET, socket
 
-from k8e.cli.ending import UNREACHABLE, Failure, read_some
+from k8e.cli.ending import read_some
+from k8e.cli.response import Response
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Protocol, TypeAlias
 
     from k8e.cli.remote.client import RemoteClient
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
         owner: str
 
 
-PIECE = 256 << 10
+PATIENCE = 30.0  # seconds; a daemon that has said nothing for so long, though it was asked twice, is silent
 JSON = "application/json"
 BYTES = "application/octet-stream"
 FRAMES = "application/x-k8e-frames"
@@ -72,129 +74,45 @@ def quieten_grpc() -> None:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
+def find_patience() -> float:
+    """Of people with a slow machine, or of tests."""
+    try:
+        return max(float(os.environ.get("K8E_PATIENCE") or PATIENCE), 0.1)
+    except ValueError:
+        return PATIENCE
+
+
+def set_patience(connection: socket, seconds: float) -> None:
+    """To send, to receive and to connect: what takes longer fails as if the socket did not block."""
+    whole, rest = divmod(int(seconds * 1_000_000), 1_000_000)
+    span = whole.to_bytes(8, sys.byteorder) + rest.to_bytes(8, sys.byteorder)
+    connection.setsockopt(SOL_SOCKET, SO_RCVTIMEO, span)
+    connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, span)
+
+
 def connect() -> socket:
     """To the daemon, which is started when it is not there."""
     path = run_dir() + "/k8e.sock"
     connection = socket(AF_UNIX, SOCK_STREAM)
+    patience = find_patience()
     try:
+        set_patience(connection, patience)
         connection.connect(path)
     except OSError as error:
         connection.close()
+        if error.errno == errno.EAGAIN:
+            from k8e.cli.trouble import crowded
+
+            raise crowded(path) from error
         if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
             from k8e.cli.launch import explain
 
             raise explain(path, error) from error
         from k8e.cli.launch import start_daemon
 
-        return start_daemon(path)
+        connection = start_daemon(path)
+    set_patience(connection, patience / 3)
     return connection
-
-
-def lost(error: OSError | None = None) -> Failure:
-    return Failure(
-        "connection_lost",
-        "the daemon went away before it had answered",
-        detail=str(error or ""),
-        hint="a command that was running may still be: `k8e sandbox log SESSION` lists them",
-        status=UNREACHABLE,
-    )
-
-
-class Response:
-    """The head, and the body as far as it was asked for."""
-
-    def __init__(self, connection: socket) -> None:
-        self._connection = connection
-        self._buffer = b""
-        self.wait: Callable[[], None] | None = None  # called before there may be something to wait for
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        while self.status < 200:
-            self._read_head()
-
-    @property
-    def descriptor(self) -> int:
-        return self._connection.fileno()
-
-    @property
-    def exit_code(self) -> int | None:
-        """Of the command. With frames it comes after them. None is unknown, which is never success."""
-        text = self.headers.get("k8e-exit-code")
-        return None if text is None else int(text)
-
-    def read(self) -> bytes:
-        return b"".join(self.pieces())
-
-    def pieces(self) -> Iterator[bytes]:
-        if "chunked" in self.headers.get("transfer-encoding", ""):
-            yield from self._chunks()
-        else:
-            yield from self._take(int(self.headers["content-length"]))
-
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        """(kind, some of its bytes). What is JSON (kind 3 and up) comes whole, output as it comes."""
-        pending = b""
-        kind, missing = 0, 0
-        for piece in self.pieces():
-            pending += piece
-            while pending:
-                if not missing:
-                    if len(pending) < 5:
-                        break
-                    kind, missing = pending[0], int.from_bytes(pending[1:5], "big")
-                    pending = pending[5:]
-                if kind > 2 and len(pending) < missing:
-                    break
-                part, pending = pending[:missing], pending[missing:]
-                missing -= len(part)
-                yield kind, part
-
-    def _read_head(self) -> None:
-        while b"\r\n\r\n" not in self._buffer:
-            self._receive()
-        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        self.status = int(first.split(" ", 2)[1])
-        self._read_fields(lines)
-
-    def _read_fields(self, lines: list[str]) -> None:
-        for line in lines:
-            name, _, value = line.partition(":")
-            self.headers[name.lower()] = value.strip()
-
-    def _chunks(self) -> Iterator[bytes]:
-        while size := int(self._line(), 16):
-            yield from self._take(size)
-            self._line()
-        trailer = []
-        while line := self._line():
-            trailer.append(line)
-        self._read_fields(trailer)
-
-    def _line(self) -> str:
-        while b"\r\n" not in self._buffer:
-            self._receive()
-        line, _, self._buffer = self._buffer.partition(b"\r\n")
-        return line.decode("latin-1")
-
-    def _take(self, size: int) -> Iterator[bytes]:
-        while size:
-            if not self._buffer:
-                self._receive()
-            piece, self._buffer = self._buffer[:size], self._buffer[size:]
-            size -= len(piece)
-            yield piece
-
-    def _receive(self) -> None:
-        if self.wait is not None:
-            self.wait()
-        try:
-            data = self._connection.recv(PIECE)
-        except ConnectionError as error:
-            raise lost(error) from error
-        if not data:
-            raise lost()
-        self._buffer += data
 
 
 class Client:
@@ -211,23 +129,21 @@ class Client:
     ) -> Response:
         fields = f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n" if content_type else ""
         head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n{fields}\r\n"
-        return self._exchange(head.encode("ascii") + body)
+        return self._exchange(head.encode("ascii") + body, harmless=method == "GET")
 
     def send(self, method: str, target: str, pieces: Iterable[bytes], content_type: str) -> Response:
         """A body of any length, as it comes. Refused before its end, the answer says why."""
-        if not self._usable:
-            self._connection.close()
-            self._connection = connect()
+        self._renew()
         fields = f"Content-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n"
         self._usable = False
         try:
-            self._connection.sendall(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode("ascii"))
+            self._send(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode("ascii"))
             for piece in pieces:
-                self._connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-            self._connection.sendall(b"0\r\n\r\n")
+                self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self._send(b"0\r\n\r\n")
         except ConnectionError:
             pass
-        return Response(self._connection)
+        return Response(self._connection, early=True)
 
     def upload(self, target: str, first: bytes) -> Response:
         """A request whose body goes on (`feed`) after the answer has begun; `first` is its first frame, JSON."""
@@ -240,28 +156,56 @@ class Client:
         """Sends what can be read there as stdin, to its end. For a thread: waits while the command does not take it."""
         try:
             while piece := read_some(descriptor):
-                self._connection.sendall(pack_chunk(STDIN, piece))
+                send_patiently(self._connection, pack_chunk(STDIN, piece))
         except OSError:
             return  # the command has ended, and with it the connection
         self.end_feed()
 
     def end_feed(self) -> None:
         try:
-            self._connection.sendall(b"0\r\n\r\n")
+            send_patiently(self._connection, b"0\r\n\r\n")
         except OSError:
             pass
 
-    def _exchange(self, request: bytes) -> Response:
+    def _renew(self) -> None:
         if not self._usable:
             self._connection.close()
             self._connection = connect()
+
+    def _exchange(self, request: bytes, *, harmless: bool = False) -> Response:
+        self._renew()
+        whole = True
         try:
-            self._connection.sendall(request)
+            self._send(request, harmless=harmless)
         except ConnectionError:
-            pass  # refused before it was sent to the end: the answer says why
-        response = Response(self._connection)
+            whole = False  # refused before it was sent to the end: the answer says why
+        response = Response(self._connection, harmless=harmless, whole=whole)
         self._usable = response.headers.get("connection") != "close"
         return response
+
+    def _send(self, data: bytes, *, harmless: bool = False) -> None:
+        """A daemon that takes nothing for a while is asked whether it is there."""
+        silences = 0
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._connection.send(view) :]
+                silences = 0
+            except BlockingIOError:
+                from k8e.cli.trouble import check_presence
+
+                silences += 1
+                check_presence(self._connection, silences, harmless=harmless)
+
+
+def send_patiently(connection: socket, data: bytes) -> None:
+    """However long it takes: for a thread, beside one that reads and notices a daemon that is silent."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[connection.send(view) :]
+        except BlockingIOError:
+            pass
 
 
 def pack_chunk(kind: int, data: bytes) -> bytes:

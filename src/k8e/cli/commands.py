@@ -6,9 +6,10 @@ import argparse
 import json
 import os
 
-from k8e.cli.client import BYTES, JSON, Response, aim, open_client, quote
+from k8e.cli.client import BYTES, JSON, aim, open_client, quote
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
-from k8e.cli.run import MESSAGE, describe_env
+from k8e.cli.response import Response, read_object
+from k8e.cli.run import MESSAGE, check_object, describe_env
 from k8e.cli.state import State
 
 TYPE_CHECKING = False
@@ -45,7 +46,7 @@ def split_hosts(values: list[str]) -> list[str]:
 
 
 def finish(response: Response | Reply) -> int:
-    write_all(1, response.read())
+    write_all(1, check_object(response.read()))
     return 0 if response.status < 300 else FAILED
 
 
@@ -148,7 +149,11 @@ def write(options: argparse.Namespace) -> int:
 
 def read(options: argparse.Namespace) -> int:
     target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}"
-    return finish(open_client().request("GET", aim(target, options), accept=BYTES if options.raw else JSON))
+    response = open_client().request("GET", aim(target, options), accept=BYTES if options.raw else JSON)
+    if not options.raw or response.status >= 300:
+        return finish(response)
+    write_all(1, response.read())
+    return 0
 
 
 def list_files(options: argparse.Namespace) -> int:
@@ -162,7 +167,7 @@ def status(options: argparse.Namespace) -> int:
     try:
         client = open_client()
         answer["session_id"] = State(options.tenant, client.place).read() or None
-        service = json.loads(client.request("GET", "/v1/status").read())
+        service = read_object(client.request("GET", "/v1/status"))
     except Failure as failure:
         print_json(answer | failure.body)
         return failure.status
@@ -170,7 +175,7 @@ def status(options: argparse.Namespace) -> int:
         print_json(answer | service)
         return FAILED
     found = client.request("GET", f"/v1/sessions/{quote(answer['session_id'])}") if answer["session_id"] else None
-    session = json.loads(found.read()) if found else {}
+    session = read_object(found) if found else {}
     if session.get("phase") != "active":
         answer["session_id"] = None
     print_json(answer | service)

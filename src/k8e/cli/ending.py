@@ -26,6 +26,10 @@ class Failure(Exception):
     @classmethod
     def of(cls, body: dict[str, str], status: int = FAILED) -> Failure:
         """Somebody else's words for it."""
+        if not all(isinstance(body.get(name), str) for name in ("code", "error")):
+            from k8e.cli.trouble import nonsense
+
+            return nonsense("an error without a code")
         failure = cls(body["code"], body["error"], status=status)
         failure.body = body
         return failure

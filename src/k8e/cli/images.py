@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from k8e.cli.client import BYTES, JSON, Client, Response, open_client, quote
+from k8e.cli.client import BYTES, JSON, Client, open_client, quote
 from k8e.cli.commands import finish, print_json
 from k8e.cli.credentials import find_credentials
 from k8e.cli.ending import FAILED, Failure, read_some, write_all
+from k8e.cli.response import Response, read_object
+from k8e.cli.trouble import lost, parse_answer
 from k8e.engine.reference import InvalidReference, parse_reference
 
 RESULT, ERROR, PROGRESS = 5, 6, 7  # kinds of frames
@@ -75,20 +77,20 @@ def open_daemon() -> Client:
 def follow(response: Response, meter: Meter) -> dict[str, Any]:
     """To the result; a Failure when it comes to none."""
     if response.status >= 300:
-        raise Failure.of(json.loads(response.read()))
+        raise Failure.of(read_object(response))
     result: dict[str, Any] | None = None
     try:
         for kind, data in response.frames():
             if kind == PROGRESS:
-                meter.show(json.loads(data))
+                meter.show(parse_answer(data))
             elif kind == ERROR:
-                raise Failure.of(json.loads(data))
+                raise Failure.of(parse_answer(data))
             elif kind == RESULT:
-                result = json.loads(data)
+                result = parse_answer(data)
     finally:
         meter.clear()
     if result is None:
-        raise Failure("connection_lost", "the daemon went away before it had answered", hint="try again")
+        raise lost()
     return result
 
 

@@ -10,10 +10,14 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from k8e.cli.client import find_patience, set_patience
 from k8e.cli.ending import UNREACHABLE, Failure
+from k8e.cli.trouble import crowded
 
+LOOK = 0.02
 PATIENCE = 60.0  # for a daemon that recovers what a crash left behind
 # All that the daemon gets of our environment: it outlives us and works for others, so nothing of ours may leak into it.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "K8E_STATE_DIR", "K8E_RUN_DIR", "K8E_CONFIG")
@@ -69,8 +73,9 @@ def start_daemon(path: str) -> socket.socket:
         raise Failure.of(refused.body, UNREACHABLE) from refused
     # Nobody else's to open: whoever holds a lock on it keeps the daemon from being started.
     with open(paths.run_dir / "start.lock", "w", opener=open_private) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for_turn(lock.fileno(), path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        set_patience(connection, find_patience())
         try:
             connection.connect(path)  # somebody else was faster
             return connection
@@ -82,6 +87,18 @@ def start_daemon(path: str) -> socket.socket:
         except OSError as error:
             raise explain(path, error) from error
         return connection
+
+
+def wait_for_turn(lock: int, path: str) -> None:
+    """Whoever has it starts the daemon, which may take its time, and may hang."""
+    deadline = time.monotonic() + PATIENCE + find_patience()
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise crowded(path) from None
+            time.sleep(LOOK)
 
 
 def spawn(log: Path) -> None:

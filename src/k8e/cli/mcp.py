@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.client import ELSEWHERE, JSON, Client, Response, connect, quote, quote_json, run_dir
+from k8e.cli.client import ELSEWHERE, JSON, Client, connect, quote, quote_json, run_dir, send_patiently
 from k8e.cli.ending import FAILED, Failure, read_some, write_all
+from k8e.cli.response import Response
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def bridge(tenant: str, front: str = "", *, permissive: bool = False) -> int:
         target += f"&front={front}" if front else ""
         head = f"POST {target}&answers=1 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         connection = connect()
-        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii"))
+        send_patiently(connection, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii"))
         from _thread import allocate_lock, start_new_thread
 
         left: list[bool] = []
@@ -155,7 +156,7 @@ def answer(connection: socket, between: LockType, question: bytes, permissive: b
 
 
 def send_chunk(connection: socket, data: bytes) -> None:
-    connection.sendall(b"%x\r\n%b\r\n" % (len(data), data))
+    send_patiently(connection, b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def carry(connection: socket, between: LockType, left: list[bool]) -> None:

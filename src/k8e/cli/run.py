@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import JSON, aim, open_client, quote, quote_json
-from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
+from k8e.cli.ending import FAILED, Failure, read_all, write_all
+from k8e.cli.response import nonsense, read_object
 from k8e.cli.state import State
 
 TYPE_CHECKING = False
@@ -60,8 +61,6 @@ def has_hosts(client: AnyClient, options: RunOptions, session_id: str) -> bool:
     with more than somebody wanted nor with less."""
     if not options.allowed_hosts:
         return True
-    import json
-
     from k8e.cli.commands import split_hosts
     from k8e.policy import HostList, InvalidEntry
 
@@ -72,7 +71,7 @@ def has_hosts(client: AnyClient, options: RunOptions, session_id: str) -> bool:
         body = {"error": text, "detail": "", "code": "invalid_argument", "hint": error.hint, "field": "allowed_hosts"}
         raise Failure.of(body) from error
     response = client.request("GET", aim(f"/v1/sessions/{quote(session_id)}/hosts", options))
-    answer = json.loads(response.read())
+    answer = read_object(response)
     if response.status != 200:
         return False
     listed = answer["policy"]["allowed_hosts"]
@@ -136,7 +135,7 @@ def renew(client: AnyClient, options: RunOptions, state: State, *, gone: str) ->
         if options.tenant:
             wanted["tenant_id"] = options.tenant
         response = client.request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON)
-        answer = json.loads(response.read())
+        answer = read_object(response)
         if response.status != 201:
             raise Failure.of(answer)
         state.write(answer["session_id"])
@@ -177,19 +176,19 @@ class Attempt:
         """There is no such session, or soon will not be: nothing was run."""
         if self._response.status not in (404, 409):
             return False
-        import json
+        from k8e.cli.trouble import parse_answer
 
         self._body = self._response.read()
-        return json.loads(self._body)["code"] in GONE
+        return parse_answer(self._body)["code"] in GONE
 
     def finish(self) -> int:
         response = self._response
         if response.status != 200:
-            write_all(1, self._body or response.read())
+            write_all(1, check_object(self._body or response.read()))
             return FAILED
         if self._options.raw:
             return self._stream()
-        write_all(1, response.read())
+        write_all(1, check_object(response.read()))
         if self._options.background:
             return 0
         return FAILED if response.exit_code is None else response.exit_code
@@ -199,29 +198,41 @@ class Attempt:
             from _thread import start_new_thread
 
             start_new_thread(self._client.feed, (0,))
+        ended = False
         try:
             for kind, data in self._response.frames():
                 if kind in (STDOUT, STDERR):
                     write_all(kind, data)
-                elif kind == RESULT_FRAME and b'"denied": []' not in data:
-                    tell_denied(data)
+                elif kind == RESULT_FRAME:
+                    ended = True
+                    if b'"denied": []' not in data:
+                        tell_denied(data)
                 elif kind == ERROR_FRAME:
                     write_all(STDERR, data)
                     return FAILED
+            if not ended:
+                raise nonsense("a run without a result")
         except Failure as failure:
             # stdout is the command's: what has to be said now goes to stderr.
             import json
 
             write_all(STDERR, json.dumps(failure.body).encode() + b"\n")
-            return UNREACHABLE
+            return failure.status
         return FAILED if self._response.exit_code is None else self._response.exit_code
+
+
+def check_object(body: bytes) -> bytes:
+    """Looks at its ends only: to read all of it takes longer than everything else."""
+    if not body.startswith(b"{") or not body.endswith(b"}\n"):
+        raise nonsense(f"{body[:64]!r} is no JSON object")
+    return body
 
 
 def tell_denied(result: bytes) -> None:
     """What the network refused to the command, a line each, after its last output."""
-    import json
+    from k8e.cli.trouble import parse_answer
 
-    content = json.loads(result)
+    content = parse_answer(result)
     lines = []
     for denial in content.get("denied", []):
         address = f"({denial['address']})" if denial["host"] and denial["address"] else denial["address"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import select
 import socket
 import struct
 import time
@@ -127,7 +128,7 @@ class Connection:
                 return None
             except h11.RemoteProtocolError as error:
                 return await self._refuse(malformed(error))
-            if head is None:
+            if head is None or is_gone(self._writer):
                 return None
             self._busy = True
             await self._answer(head)
@@ -191,6 +192,15 @@ class Connection:
     async def _refuse(self, refusal: Refusal) -> None:
         if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self._explain(Exchange(self._caller, self._protocol, self._reader, self._writer), refusal)
+
+
+def is_gone(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client has left already. A loop that did not turn for a while may hear of that only after it has read
+    the request; the client was told that nothing was done."""
+    client: socket.socket = writer.get_extra_info("socket")
+    poll = select.poll()
+    poll.register(client.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def read_caller(client: socket.socket) -> Caller:

@@ -16,6 +16,7 @@ from k8e.cli.agentkernel.telling import say
 from k8e.cli.agentkernel.words import show_help, take_options, wants_help
 from k8e.cli.client import BYTES, Client, quote
 from k8e.cli.ending import FAILED, Failure
+from k8e.cli.response import read_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,11 +64,9 @@ class Sandbox:
         self._left_out: list[str] = []
 
     def _ask(self, method: str, verb: str, path: str, *, ok: tuple[str, ...] = ()) -> dict[str, Any]:
-        import json
-
         target = f"/v1/sessions/{quote(self._name)}/{verb}?path={quote(path)}"
         response = self._client.request(method, target, b"", BYTES if method == "PUT" else "")
-        answer: dict[str, Any] = json.loads(response.read())
+        answer = read_object(response)
         if response.status != 200 and answer["code"] not in ok:
             raise Failure.of(explain(answer, self._name))
         return answer
@@ -131,9 +130,7 @@ class In(Sandbox):
             response = self._client.send("PUT", place, read_pieces(descriptor), BYTES)
         finally:
             os.close(descriptor)
-        import json
-
-        answer = json.loads(response.read())
+        answer = read_object(response)
         if response.status != 200:
             raise Failure.of(explain(answer, self._name))
 
@@ -174,9 +171,7 @@ class Out(Sandbox):
         target = f"/v1/sessions/{quote(self._name)}/content?path={quote(path)}"
         response = self._client.request("GET", target)
         if response.status != 200:
-            import json
-
-            answer = json.loads(response.read())
+            answer = read_object(response)
             if answer["code"] != "permission_denied":
                 raise Failure.of(explain(answer, self._name))
             self._leave_out(path, "it cannot be read")

@@ -16,6 +16,7 @@ from k8e.cli.agentkernel.sandbox import ask
 from k8e.cli.agentkernel.telling import say, show_json, show_table
 from k8e.cli.client import JSON, Client, run_dir
 from k8e.cli.ending import UNREACHABLE, Failure
+from k8e.cli.response import read_object
 from k8e.profiles.config import AgentPool, DaemonWish
 from k8e.profiles.effective import build_cage, find_language, list_targets
 from k8e.profiles.mode import MODES
@@ -245,8 +246,7 @@ def attempt(client: Client, pool: AgentPool, cage: Cage, slots: list[str]) -> di
     kind = {name: value for name, value in cage.to_request().items() if name in kept}
     body = {"name": pool.name, "count": pool.min_warm, **kind, **({"slots": slots} if slots else {})}
     response = client.request("POST", "/v1/pool", json.dumps(body).encode(), JSON)
-    answer: dict[str, Any] = json.loads(response.read())
-    return answer
+    return read_object(response)
 
 
 def wait_until_ready(client: Client, name: str) -> None:

@@ -12,13 +12,14 @@ import os
 from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found] # the C inside `signal`
 
 from k8e.cli.agentkernel.telling import say, tell
-from k8e.cli.client import JSON, Client, quote
+from k8e.cli.client import JSON, Client, find_patience, quote
 from k8e.cli.ending import Failure, die_of, write_all
+from k8e.cli.response import nonsense, read_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e.cli.agentkernel.console import Console
-    from k8e.cli.client import Response
+    from k8e.cli.response import Response
 
 STDOUT, STDERR, STARTED, RESULT, ERROR = 1, 2, 4, 5, 6
 HUP, INT, QUIT, USR1, USR2, TERM, CONT, TTIN, WINCH = 1, 2, 3, 10, 12, 15, 18, 21, 28
@@ -49,12 +50,20 @@ class Attention:
         self._signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._poll = poll()
+        self._patience = find_patience() / 3 * 1000
         for each in (descriptor, self._signals):
             self._poll.register(each, POLLIN)
 
     def wait(self) -> None:
-        while self._signals in [descriptor for descriptor, _ in self._poll.poll()]:
-            os.read(self._signals, 64)
+        """Raises BlockingIOError when nothing came for a while, as a receive does."""
+        while True:
+            ready = [descriptor for descriptor, _ in self._poll.poll(self._patience)]
+            if self._signals in ready:
+                os.read(self._signals, 64)
+            elif ready:
+                return
+            else:
+                raise BlockingIOError
 
 
 class Follower:
@@ -76,9 +85,7 @@ class Follower:
         else:
             response = self._client.upload(self._target, f"{{{members}}}".encode("ascii"))
         if response.status != 200:
-            import json
-
-            raise Refused(json.loads(response.read()))
+            raise Refused(Failure.of(read_object(response)).body)
         return response
 
     def follow(self, response: Response) -> int:
@@ -99,12 +106,14 @@ class Follower:
             elif kind == RESULT:
                 result = data
             elif kind == ERROR:
-                import json
+                from k8e.cli.trouble import parse_answer
 
                 self._take_back()
-                tell(json.loads(data))
+                tell(Failure.of(parse_answer(data)).body)
                 return CANNOT_RUN
         self._take_back()
+        if not result:
+            raise nonsense("a run without a result")
         if b'"denied": []' not in result:
             tell_denied(result, once=self._target == ONCE)
         if b'"status": "oom_killed"' in result:
@@ -185,9 +194,9 @@ def find_text(content: bytes, name: bytes) -> str:
 def tell_denied(result: bytes, *, once: bool) -> None:
     """What the network refused to the command, a line each, after its last output. A sandbox that is gone (`once`) can
     be given nothing any more; the next one can."""
-    import json
+    from k8e.cli.trouble import parse_answer
 
-    content = json.loads(result)
+    content = parse_answer(result)
     for denial in content.get("denied", []):
         address = f"({denial['address']})" if denial["host"] and denial["address"] else denial["address"]
         where = " ".join(part for part in (denial["host"], address) if part)

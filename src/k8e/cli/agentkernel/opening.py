@@ -8,6 +8,7 @@ import os
 from k8e.cli.agentkernel.telling import say
 from k8e.cli.client import JSON
 from k8e.cli.ending import Failure
+from k8e.cli.response import read_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ def attempt(client: Client, plan: Plan, cage: Cage) -> dict[str, Any]:
 
         body["files"] = [describe_file(file, content) for file, content in plan.files]
     response = client.request("POST", "/v1/sessions", json.dumps(body).encode(), JSON)
-    answer: dict[str, Any] = json.loads(response.read())
-    return answer
+    return read_object(response)
 
 
 def is_about_image(problem: dict[str, Any]) -> bool:

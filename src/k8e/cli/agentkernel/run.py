@@ -17,7 +17,7 @@ from k8e.cli.ending import Failure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e.cli.agentkernel.cage import Plan
-    from k8e.cli.client import Response
+    from k8e.cli.response import Response
     from k8e.profiles.effective import Cage
 
 USAGE = "run [options] COMMAND [ARGUMENT ...]"

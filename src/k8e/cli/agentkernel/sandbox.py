@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from k8e.cli.agentkernel.cage import prepare
 from k8e.cli.agentkernel.options import add_options, read_parsed
 from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.telling import say, show_json, show_table
 from k8e.cli.client import JSON, Client, quote
 from k8e.cli.ending import Failure, write_all
+from k8e.cli.response import read_object
 from k8e.profiles.effective import FRONT, check_name
 from k8e.profiles.problem import Problem
 
@@ -114,7 +113,7 @@ def read_name(text: str) -> str:
 def find(client: Any, name: str) -> dict[str, Any]:
     """One of ours: other sessions are not touched by this front door."""
     response = client.request("GET", f"/v1/sessions/{quote(name)}")
-    answer: dict[str, Any] = json.loads(response.read())
+    answer = read_object(response)
     if response.status == 200 and answer.get("labels", {}).get("front") == FRONT:
         return answer
     if response.status not in (200, 404):
@@ -124,7 +123,7 @@ def find(client: Any, name: str) -> dict[str, Any]:
 
 def ask(client: Any, method: str, target: str, body: bytes = b"", content_type: str = "") -> dict[str, Any]:
     response = client.request(method, target, body, content_type)
-    answer: dict[str, Any] = json.loads(response.read())
+    answer = read_object(response)
     if response.status >= 300:
         raise Failure.of(answer)
     return answer

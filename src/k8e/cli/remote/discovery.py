@@ -16,6 +16,7 @@ from k8e.cli.client import JSON, Client
 from k8e.cli.ending import Failure
 from k8e.cli.remote import contact
 from k8e.cli.remote.files import Cache, Credentials, Profiles
+from k8e.cli.response import read_object
 from k8e.identity import anonymous
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -142,7 +143,7 @@ def log_in_here(endpoint: str) -> Credentials | None:
 
     private, request = make_request()
     answer = Client().request("POST", "/v1/login", json.dumps({"csr": request}).encode(), JSON)
-    login = json.loads(answer.read())
+    login = read_object(answer)
     if answer.status != 200 or contact.split_endpoint(login["endpoint"])[1] != port:
         return None
     return Credentials(
