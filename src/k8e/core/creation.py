@@ -10,6 +10,7 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.access import choose_tenant
+from k8e.core.ceiling import check_ceiling, find_usual_hosts
 from k8e.core.demand import Template
 from k8e.core.errors import Fault, Kind
 from k8e.core.images import Images
@@ -57,7 +58,7 @@ class Creation:
         check_entries(spec.manifest)
         spec = replace(spec, shape=check_shape(caller, spec.shape))
         digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
-        hosts = await self._choose_hosts(spec)
+        hosts = await self._choose_hosts(caller, spec)
         runtime = await self.choose_runtime(spec.runtime)
         record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting, digest=digest)
         with self._sessions.pool.foreground():
@@ -86,18 +87,16 @@ class Creation:
         facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
         note("session_created", **facts, runtime=live.record.runtime.value)
 
-    async def _usual_hosts(self) -> HostList:
-        if self._sessions.settings.egress.allowed_hosts is not None:
-            return self._sessions.settings.egress.allowed_hosts
-        with translated("finding out the usual list of hosts"):
-            return await self._sessions.engine.default_egress()
-
-    async def _choose_hosts(self, spec: SessionSpec) -> HostList:
+    async def _choose_hosts(self, caller: Caller, spec: SessionSpec) -> HostList:
         if spec.allowed_hosts is not None:
             if spec.more_hosts:
                 checks.refuse("more_hosts", "is given together with allowed_hosts")
-            return checks.check_hosts("allowed_hosts", spec.allowed_hosts)
-        return (await self._usual_hosts()).plus(checks.check_hosts("more_hosts", spec.more_hosts))
+            hosts = checks.check_hosts("allowed_hosts", spec.allowed_hosts)
+            await check_ceiling(self._sessions, caller, "allowed_hosts", hosts)
+            return hosts
+        more = checks.check_hosts("more_hosts", spec.more_hosts)
+        await check_ceiling(self._sessions, caller, "more_hosts", more)
+        return (await find_usual_hosts(self._sessions)).plus(more)
 
     async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
         template = Template(record.runtime, record.digest, record.limits, record.shape.unbound)

@@ -20,6 +20,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from k8e.core.ceiling import check_ceiling
 from k8e.core.checks import check_hosts, refuse
 from k8e.core.children import check_reach
 from k8e.core.errors import Fault, Kind
@@ -72,8 +73,10 @@ class Egress:
                 old = live.record.hosts
                 new = apply_change(old, change)
                 if new != old:
+                    field = "add" if change.hosts is None else "hosts"
+                    await check_ceiling(self._sessions, caller, field, new, old)
                     if live.parent is not None:
-                        check_reach("add" if change.hosts is None else "hosts", new, live.parent.record)
+                        check_reach(field, new, live.parent.record)
                     await self._log(live, caller, old, new)
                     await asyncio.gather(*(self._narrow(child, new) for child in live.children))
                     await self._replace(live, old, new)

@@ -32,6 +32,7 @@ class EgressSettings:
     pool6: IPv6Network = key("fd6b:3865:6e65::/48", POOL6)
     nameservers: tuple[Address, ...] = key([], many(ADDRESS, "addresses", 8))
     allowed_hosts: HostList | None = key(None, optional(HOSTS))
+    gateway_hosts: HostList = key(["*"], HOSTS)
 
 
 @dataclass(frozen=True, slots=True)
