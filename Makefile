@@ -19,10 +19,8 @@ demo: setup agent  ## run code in a sandbox
 test: setup agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
 	@scripts/test $(ARGS)
 
-soak: setup agent current-runsc  ## the long forms of what `make test` runs scaled down: kills, cycles, fuzzing
-	K8E_SOAK=1 K8E_KILLS=200 K8E_CYCLES=1000 K8E_FUZZ_CASES=50000 $(PYTHON) -m pytest --timeout=3600 \
-		tests/core/test_crashes.py tests/engine/test_crashes.py tests/engine/test_cycles.py tests/test_agent_fuzz.py tests/parking/test_same.py tests/mcp/test_foreign.py tests/images/test_fuzz.py tests/images/test_base.py \
-		tests/test_conformance.py tests/engine/test_conformance.py tests/engine/test_image_programs.py tests/engine/test_warm.py
+soak: setup agent current-runsc  ## the long forms of what `make test` runs a share of: kills, cycles, fuzzing
+	@$(PYTHON) scripts/run_soak.py $(ARGS)
 
 lint: setup  ## style, types, layers, the gateway's contract, scripts
 	.venv/bin/ruff check .

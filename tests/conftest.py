@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.shares import Share, settle
+
 # Names of ours by which a developer or a CI job chooses how long tests run; all others would reach the programs tested.
-_OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_FUZZ_", "K8E_SEED")
+_OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_ROUNDS", "K8E_FUZZ_", "K8E_SEED", "K8E_SHARE", "K8E_SINCE")
 
 # Files that take long, and about how many seconds; the others go by how many tests they have.
 TESTS = Path(__file__).parent
@@ -55,7 +56,7 @@ LONG = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job has SIGINT ignored, nohup SIGHUP, and so would everything that tests start.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -64,7 +65,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # How long an example takes says how busy the machine is.
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # On machines of CI it would take the same examples each time.
+    settings.register_profile(
+        "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False, print_blob=True
+    )
     settings.load_profile("untimed")
     os.umask(0o022)
     # Some machines have it: then we, and every interpreter that we start, would compile everything each time.
@@ -77,6 +81,18 @@ def pytest_configure() -> None:
     # Where Debian has mount, mkfs and nft, and users and CI jobs often do not look.
     path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
     os.environ["PATH"] = ":".join([*path, *(place for place in ("/usr/sbin", "/sbin") if place not in path)])
+    settle(os.environ)
+    Share.parse(os.environ["K8E_SHARE"])
+    from tests.ledger import Ledger  # not before the environment is what it should be
+
+    config.pluginmanager.register(Ledger(config))
+
+
+def pytest_report_header() -> list[str]:
+    from tests.changes import current_changes
+
+    chosen = f"K8E_SHARE={os.environ['K8E_SHARE']} K8E_SEED={os.environ['K8E_SEED']}"
+    return [f"k8e: {chosen} run the same again; {current_changes()}"]
 
 
 @pytest.hookimpl(trylast=True)
@@ -105,16 +121,3 @@ def _open_missing_descriptors() -> None:
 def anyio_backend() -> str:
     """asyncio only: it is what the daemon runs on."""
     return "asyncio"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ends last, after whatever else lives as long as the session; what it finds is an error of the last test."""
-    from tests.leftovers import recorded_folders, wait_for_none  # not before the environment is what it should be
-
-    with recorded_folders() as folders:
-        yield
-    still_there = [f"{test}: {folder}" for folder, test in folders.items() if os.path.exists(folder)]
-    found = wait_for_none(folders | {f"{tmp_path_factory.getbasetemp()}/": "a test's tmp_path"})
-    assert not found, "left behind:\n" + "\n".join(found)
-    assert not still_there, "not removed:\n" + "\n".join(still_there)

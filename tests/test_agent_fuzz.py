@@ -53,10 +53,10 @@ from tests.frames import (
     park_payload,
 )
 from tests.sandboxes import needs_root
+from tests.shares import seed
 
 pytestmark = needs_root
 
-SEED = int(os.environ.get("K8E_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("K8E_FUZZ_CASES", "2000"))  # of each kind
 SANITIZERS = {
     # Freed memory is kept aside to notice its use: not so much of it that growth could hide behind.
@@ -119,7 +119,7 @@ WAITING = [
 
 
 class Generator:
-    """Frames from a seed: the same ones in every run."""
+    """Frames from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -236,7 +236,7 @@ def greeted(sandbox: Launched) -> Iterator[RawLink]:
     except (TimeoutError, Disconnected) as error:
         status = sandbox.runtime.poll()
         words = sandbox.stderr.read_text() if sandbox.stderr else ""
-        raise AssertionError(f"no answer from the agent (status {status}, seed {SEED}): {words}") from error
+        raise AssertionError(f"no answer from the agent (status {status}): {words}") from error
 
 
 def feed(sandbox: Launched, cases: int, make: Callable[[], bytes]) -> None:
@@ -318,13 +318,13 @@ def ends_cleanly(sandbox: Launched) -> None:
     os.kill(sandbox.agent_pid, signal.SIGTERM)
     status = sandbox.runtime.wait(30)
     words = sandbox.stderr.read_text()
-    assert not words, f"seed {SEED}: {words}"
+    assert not words, words
     assert status == 0
 
 
 @pytest.mark.parametrize("kind", ["noise", "formed", "request", "mutated"])
 def test_agent_survives(sandbox: Launched, kind: str) -> None:
-    generator = Generator(SEED)
+    generator = Generator(seed(f"agent, {kind}"))
     feed(sandbox, CASES // 4, getattr(generator, kind))
     clear(sandbox)
     before = resident_kib(sandbox.agent_pid)
@@ -357,7 +357,7 @@ def describe(pid: int) -> str:
 
 
 def test_agent_survives_noise_before_the_handshake(sandbox: Launched) -> None:
-    generator = Generator(SEED)
+    generator = Generator(seed("agent, before the handshake"))
     for _ in range(CASES // 2):
         with RawLink.waiting(sandbox.socket) as link, contextlib.suppress(Disconnected):
             link.send(generator.noise())
@@ -367,7 +367,7 @@ def test_agent_survives_noise_before_the_handshake(sandbox: Launched) -> None:
 
 def test_agent_survives_hosts_that_leave_at_any_moment(sandbox: Launched) -> None:
     """Each connection is cut in the middle of something: a frame, an answer, a stream, a walk."""
-    generator = Generator(SEED)
+    generator = Generator(seed("agent, hosts that leave"))
     for number in range(CASES // 4):
         with greeted(sandbox) as link, contextlib.suppress(Disconnected):
             channel = generator.new_channel()

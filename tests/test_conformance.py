@@ -1,20 +1,21 @@
 """The conformance suite against the real agent, in bare namespaces and inside gVisor.
 
 A normal run has all of it once on each kernel: on Linux here, on gVisor in sandboxes of the engine
-(engine/test_conformance.py). The others have a share, gVisor here what those have no place for as well; a soak has
-everything everywhere.
+(engine/test_conformance.py). The others have a share (shares.py), gVisor here what those have no place for as well; a
+soak has everything everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 
 from k8e.conformance import CHECKS, Check, run_check
+from tests.changes import current_changes
 from tests.sandboxes import KINDS, Linked, open_sandbox
+from tests.shares import choose
 
 
 class Shared:
@@ -50,11 +51,11 @@ class Shared:
                 await self._stack.aclose()
 
 
-def chosen(kind: str, number: int, check: Check) -> bool:
-    return kind == "bare" or bool(os.environ.get("K8E_SOAK") or check.needs & {"small", "read_only"}) or number % 8 == 0
+def always(check: Check) -> bool:
+    return bool(check.needs & {"small", "read_only"}) or current_changes().touch_function(check.run)
 
 
-CASES = [(kind, check) for kind in KINDS for number, check in enumerate(CHECKS) if chosen(kind, number, check)]
+CASES = [(kind, check) for kind in KINDS for check in (CHECKS if kind == "bare" else choose(CHECKS, always=always))]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """A daemon without doors that is going to be killed: `python -m tests.core.doomed FOLDER`, with what to do on stdin.
 
 It says on stdout, one JSON line each, what its clients were told and what they were about to do. With a `moment` it
-kills itself (-9) there: just before or just after a call to the engine or the store, counted from the first one on.
+kills itself (-9) there: just before or just after a call to the engine or the store, counted from the first one on or
+named as one that came through names them: `Store.insert_run 3 after`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,9 @@ def tell(what: str, **details: object) -> None:
 class Moments:
     """Counts calls, and ends everything at the one it was told."""
 
-    def __init__(self, last: int | None, *, counts: bool = True) -> None:
-        self.seen = 0
+    def __init__(self, last: int | str | None, *, counts: bool = True) -> None:
+        self.steps: list[str] = []
+        self._calls: Counter[str] = Counter()
         self._counts = counts
         self._last = last
 
@@ -43,21 +46,25 @@ class Moments:
 
     def watch(self, target: object, *names: str) -> None:
         for name in names:
-            setattr(target, name, self._wrap(getattr(target, name)))
+            setattr(target, name, self._wrap(f"{type(target).__name__}.{name}", getattr(target, name)))
 
-    def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         async def wrapped(*args: Any, **kwargs: Any) -> Any:
-            self._pass()
+            if self._counts:
+                self._calls[name] += 1
+            step = f"{name} {self._calls[name]}"
+            self._pass(f"{step} before")
             result = await call(*args, **kwargs)
-            self._pass()
+            self._pass(f"{step} after")
             return result
 
         return wrapped
 
-    def _pass(self) -> None:
-        self.seen += self._counts
-        if self.seen == self._last:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def _pass(self, step: str) -> None:
+        if self._counts:
+            self.steps.append(step)
+            if self._last in (step, len(self.steps)):
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def live_once(service: Service) -> None:
@@ -246,7 +253,7 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
     if "family" in orders:
         await raise_family(service, engine, store, moments)
     if apart:
-        tell("through", moments=moments.seen)
+        tell("through", steps=moments.steps)
         os._exit(0)
     service.keep_up(0.05)
     if "seed" in orders:
@@ -255,7 +262,7 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
         await live_ahead(service)
     else:
         await live_once(service)
-    tell("through", moments=moments.seen)
+    tell("through", steps=moments.steps)
     await service.close()
     await engine.close()
     await store.close()

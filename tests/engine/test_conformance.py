@@ -1,13 +1,13 @@
 """The conformance suite through the engine, as the default user in the workspace, on every runtime.
 
-A normal run has all of it on gVisor, and natively a share: what is Linux's is tried in test_conformance.py above.
+A normal run has all of it on gVisor, and natively a share (shares.py): what is Linux's is tried in test_conformance.py
+above.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,13 +16,14 @@ import pytest
 
 from k8e.conformance import CHECKS, Check, Subject, run_check
 from k8e.engine import Limits, Runtime
+from tests.changes import current_changes
 from tests.engine.rig import Rig, Room
 from tests.sandboxes import CuttableDialer, inotify_limit
+from tests.shares import choose
 
 LIMITS = Limits(cpus=2.0, memory=1 << 30, pids=512, disk=512 << 20, inodes=65_536)
 GVISOR_LIMITS = replace(LIMITS, memory=2 << 30)  # two hundred interpreters at once take 1.3 GiB there
 BULK = 32 << 20
-SOAK = bool(os.environ.get("K8E_SOAK"))
 ALWAYS = {"moving", "permissions", "parking"}  # what the root has a part in
 SMALL = b"/dev/small"  # /dev is a filesystem of 64 KiB; gVisor makes its own, without a limit of its own
 
@@ -105,16 +106,14 @@ async def shared(rig: Rig) -> AsyncIterator[Shared]:
         yield shared
 
 
-def chosen(runtime: Runtime, number: int, check: Check) -> bool:
-    always = SOAK or check.run.__module__.rpartition(".")[2] in ALWAYS
-    return runtime is Runtime.GVISOR or always or number % 3 == 0
+def always(check: Check) -> bool:
+    return check.run.__module__.rpartition(".")[2] in ALWAYS or current_changes().touch_function(check.run)
 
 
 CASES = [
     (runtime, check)
     for runtime in (Runtime.GVISOR, Runtime.NATIVE)
-    for number, check in enumerate(CHECKS)
-    if chosen(runtime, number, check)
+    for check in (CHECKS if runtime is Runtime.GVISOR else choose(CHECKS, times=2, always=always))
 ]
 
 

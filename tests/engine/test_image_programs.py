@@ -3,7 +3,6 @@ and the whole conformance suite."""
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from collections.abc import AsyncIterator
@@ -17,10 +16,11 @@ from k8e.engine.images import Image
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import ExecSpec, Identity
 from tests.engine.rig import Rig, Room, eventually
-from tests.engine.test_conformance import Shared, share
+from tests.engine.test_conformance import Shared, always, share
 from tests.engine.tiny_images import add_image, compile_program, enter_image
 from tests.engine.toolbox_image import toolbox_layer
 from tests.images.builder import entry, make_tar
+from tests.shares import choose
 
 PATH = "PATH=/usr/bin:/bin"
 WORKER = Identity(1234, 1235)
@@ -147,13 +147,8 @@ async def test_an_image_keeps_whom_it_trusts(rig: Rig, toolbox: Image) -> None:
 
 # The conformance suite, as a user of the image ------------------------------------------------------------------------
 
-# All of it with K8E_SOAK; else what the root has a part in, and one or two of everything else.
-ALWAYS = {"moving", "permissions", "parking"}
-CHOSEN = [
-    check
-    for number, check in enumerate(CHECKS)
-    if os.environ.get("K8E_SOAK") or check.run.__module__.rpartition(".")[2] in ALWAYS or number % 9 == 0
-]
+# A share (shares.py), other ones than natively on the machine's own files, and what the root has a part in.
+CHOSEN = choose(CHECKS, turn=3, always=always)
 
 
 @pytest.fixture(scope="module")

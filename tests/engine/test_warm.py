@@ -24,6 +24,7 @@ from tests.engine.answers import plant_answers
 from tests.engine.rig import LIMITS, Rig, find_report, open_engine, place_for_engine
 from tests.engine.traces import find_traces, wait_for_no_traces
 from tests.runtimes import do_without
+from tests.shares import seed
 
 ROOT = Caller(0)
 SOAK = bool(os.environ.get("K8E_SOAK"))
@@ -192,7 +193,7 @@ async def test_an_edition_tells_apart_what_sandboxes_are_made_of(rig: Rig, monke
 
 @pytest.mark.parametrize("runtime", [Runtime.GVISOR, Runtime.NATIVE], ids=lambda runtime: runtime.value)
 async def test_killed_while_it_makes_them_it_leaves_nothing(runtime: Runtime) -> None:
-    chance = random.Random()
+    chance = random.Random(seed(f"killed while it makes them, {runtime.value}"))
     with place_for_engine() as (state, run):
         plant_answers(state)
         state.chmod(0o711)

@@ -28,10 +28,16 @@ class Trace:
     what: str
 
 
-def mount_points() -> Iterator[str]:
-    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
+def read_mounts(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Where each mount of a namespace is, what of its file system it shows, and where that comes from."""
+    for line in path.read_bytes().split(b"\n"):
         if line:
-            yield os.fsdecode(line.split(b" ")[4].decode("unicode_escape").encode("latin-1"))
+            words = [os.fsdecode(word.decode("unicode_escape").encode("latin-1")) for word in line.split(b" ")]
+            yield words[4], words[3], words[words.index("-") + 2]
+
+
+def mount_points() -> Iterator[str]:
+    return (point for point, _, _ in read_mounts(Path("/proc/self/mountinfo")))
 
 
 def living_processes() -> Iterator[tuple[int, Path]]:

@@ -16,7 +16,7 @@ from k8e.doors.grpc.methods import METHODS
 from tests.gateway.house import ALONE, Guest, House, open_house
 
 CLIENTS = 200
-ROUNDS = int(os.environ.get("K8E_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("K8E_ROUNDS", "2"))  # make soak: more
 TENANTS = 10
 
 

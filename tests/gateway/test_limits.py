@@ -17,6 +17,7 @@ from k8e.doors.grpc.inbox import ARRIVING_EACH, SLOW_EACH
 from k8e.doors.grpc.methods import METHODS
 from tests.gateway.house import Guest, House
 from tests.gateway.test_matrix import ask
+from tests.shares import seed
 
 MESSAGE = 64 << 20
 CASES = int(os.environ.get("K8E_FUZZ_CASES", "400"))
@@ -94,9 +95,9 @@ def read_peak(house: House) -> int:
 class TestNonsense:
     """The daemon answers that it is nonsense, and goes on. `open_house` looks for tracebacks in its log."""
 
-    @pytest.mark.parametrize("seed", range(4))
-    def test_is_the_callers_mistake(self, house: House, guest: Guest, seed: int) -> None:
-        source = random.Random(seed)
+    @pytest.mark.parametrize("turn", range(4))
+    def test_is_the_callers_mistake(self, house: House, guest: Guest, turn: int) -> None:
+        source = random.Random(seed(f"gateway, {turn}"))
         nobody = house.nobody()
         for _ in range(CASES // 4):
             method = source.choice(sorted(METHODS))

@@ -21,8 +21,6 @@ from tests.engine.rig import find_report
 from tests.parking.programs import Program
 from tests.runtimes import do_without
 
-SOAK = bool(os.environ.get("K8E_SOAK"))
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:

@@ -1,6 +1,6 @@
 """A program cannot tell, and nobody who sees its output can, whether its interpreter was started for it or had waited.
 
-Every program runs both ways in the same sandbox: all of them in a soak, a share of them in a normal run.
+Every program runs both ways in the same sandbox: all of them in a soak, a share of them in a normal run (shares.py).
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import pytest
 
 from k8e.core.parking import BASH, NODE, PYTHON, Kind, suits
 from k8e.engine import Runtime
+from tests.changes import current_changes
+from tests.parking import bash_programs, node_programs, python_programs
 from tests.parking.bash_programs import BASH as BASH_PROGRAMS
-from tests.parking.conftest import SOAK, Bed, Ended
+from tests.parking.conftest import Bed, Ended
 from tests.parking.node_programs import NODE as NODE_PROGRAMS
 from tests.parking.programs import Program
 from tests.parking.python_programs import PYTHON as PYTHON_PROGRAMS
+from tests.shares import ROUND, choose
 
 CORPUS: dict[Kind, list[tuple[str, Program]]] = {PYTHON: PYTHON_PROGRAMS, NODE: NODE_PROGRAMS, BASH: BASH_PROGRAMS}
-# Which of them a normal run takes: the first, and every how manieth after it. A soak takes all.
-SHARES = {(Runtime.NATIVE, PYTHON): (0, 2), (Runtime.NATIVE, BASH): (0, 1), (Runtime.NATIVE, NODE): (0, 4)}
+FILES = {PYTHON: python_programs.__file__, NODE: node_programs.__file__, BASH: bash_programs.__file__}
+# How many times the share of others: Node is slow, and gVisor is.
+TIMES = {(Runtime.NATIVE, PYTHON): 3, (Runtime.NATIVE, BASH): ROUND, (Runtime.NATIVE, NODE): 1}
 # What differs between two fresh runs as well.
 ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
 PID = re.compile(rb"\(node:\d+\)")
@@ -51,8 +55,12 @@ async def compare(bed: Bed, kind: Kind, program: Program) -> str:
 
 @pytest.mark.parametrize("kind", [PYTHON, NODE, BASH], ids=["python", "node", "bash"])
 async def test_programs_do_the_same_both_ways(bed: Bed, kind: Kind) -> None:
-    first, step = SHARES.get((bed.runtime, kind), (1, 6)) if not SOAK else (0, 1)
-    chosen = [(name, program) for name, program in CORPUS[kind] if suits_text(kind, program)][first::step]
+    def has_changed(named: tuple[str, Program]) -> bool:
+        return current_changes().touch_text(FILES[kind], named[1].code)
+
+    programs = [(name, program) for name, program in CORPUS[kind] if suits_text(kind, program)]
+    times, turn = TIMES.get((bed.runtime, kind), 1), 0 if bed.runtime is Runtime.NATIVE else 3
+    chosen = choose(programs, times=times, turn=turn, always=has_changed)
     wrong = {name: fault for name, program in chosen if (fault := await compare(bed, kind, program))}
     assert not wrong, "\n".join(f"{name}: {fault}" for name, fault in wrong.items())
 

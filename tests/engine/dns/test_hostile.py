@@ -26,6 +26,7 @@ from k8e.engine.local.dns.allowance import (
 from k8e.engine.local.dns.queries import MAX_QUERY
 from tests.engine.dns.rig import PORT, Resolver, open_resolver, texts
 from tests.engine.dns.teacher import Teacher, open_teacher
+from tests.shares import seed
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ async def works(resolver: Resolver, sandbox: str = "good") -> None:
 
 
 async def test_rubbish_does_not_stop_it(resolver: Resolver) -> None:
-    dice = random.Random(5)
+    dice = random.Random(seed("resolver"))
     good = dns.message.make_query("example.com", "A", use_edns=0).to_wire()
     with resolver.dial("bad") as client:
         for _ in range(200):

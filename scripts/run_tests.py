@@ -1,0 +1,79 @@
+"""Runs the suite, a worker per core, a file at a time: what `make test` does.
+
+What failed is run once more, alone: machines are shared and noisy, and a test that fails beside others but passes alone
+is told apart from one that is broken. Such a test is flaky: the summary names it, and more than a few fail the run.
+What tests leave behind on the machine (tests/ledger.py) fails the run whatever the second look says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".pytest_cache" / "v"
+FAILED, LEFT = CACHE / "cache" / "lastfailed", CACHE / "k8e" / "leftovers"
+FLAKY = 3  # so many may be
+AGAIN = 30  # more that failed are broken together: to run them again says nothing new
+
+
+def run(*arguments: str) -> int:
+    for path in (LEFT, *([FAILED] if "--last-failed" not in arguments else [])):
+        path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def read(path: Path, missing: list[str]) -> list[str]:
+    try:
+        found: Any = json.loads(path.read_text())
+    except FileNotFoundError:
+        return missing
+    return list(found)
+
+
+def read_failed() -> list[str]:
+    return read(FAILED, [])
+
+
+def read_left() -> list[str]:
+    return read(LEFT, ["the run ended before it looked"])
+
+
+def say(title: str, lines: Sequence[str]) -> None:
+    if lines:
+        print(f"test: {title}:", *lines, sep="\ntest:   ")
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        return run(*arguments)
+    # In the order of tests/conftest.py: long ones first.
+    status = run("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+    failed, left, flaky = read_failed(), read_left(), list[str]()
+    if status == 1 and 0 < len(failed) < AGAIN:
+        print("\ntest: the failures above, alone:", flush=True)
+        status = run("--last-failed", "--last-failed-no-failures=none")
+        broken = read_failed()
+        flaky = [test for test in failed if test not in broken]
+        left += read_left()
+        failed = broken
+    say("broken", failed)
+    say("left behind on the machine, which fails the run", left)
+    say(f"flaky, {len(flaky)} (failed beside others, passed alone; {FLAKY} may)", flaky)
+    bad = bool(status or failed or left or len(flaky) > FLAKY)
+    print(f"test: {'failed' if bad else 'passed'}: {len(failed)} broken, {len(left)} left behind, {len(flaky)} flaky")
+    return (status or 1) if bad else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    from tests.shares import settle
+
+    settle(os.environ)  # the second look is at the same things, after midnight too
+    sys.exit(main(sys.argv[1:]))
