@@ -1,8 +1,13 @@
-"""`confirm`, `approve` and `approvals`: an agent in one window, a person in another, and agents that would be both."""
+"""`confirm`, `approve` and `approvals`: an agent in one window, a person in another, and agents that would be both.
+
+On a machine whose root lets one user be both (`same_user`), which is not how machines are by themselves: that is in
+test_self_approval.py.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 from collections.abc import Iterator
@@ -12,10 +17,27 @@ from typing import Any
 
 import pytest
 
-from tests.cli.machine import K8E, Done, Machine, wait_until
+from tests.cli.machine import K8E, Done, Machine, make_folder, run_launcher, wait_until
 from tests.cli.terminal import Terminal, open_terminal
 
 ACTION = "delete /workspace/production-data"
+
+
+@pytest.fixture(scope="module")
+def obliging() -> Iterator[Machine]:
+    if os.geteuid() != 0:
+        pytest.skip("the daemon needs root")
+    with make_folder() as folder:
+        with (folder / "k8e.toml").open("a") as settings:
+            settings.write("[approvals]\nsame_user = true\n")
+        machine = Machine(folder, folder)
+        with run_launcher(machine):
+            yield machine
+
+
+@pytest.fixture
+def machine(obliging: Machine, tmp_path: Path) -> Machine:
+    return Machine(obliging.folder, tmp_path)
 
 
 @pytest.fixture
@@ -27,11 +49,11 @@ def session(machine: Machine) -> Iterator[str]:
 
 @contextmanager
 def asking(machine: Machine, session: str, *flags: str, action: str = ACTION) -> Iterator[tuple[Terminal, str]]:
-    """The window of an agent that waits, and the command that it was told to show to somebody."""
+    """The window of an agent that waits, and a command that answers it."""
     with open_terminal(machine, K8E, "sandbox", "confirm", session, action, *flags) as agent:
         text = agent.wait_for_stderr(b"--reject\n").decode()
-        (command,) = (line.strip() for line in text.splitlines() if line.strip().split()[-2:-1] == ["approve"])
-        yield agent, command
+        (command,) = (line.strip() for line in text.splitlines() if line.strip().split()[-2:-1] == ["--key"])
+        yield agent, command.replace("--key ", "")
 
 
 def ask(machine: Machine, session: str, action: str = ACTION) -> str:
@@ -51,7 +73,7 @@ def look(machine: Machine, approval: str) -> Any:
     return machine.k8e("sandbox", "approvals", approval).json
 
 
-def test_a_person_approves_by_the_command_that_was_printed(machine: Machine, session: str) -> None:
+def test_a_person_approves_in_another_window(machine: Machine, session: str) -> None:
     with asking(machine, session, "--timeout", "300") as (agent, command):
         (pending,) = machine.k8e("sandbox", "approvals").json["approvals"]
         assert (pending["status"], pending["action"], pending["session_id"]) == ("pending", ACTION, session)
@@ -114,7 +136,7 @@ def test_without_waiting(machine: Machine, session: str) -> None:
     said = json.loads(done.stdout)
     assert (done.code, said["approved"], said["status"]) == (0, False, "pending")
     assert said["expires_at"] - said["asked_at"] == 3600
-    assert f"k8e sandbox approve {said['approval_id']}\n" in done.stderr.decode()
+    assert f"k8e sandbox approve --key {said['approval_id']}\n" in done.stderr.decode()
     assert look(machine, said["approval_id"]) == said
     brief = json.loads(machine.k8e("sandbox", "confirm", session, ACTION, "--no-wait", "--timeout", "77").stdout)
     assert brief["expires_at"] - brief["asked_at"] == 77

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -247,8 +247,16 @@ def process(*, terminal: bool) -> Iterator[int]:
             os.close(master)
 
 
+SAME_USER = Settings(approvals=ApprovalsSettings(same_user=True))
+
+
 class TestOneUser:
-    """Alone on a machine: what asks and what answers have the same uid."""
+    """Alone on a machine that allows it: what asks and what answers have the same uid."""
+
+    @pytest.fixture
+    async def rig(self, folder: Path, clock: ManualClock) -> AsyncIterator[Rig]:
+        async with open_rig(folder, clock, settings=SAME_USER) as rig:
+            yield rig
 
     async def test_at_another_terminal(self, rig: Rig) -> None:
         with process(terminal=True) as agent, process(terminal=True) as person:
@@ -290,15 +298,19 @@ class TestOneUser:
         answered = await rig.service.answer(replace(ALICE, dialogue=True), asked.approval_id, approved=True)
         assert answered.approved
 
-    async def test_unless_the_settings_say_no(self, folder: Path) -> None:
-        settings = Settings(approvals=ApprovalsSettings(same_user=False))
-        async with open_rig(folder, settings=settings) as rig:
+    async def test_not_unless_the_settings_say_so(self, folder: Path) -> None:
+        async with open_rig(folder, settings=Settings()) as rig:
             with process(terminal=True) as agent, process(terminal=True) as person:
                 asked = await ask(rig, replace(ALICE, pid=agent))
                 for answerer in (replace(ALICE, pid=person), replace(ALICE, dialogue=True)):
                     with fault(Kind.DENIED, "same_user"):
                         await rig.service.answer(answerer, asked.approval_id, approved=True)
                 assert (await rig.service.answer(ROOT, asked.approval_id, approved=True)).approved
+                asked = await ask(rig, replace(ROOT, pid=agent))
+                for answerer in (replace(ROOT, pid=person), replace(ROOT, dialogue=True), ROOT):
+                    with fault(Kind.DENIED, "same_user"):
+                        await rig.service.answer(answerer, asked.approval_id, approved=True)
+                assert (await rig.service.answer(ADMIN_KEY, asked.approval_id, approved=True)).approved
 
 
 class TestWords:

@@ -98,11 +98,10 @@ def test_who_may_not_answer(house: House, agent: Guest, boss: Guest, session: st
     assert look(agent, approval).answered_by == "uid:0"
 
 
-def test_a_user_of_the_machine_whose_process_is_not_known(house: House) -> None:
-    """A certificate says who, not which program: that is not enough to tell a person from the agent that asked."""
+def test_a_user_of_the_machine_does_not_answer_itself_here_either(house: House) -> None:
     root = house.root()
     approval = ask(root, root.create())
-    assert refused(root, approval) == (grpc.StatusCode.PERMISSION_DENIED, "process_unknown")
+    assert refused(root, approval) == (grpc.StatusCode.PERMISSION_DENIED, "same_user")
     admin = house.guest(house.make_key("chief", scope="admin"))
     admin.call("ApproveAction", pb.ApproveActionRequest(approval_id=approval, approved=True))
     assert look(root, approval).status == "approved"

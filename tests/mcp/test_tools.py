@@ -7,7 +7,7 @@ import base64
 import struct
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitResult, ImageContent, ResourceLink, TextContent, TextResourceContents
 
 from tests.cli.machine import K8E, Machine, wait_until
+from tests.gateway.house import open_house
 from tests.mcp.agents import call, fail, pipes, read, stdio_agent
 
 # What contracts.md §4 lists and this version has.
@@ -413,6 +414,28 @@ async def test_a_question_without_a_dialogue_is_pending_and_an_agent_cannot_answ
     assert (await fail(agent, "sandbox_confirm_action", approval_id="appr-none"))["code"] == "approval_not_found"
 
 
+@pytest.fixture(scope="module")
+def obliging() -> Iterator[Machine]:
+    """Whose root lets a user answer what the user's own programs ask."""
+    with open_house("[approvals]\nsame_user = true\n") as house:
+        yield house.machine
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_no_dialogue_is_shown_where_what_is_clicked_does_not_count(machine: Machine, mode: str) -> None:
+    """An agent's shell can speak this protocol, too, and click for itself."""
+
+    async def approve(context: object, params: Any) -> ElicitResult:
+        raise AssertionError("nobody is to be asked")
+
+    server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp"], env=machine.env)
+    async with Client(server, mode=mode, elicitation_callback=approve) as agent:
+        made = await call(agent, "sandbox_create_session", runtime_class="native")
+        asked = await call(agent, "sandbox_confirm_action", session_id=made["session_id"], action="drop the table")
+    assert (asked["status"], asked["approved"]) == ("pending", False)
+    assert f"k8e sandbox approve --key {asked['approval_id']}" in asked["hint"]
+
+
 @pytest.mark.parametrize(
     ("action", "ticked", "status"),
     [
@@ -423,8 +446,8 @@ async def test_a_question_without_a_dialogue_is_pending_and_an_agent_cannot_answ
     ],
 )
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_dialogue_is_shown_where_the_client_has_one(
-    machine: Machine, mode: str, action: Any, ticked: bool | None, status: str
+async def test_a_dialogue_is_shown_where_the_client_has_one_and_it_counts(
+    obliging: Machine, mode: str, action: Any, ticked: bool | None, status: str
 ) -> None:
     shown: list[str] = []
 
@@ -432,13 +455,13 @@ async def test_a_dialogue_is_shown_where_the_client_has_one(
         shown.append(params.message)
         return ElicitResult(action=action, content=None if ticked is None else {"approve": ticked})
 
-    server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp"], env=machine.env)
+    server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp"], env=obliging.env)
     async with Client(server, mode=mode, elicitation_callback=answer) as agent:
-        made = await call(agent, "sandbox_create_session", runtime_class="native")
+        made = await call(agent, "sandbox_create_session")
         asked = await call(
             agent, "sandbox_confirm_action", session_id=made["session_id"], action="drop \x1b[2Jthe table"
         )
-        pending = machine.k8e("sandbox", "approvals", "--all").json["approvals"]
+        pending = obliging.k8e("sandbox", "approvals", "--all").json["approvals"]
     assert len([one for one in pending if one["session_id"] == made["session_id"]]) == 1
     assert (asked["status"], asked["approved"]) == (status, status == "approved")
     assert len(shown) == 1

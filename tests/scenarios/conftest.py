@@ -20,6 +20,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
         pytest.skip("the daemon needs root")
     with make_folder() as folder:
         plant_answers(folder / "s", folder)
+        with (folder / "k8e.toml").open("a") as settings:
+            settings.write('[gateway]\nlisten = "127.0.0.1:0"\n')
         machine = Machine(folder, folder)
         try:
             if request.param == "native":

@@ -24,23 +24,36 @@ k8e sandbox list $SID
 def find_command(agent: Terminal) -> str:
     shown = agent.wait_for_stderr(b"--reject\n").decode()
     assert "delete /workspace/production-data" in shown
-    return next(line.strip() for line in shown.splitlines() if "sandbox approve appr-" in line)
+    return next(line.strip() for line in shown.splitlines() if "sandbox approve --key appr-" in line)
+
+
+@pytest.fixture
+def key(user: User) -> str:
+    """Of a person who is root, as the agent is, and has something that the agent has not."""
+    name = f"person-{user.home.name}"[:60]
+    return str(user.k8e("sandbox-apikey", "create", name, "--scope", "admin").json["key"])
+
+
+def answer(person: Terminal, key: str, *, approve: bool = True) -> None:
+    person.type(f"{key}\n", after=b"API key: ")
+    if approve:
+        person.type("yes\n", after=b"Type yes")
+    done = person.finish()
+    assert done.json["ok"] is True
 
 
 @pytest.mark.parametrize(("flag", "left"), [("", []), (" --reject", ["/workspace/production-data"])])
-def test_a_person_decides(user: User, flag: str, left: list[str]) -> None:
+def test_a_person_decides(user: User, key: str, flag: str, left: list[str]) -> None:
     with open_terminal(user, "bash", "-c", PRELUDE + SCENARIO) as agent:
         command = find_command(agent)
         with open_terminal(user, "bash", "-c", command + flag) as person:
-            if not flag:
-                person.type("yes\n", after=b"Type yes")
-            assert person.finish().json["ok"] is True
+            answer(person, key, approve=not flag)
         done = agent.finish()
     files = [file["path"] for file in json.loads(done.stdout)["files"] if file["type"] == "directory"]
     assert files == left
 
 
-def test_the_answer_comes_though_the_daemon_was_killed(user: User) -> None:
+def test_the_answer_comes_though_the_daemon_was_killed(user: User, key: str) -> None:
     if user.runtime != "gvisor":
         pytest.skip("whoever waits starts the daemon again, and that would be one with gVisor")
     with open_terminal(user, "bash", "-c", PRELUDE + SCENARIO) as agent:
@@ -49,8 +62,7 @@ def test_the_answer_comes_though_the_daemon_was_killed(user: User) -> None:
         user.kill_the_daemon()
         wait_until(lambda: user.daemon_pid != before and (user.folder / "r" / "k8e.sock").exists())
         with open_terminal(user, "bash", "-c", command) as person:
-            person.type("yes\n", after=b"Type yes")
-            assert person.finish().json["ok"] is True
+            answer(person, key)
         done = agent.finish()
     assert b"production-data" not in done.stdout
     assert json.loads((user.home / "answer").read_text())["approved"] is True

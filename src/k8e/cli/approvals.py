@@ -11,7 +11,7 @@ import json
 import os
 import time
 
-from k8e.cli.client import JSON, aim, open_client, quote, run_dir
+from k8e.cli.client import JSON, Client, aim, open_client, quieten_grpc, quote, run_dir
 from k8e.cli.commands import finish, print_json
 from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_some, write_all
 from k8e.cli.response import read_object
@@ -81,17 +81,34 @@ def reopen(client: AnyClient) -> AnyClient:
 
 
 def approve(options: argparse.Namespace) -> int:
-    client = open_client()
+    client = open_as_person() if options.key else open_client()
     target = f"/v1/approvals/{quote(options.approval_id)}"
-    if not options.reject and not client.place:
+    if not options.reject and (options.key or not client.place):
         response = client.request("GET", target)
         if response.status >= 300:
             return finish(response)
         approval = read_object(response)
-        if approval["status"] == "pending" and approval["asked_by"] == f"uid:{os.geteuid()}":
+        if approval["status"] == "pending" and (options.key or approval["asked_by"] == f"uid:{os.geteuid()}"):
             ask_at_terminal(approval)
     wanted = {"approved": not options.reject, "reason": read_argument(options.reason)}
     return finish(client.request("POST", target, json.dumps(wanted).encode(), JSON))
+
+
+def open_as_person() -> AnyClient:
+    """With a key that is typed, and kept nowhere: what lies in this user's files is the agent's to use, too."""
+    key = read_secret("API key: ")
+    endpoint = os.environ.get("K8E_SANDBOX_ENDPOINT", "")
+    if not endpoint:
+        endpoint = read_object(Client().request("GET", "/v1/status"))["gateway"]["endpoint"] or ""
+        if not endpoint:
+            hint = "[gateway] in k8e.toml turns it on; `k8e sandbox status` says why it is off"
+            raise Failure("gateway_closed", "a key is for the gateway, and this machine has none open", hint=hint)
+    quieten_grpc()
+    from k8e.cli.remote import contact
+    from k8e.cli.remote.client import RemoteClient
+    from k8e.cli.remote.discovery import of
+
+    return RemoteClient(of(contact.log_in(contact.read_endpoint(endpoint), contact.read_key(key))))
 
 
 def approvals(options: argparse.Namespace) -> int:
@@ -101,20 +118,24 @@ def approvals(options: argparse.Namespace) -> int:
     return finish(client.request("GET", f"/v1/approvals?status={'all' if options.all else 'pending'}"))
 
 
-def ask_at_terminal(approval: dict[str, Any]) -> None:
-    """A process of the same user asked: somebody has to read what, and type that they mean it."""
-    import termios
-
+def open_own_terminal() -> int:
     try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+        return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        others = "with" if os.geteuid() == 0 else "as root (sudo), or with"
+        others = "" if os.geteuid() == 0 else "as root (sudo), or "
         raise Failure(
             "terminal_needed",
             "only a person at a terminal can answer this",
             detail=str(error),
-            hint=f"run it in a terminal of your own; or answer {others} an operator's key",
+            hint=f"run it in a terminal of your own, {others}with a person's key (--key)",
         ) from error
+
+
+def ask_at_terminal(approval: dict[str, Any]) -> None:
+    """A process of the same user asked: somebody has to read what, and type that they mean it."""
+    import termios
+
+    terminal = open_own_terminal()
     try:
         text = f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
         write_all(terminal, text.encode())
@@ -128,19 +149,56 @@ def ask_at_terminal(approval: dict[str, Any]) -> None:
         raise Failure("not_confirmed", "nothing was answered", hint=hint)
 
 
-def describe(approval: dict[str, Any], client: AnyClient) -> str:
-    import shlex
+def read_secret(prompt: str) -> str:
+    """A line from the terminal, which does not show it."""
+    import termios
 
-    where = ["k8e", "--endpoint", client.endpoint] if client.endpoint else ["k8e"]
-    command = shlex.join([*where, "sandbox", "approve", approval["approval_id"]])
-    if not client.endpoint and os.environ.get("K8E_RUN_DIR"):
-        command = f"K8E_RUN_DIR={shlex.quote(run_dir())} {command}"
+    terminal = open_own_terminal()
+    try:
+        before = termios.tcgetattr(terminal)
+        hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        try:
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, hidden)
+            write_all(terminal, prompt.encode())
+            return read_some(terminal).decode("utf-8", "replace").strip()
+        finally:
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+            write_all(terminal, b"\n")
+    finally:
+        os.close(terminal)
+
+
+def describe(approval: dict[str, Any], client: AnyClient) -> str:
+    command = name_command(approval, client)
     seconds = round(approval["expires_at"] - approval["asked_at"])
     return (
         f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
         f"Somebody else has to approve it within {seconds} s, in another terminal:\n\n  {command}\n\n"
         f"or to reject it:\n\n  {command} --reject\n"
     )
+
+
+def name_command(approval: dict[str, Any], client: AnyClient) -> str:
+    """Which the person can paste. This user cannot answer its own question: root answers for users, and for root a
+    person who has a key."""
+    import shlex
+
+    words = ["sandbox", "approve", approval["approval_id"]]
+    if client.endpoint:
+        return shlex.join(["k8e", "--endpoint", client.endpoint, *words])
+    run = [f"K8E_RUN_DIR={shlex.quote(run_dir())}"] if os.environ.get("K8E_RUN_DIR") else []
+    if os.geteuid() == 0:
+        return " ".join([*run, "k8e", "sandbox", "approve", "--key", words[-1]])
+    return " ".join(["sudo", *run, find_program(), *words])
+
+
+def find_program() -> str:
+    """As sudo finds it, which looks at root's places only."""
+    import shlex
+    import shutil
+
+    path = shutil.which("k8e") or "k8e"
+    return "k8e" if os.path.dirname(path) in ("", "/usr/local/bin", "/usr/bin", "/bin") else shlex.quote(path)
 
 
 def show(text: str) -> str:

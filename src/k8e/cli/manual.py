@@ -87,12 +87,13 @@ was approved, with 1 when it was rejected or nobody answered in time.
 """
 
 APPROVE = """\
-Answers what a program asked with `confirm`. What a program of your own user asked is answered at another terminal than
-the program's, where you type that you mean it; root, or an operator's key, answers without.
+Answers what a program asked with `confirm`, as somebody else than the user whose program asked: root answers for users,
+the key of a person (--key, typed at the terminal) for root. docs/approvals.md says how to have one.
 
   k8e sandbox approvals
-  k8e sandbox approve appr-0123456789abcdef --reason 'it is a copy'
-  k8e sandbox approve appr-0123456789abcdef --reject
+  sudo k8e sandbox approve appr-0123456789abcdef --reason 'it is a copy'
+  sudo k8e sandbox approve appr-0123456789abcdef --reject
+  k8e sandbox approve --key appr-0123456789abcdef
 """
 
 SKILL = """\

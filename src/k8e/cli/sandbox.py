@@ -92,6 +92,8 @@ def add_approvals(add: Callable[..., Parser]) -> None:
     confirm.add_argument("--no-wait", action="store_true", help="print the approval's id at once")
     approve = add("approve", handlers.run_approve, "answer such a question", manual.APPROVE)
     approve.add_argument("approval_id", metavar="APPROVAL-ID")
+    key_help = "as the API key of a person, which is typed at the terminal: for root's own questions"
+    approve.add_argument("--key", action="store_true", help=key_help)
     approve.add_argument("--reject", action="store_true", help="answer no")
     approve.add_argument("--reason", default="", metavar="TEXT", help="for whoever asked, and the audit log")
     approvals = add("approvals", handlers.run_approvals, "list the questions that can be answered, or show one")

@@ -1,9 +1,9 @@
 """Questions to a person: asked for a session, answered by somebody else than whoever asked, settled exactly once.
 
 Somebody else is another user of the machine who may see the session (that is root), or another API key that may answer
-for people. Users who are alone on their machine may answer their own programs, at a terminal that has nothing to do
-with the process that asked (kinship.py), unless the settings say no. A program inside a sandbox reaches no
-door at all.
+for people: what a program of the asking user cannot make. A process, a session, a terminal it can make, so they count
+only where the settings say so (`same_user`), and then only if they have nothing to do with the process that asked
+(kinship.py). A program inside a sandbox reaches no door at all.
 
 Questions are on record before anybody hears of them: a new daemon goes on with them, and who waited can ask again.
 Deadlines count on the clock that never jumps. Nothing is approved by time passing.
@@ -30,6 +30,11 @@ from k8e.core.sessions import Sessions
 
 MAX_PENDING: Final = 64  # of one session
 KEPT: Final = 256  # settled ones, of one session
+_WITH_KEY: Final = (
+    "Root has nobody above: answer with an admin's key that a person keeps (k8e sandbox approve --key), or let agents "
+    "be another user than root (docs/approvals.md)."
+)
+_AS_ROOT: Final = "Answer as root (sudo k8e sandbox approve), or with an admin's key (--key)."
 _ELSEWHERE: Final = (
     "Open another terminal and answer there; or answer as root (sudo), or with an operator's key (docs/approvals.md)."
 )
@@ -42,8 +47,8 @@ def check_answerer(asked: ApprovalRecord, caller: Caller, lineage: Lineage, *, s
             hint = "Answer with another key, of scope operator."
             raise _deny("self_approval", "the key that asked cannot answer", hint)
         if not same_user:
-            hint = "Answer as root (sudo), or with an operator's key."
-            raise _deny("same_user", "on this machine nobody answers what they asked themselves", hint)
+            error = "this user asked, and a user's own programs do not answer: they could be the one that asked"
+            raise _deny("same_user", error, _WITH_KEY if caller.uid == 0 else _AS_ROOT)
         if caller.dialogue:
             return
         if not asked.lineage or not lineage:
@@ -69,6 +74,10 @@ class Approvals:
         self._answering = asyncio.Lock()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._closing = False
+
+    @property
+    def hears_dialogues(self) -> bool:
+        return self._settings.same_user
 
     async def recover(self) -> None:
         self._pending = {record.approval_id: record.sandbox for record in await self._store.approvals(pending=True)}

@@ -142,6 +142,10 @@ class LiveRun(Protocol):
 class ApprovalService(Protocol):
     """Raises Fault. Who may answer whom is in approvals.py."""
 
+    @property
+    def hears_dialogues(self) -> bool:
+        """Whether what a person clicked in a program's own dialogue counts."""
+
     async def ask(self, caller: Caller, session_id: str, action: str, *, seconds: float | None = None) -> Approval:
         """Can be answered for that long (None: as long as the settings say)."""
 

@@ -342,6 +342,10 @@ class Service:
     async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         return await self._files.list(caller, session_id, path, since=since)
 
+    @property
+    def hears_dialogues(self) -> bool:
+        return self._approvals.hears_dialogues
+
     @counted
     async def ask(self, caller: Caller, session_id: str, action: str, *, seconds: float | None = None) -> Approval:
         return await self._approvals.ask(caller, session_id, action, seconds)

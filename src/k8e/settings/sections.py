@@ -94,7 +94,7 @@ class AuditSettings:
 class ApprovalsSettings:
     """Who answers for people."""
 
-    same_user: bool = key(True, FLAG)
+    same_user: bool = key(False, FLAG)
     life: float = key("1h", span("1s", "1d"))
 
 

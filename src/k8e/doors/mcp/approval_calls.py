@@ -37,7 +37,7 @@ async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
         approval, answer = await guest.service.approval(guest.caller, talk.heard[0]), talk.heard[1]
     else:
         approval, answer = await guest.use(named, ask), None
-        if talk.ask is not None and guest.known:
+        if talk.ask is not None and guest.known and guest.service.hears_dialogues:
             question = f"An agent asks to do this in sandbox {approval.session_id}: {approval.action}"
             answer = await talk.ask(question, approval.approval_id)
     if answer is None or not guest.known:
@@ -46,11 +46,19 @@ async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     return _show_approval(await guest.service.answer(person, approval.approval_id, approved=answer))
 
 
+def find_command(approval: Approval) -> str:
+    """Whoever asked cannot answer; root can answer everybody but root."""
+    if approval.asker == "uid:0":
+        return f"k8e sandbox approve --key {approval.approval_id}"
+    sudo = "sudo " if approval.asker.startswith("uid:") else ""
+    return f"{sudo}k8e sandbox approve {approval.approval_id}"
+
+
 def _show_approval(approval: Approval) -> Answer:
     body = shapes.shape_approval(approval)
     if approval.status is ApprovalStatus.PENDING:
         body["hint"] = (
-            f"A person answers with: k8e sandbox approve {approval.approval_id} (or --reject). "
+            f"A person answers with: {find_command(approval)} (or --reject). "
             "Call again with this approval_id and session_id; go on only when approved is true."
         )
     return Answer(body)
