@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from k8e.core.access import Payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, RunSpec, SessionSpec
+from k8e.core.quotas import TenantShare, measure_share
 from k8e.core.turns import Turns
 from k8e.engine import Limits
 from k8e.settings import QuotasSettings, Settings
@@ -51,6 +54,49 @@ async def test_limits_of_sessions_add_up(folder: Path, settings: Settings, limit
         await rig.service.create(BOB, SessionSpec(limits=limits))
         await rig.service.destroy(ALICE, first.session_id)
         await rig.service.create(ALICE, SessionSpec(limits=limits))
+
+
+@pytest.mark.parametrize(
+    ("share", "code", "key"),
+    [
+        (TenantShare(cpus=0.9), "too_many_cpus", "cpus"),
+        (TenantShare(memory=768 << 20), "too_much_memory", "memory"),
+        (TenantShare(disk=3 << 30), "too_much_disk", "disk"),
+    ],
+)
+async def test_a_tenant_has_a_share_of_an_exposed_machine(
+    folder: Path, share: TenantShare, code: str, key: str
+) -> None:
+    """Each tenant one of their own; users of the machine have no limit, and before doors listen nobody has."""
+    async with open_rig(folder) as rig:
+        await rig.service.create(RED, SessionSpec())
+        kept = (await rig.service.create(RED, SessionSpec())).session_id
+        await rig.service.destroy(RED, kept)
+        rig.service._sessions.quotas.expose(share)
+        with pytest.raises(Fault) as refused:
+            await rig.service.create(RED, SessionSpec())
+        assert (refused.value.kind, refused.value.code) == (Kind.EXHAUSTED, code)
+        assert "a tenant of the gateway has" in refused.value.detail
+        assert f"{key} of [quotas] in k8e.toml" in refused.value.hint
+        await rig.service.create(BLUE, SessionSpec())
+        for _ in range(3):
+            await rig.service.create(ALICE, SessionSpec())
+
+
+@pytest.mark.parametrize("most", [0, 64])
+async def test_what_the_settings_say_goes_before_the_share(folder: Path, most: int) -> None:
+    settings = limit(cpus=most, memory=most << 30, disk=most << 30)
+    async with open_rig(folder, settings=settings) as rig:
+        rig.service._sessions.quotas.expose(TenantShare(0.1, 1 << 20, 1 << 20))
+        for _ in range(2):
+            await rig.service.create(RED, SessionSpec())
+
+
+async def test_the_share_is_this_machines(folder: Path) -> None:
+    share = measure_share(folder)
+    assert share.cpus == len(os.sched_getaffinity(0))
+    assert 0 < share.memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    assert 0 < share.disk <= shutil.disk_usage(folder).total // 2
 
 
 async def test_who_creates_too_quickly_is_told_when_to_come_back(folder: Path) -> None:

@@ -211,6 +211,9 @@ class StandIn:
         self.sessions_by_id[session_id] = replace(session, hosts=hosts)
         return self.sessions_by_id[session_id]
 
+    def expose(self) -> None:
+        pass
+
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         self.turned_away.append((who, call, code))
 

@@ -111,8 +111,10 @@ def test_over_grpc(machine: Machine, internet: Internet, tenant: Guest) -> None:
     while reached == ["45.90.31.2"]:  # for the second in which it is remembered
         reached = reach(tenant, session, "turning.com")
     assert reached == ["refused"], "nor by one that turns"
-    for changes, field in (({"add": ["10.9.8.7"]}, "add"), ({"allowed_hosts": ["*", "10.9.8.7"]}, "hosts")):
-        request = pb.UpdateAllowedHostsRequest(session_id=session, **changes)
+    for request, field in (
+        (pb.UpdateAllowedHostsRequest(session_id=session, add=["10.9.8.7"]), "add"),
+        (pb.UpdateAllowedHostsRequest(session_id=session, allowed_hosts=["*", "10.9.8.7"]), "hosts"),
+    ):
         status, detail = tenant.refused("UpdateAllowedHosts", request)
         assert status is grpc.StatusCode.PERMISSION_DENIED
         assert detail is not None

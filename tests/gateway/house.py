@@ -173,10 +173,10 @@ class House:
 
 
 @contextlib.contextmanager
-def open_house(settings: str = "") -> Iterator[House]:
+def open_house(settings: str = "", listen: str = "127.0.0.1:0") -> Iterator[House]:
     with make_folder() as folder:
         with (folder / "k8e.toml").open("a") as file:
-            file.write(f'[gateway]\nlisten = "127.0.0.1:0"\n{settings}')
+            file.write(f'[gateway]\nlisten = "{listen}"\n{settings}')
         machine = Machine(folder, folder)
         try:
             with run_launcher(machine):

@@ -104,6 +104,9 @@ class SandboxService(Protocol):
 
     async def status(self, caller: Caller) -> ServiceStatus: ...
 
+    def expose(self) -> None:
+        """A door listens beyond loopback: from now on tenants have quotas where the settings say nothing."""
+
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         """A door refused a call: for the log of refusals. `who` is what is known of the caller, `source` is where a
         stranger comes from."""

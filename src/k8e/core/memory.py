@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+_GROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
 
 class Memory(Protocol):
     def free_share(self) -> float:
@@ -25,17 +27,31 @@ class SystemMemory:
     def free_share(self) -> float:
         return min([self._machine_share(), *self._group_shares()])
 
-    def _machine_share(self) -> float:
+    def total(self) -> int:
+        """Bytes that could be used at all."""
+        limits = [self._sizes()["MemTotal"] << 10]
+        for folder in self._groups():
+            for limit, _ in _GROUP_FILES:
+                with contextlib.suppress(OSError, ValueError):
+                    limits.append(int((folder / limit).read_text()))
+        return min(limits)
+
+    def _sizes(self) -> dict[str, int]:
+        """KiB"""
         sizes: dict[str, int] = {}
         for line in (self._proc / "meminfo").read_text().splitlines():
             name, _, value = line.partition(":")
             if name in ("MemTotal", "MemAvailable"):
                 sizes[name] = int(value.split()[0])
+        return sizes
+
+    def _machine_share(self) -> float:
+        sizes = self._sizes()
         return sizes["MemAvailable"] / sizes["MemTotal"]
 
     def _group_shares(self) -> Iterator[float]:
         for folder in self._groups():
-            for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            for limit, used in _GROUP_FILES:
                 # "max" is no number, and a group without a memory controller has no such files.
                 with contextlib.suppress(OSError, ValueError):
                     most = int((folder / limit).read_text())

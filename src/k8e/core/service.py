@@ -45,6 +45,7 @@ from k8e.core.model import (
 from k8e.core.once import Once
 from k8e.core.persistence import Persistence
 from k8e.core.pool import Pool
+from k8e.core.quotas import measure_share
 from k8e.core.recovery import Recovery
 from k8e.core.refusal_log import RefusalLog
 from k8e.core.runs import Runs
@@ -100,6 +101,7 @@ class Service:
         environments: Path | None = None,  # where sessions that last keep theirs
     ) -> None:
         clock = clock or SystemClock()
+        self._state = audit_file.parent if audit_file else None
         self.metrics = Metrics()
         self.settings = settings or Settings()
         self.audit = Audit(audit_file, self.settings.audit, self.metrics, clock)
@@ -166,6 +168,9 @@ class Service:
         subject = named if isinstance(named, str) else getattr(named, "session_id", "")
         label = caller.label if isinstance(caller, Caller) else ""
         self.audit.note("access_refused", caller=label, call=call, subject=subject[:100], code=fault.code)
+
+    def expose(self) -> None:
+        self._sessions.quotas.expose(measure_share(self._state))
 
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         about = {"caller": who[:100], **({"source": source[:100]} if source else {})}

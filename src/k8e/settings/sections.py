@@ -48,13 +48,14 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True)
 class QuotasSettings:
-    """What one payer may have at the same time. 0 is no limit."""
+    """What one payer may have at the same time. 0 is no limit. Left out, a tenant of the gateway has a share of the
+    machine where doors listen beyond loopback (core/quotas.py), and everybody else no limit."""
 
     sessions: int = key(256, count(0, 1_000_000))
     children: int = key(16, count(0, 1_000_000))
-    cpus: float = key(0, number(0, 1_000_000))
-    memory: int = key(0, size("0", "1024t"))
-    disk: int = key(0, size("0", "1024t"))
+    cpus: float | None = key(None, optional(number(0, 1_000_000)))
+    memory: int | None = key(None, optional(size("0", "1024t")))
+    disk: int | None = key(None, optional(size("0", "1024t")))
     creates_per_minute: int = key(0, count(0, 1_000_000))
     concurrent_runs: int = key(0, count(0, 1_000_000))
     images: int = key(256, count(0, 1_000_000))

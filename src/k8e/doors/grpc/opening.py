@@ -6,6 +6,7 @@ Imports nothing heavy itself. gRPC is loaded in a thread, with what has to be sa
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 from typing import TYPE_CHECKING, Final
@@ -66,6 +67,9 @@ class Opening:
 
     async def _open(self) -> Gateway:
         gateway = await asyncio.to_thread(self._load)
+        host, _, _ = self._settings.listen.rpartition(":")
+        if not ipaddress.ip_address(host.strip("[]")).is_loopback:
+            self._service.expose()
         await gateway.open(self._settings.listen, self._settings.names)
         return gateway
 

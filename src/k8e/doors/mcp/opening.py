@@ -153,6 +153,8 @@ class Opening:
         ip, port = read_address(address)
         certificates = await self._find_certificates(str(ip), brought, needed=not ip.is_loopback)
         bound = bind(ip, port, exchange.caller)
+        if not ip.is_loopback:
+            self._service.expose()
         house = House(
             port=bound.getsockname()[1],
             names=(*(certificates.names if certificates else ()), *(LOOPBACK if ip.is_loopback else ())),
