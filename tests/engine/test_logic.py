@@ -129,9 +129,9 @@ def test_mknod_makes_no_device(machine: str, mode: int) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @given(mode=WORDS, flags=WORDS)
-def test_no_file_becomes_set_user_id_where_files_are_the_machines(machine: str, mode: int, flags: int) -> None:
-    profile = seccomp.build_profile(machine, set_user_id=False)
-    allowed = not mode & stat.S_ISUID
+def test_no_file_gets_a_set_id_bit_where_files_are_the_machines(machine: str, mode: int, flags: int) -> None:
+    profile = seccomp.build_profile(machine, set_ids=False)
+    allowed = not mode & (stat.S_ISUID | stat.S_ISGID)
     for call, arguments in (
         *(("chmod", [0, mode]), ("fchmod", [0, mode]), ("fchmodat", [0, 0, mode]), ("fchmodat2", [0, 0, mode, 0])),
         *(("creat", [0, mode]), ("open", [0, flags | os.O_CREAT, mode]), ("openat", [0, 0, flags | os.O_CREAT, mode])),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,31 +105,32 @@ async def test_set_user_id_and_devices_mean_nothing(guest: Room) -> None:
         assert (await guest.run("mknod", "own-device", "c", "1", "5", **options)).outcome.exit_code != 0
 
 
-async def test_no_file_of_the_owner_becomes_set_user_id(guest: Room, grounds: Grounds) -> None:
-    """Out there it would make its owner of whoever runs it."""
-    code = """
+@pytest.mark.parametrize("bits", [0o4755, 0o2755, 0o6711])
+async def test_no_file_of_the_owner_gets_a_set_id_bit(guest: Room, grounds: Grounds, bits: int) -> None:
+    """Out there another user who runs it would be its owner, or in its group."""
+    code = f"""
 import ctypes, os, stat
 libc = ctypes.CDLL(None)
 open("made", "w").close()
 for call in (
-    lambda: os.chmod("made", 0o4755),
-    lambda: os.fchmod(os.open("made", os.O_RDWR), 0o4755),
-    lambda: os.chmod("made", 0o4755, dir_fd=os.open(".", os.O_RDONLY)),
-    lambda: os.close(os.open("opened", os.O_CREAT | os.O_WRONLY, 0o4755)),
-    lambda: os.mknod("node", stat.S_IFREG | 0o4755),
-    lambda: libc.syscall(452, -100, b"made", 0o4755, 0),  # fchmodat2
+    lambda: os.chmod("made", {bits}),
+    lambda: os.fchmod(os.open("made", os.O_RDWR), {bits}),
+    lambda: os.chmod("made", {bits}, dir_fd=os.open(".", os.O_RDONLY)),
+    lambda: os.close(os.open("opened", os.O_CREAT | os.O_WRONLY, {bits})),
+    lambda: os.mknod("node", stat.S_IFREG | {bits}),
+    lambda: libc.syscall(452, -100, b"made", {bits}, 0),  # fchmodat2
 ):
     try:
         call()
     except OSError:
         pass
-os.chmod("made", 0o2755)
+os.chmod("made", 0o1755)
 """
     for options in BOTH:
         await guest.python(code, **options)
         for name in ("made", "opened", "node"):
             path = grounds.project / name
-            assert not path.exists() or not path.stat().st_mode & stat.S_ISUID
+            assert not path.exists() or not path.stat().st_mode & 0o6000
             path.unlink(missing_ok=True)
     done = await guest.run("python3", "-S", "-c", code)
     assert done.outcome.exit_code == 0, done
@@ -448,6 +448,9 @@ async def test_in_an_image_they_are_its_users(rig: Rig, grounds: Grounds, user: 
     assert (grounds.project / "roots-private").stat().st_mode & 0o777 == 0o600
     assert (grounds.project / "roots-public").exists()
     assert "[core]" in (grounds.project / ".git/config").read_text()
+    for mode in ("4755", "2755", "u+s"):
+        assert (await room.run("chmod", mode, "made/moved", keep_capabilities=capable)).outcome.exit_code != 0
+    assert (grounds.project / "made/moved").stat().st_mode & 0o7000 == 0
     shutil.rmtree(grounds.project / "made")
     await rig.engine.destroy(room.name)
 

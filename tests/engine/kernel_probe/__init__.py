@@ -8,7 +8,7 @@ is nobody's part.
 
 from __future__ import annotations
 
-from . import files, mounts, namespaces, processes, sockets, subsystems
+from . import files, mounts, namespaces, processes, sockets, subsystems, tracing
 from .calls import ATTEMPTS, NAMESPACES
 
-__all__ = ["ATTEMPTS", "NAMESPACES", "files", "mounts", "namespaces", "processes", "sockets", "subsystems"]
+__all__ = ["ATTEMPTS", "NAMESPACES", "files", "mounts", "namespaces", "processes", "sockets", "subsystems", "tracing"]

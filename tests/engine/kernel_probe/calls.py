@@ -16,8 +16,8 @@ AT_FDCWD = -100
 
 # x86_64, aarch64; one number where they are the same; None where a machine has no such call.
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    "ioctl": (16, 29), "socket": (41, 198), "clone": (56, 220), "ptrace": (101, 117), "syslog": (103, 116),
-    "capset": (126, 91), "uselib": (134, None), "personality": (135, 92), "vhangup": (153, 58),
+    "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199), "clone": (56, 220), "ptrace": (101, 117),
+    "syslog": (103, 116), "capset": (126, 91), "uselib": (134, None), "personality": (135, 92), "vhangup": (153, 58),
     "modify_ldt": (154, None), "pivot_root": (155, 41), "_sysctl": (156, None), "prctl": (157, 167),
     "adjtimex": (159, 171), "chroot": (161, 51), "acct": (163, 89), "settimeofday": (164, 170), "mount": (165, 40),
     "umount2": (166, 39), "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "sethostname": (170, 161),

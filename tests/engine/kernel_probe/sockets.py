@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -54,6 +55,27 @@ for _family, _label in ((socket.AF_INET, "INET"), (socket.AF_INET6, "INET6")):
     ATTEMPTS[f"SOCK_RAW-{_label}"] = lambda family=_family: try_every(  # type: ignore[misc]
         *(lambda p=protocol: open_socket(family, socket.SOCK_RAW, p) for protocol in (1, 6, 17, 58, 89, 255))
     )
+
+
+def pair_of_other_families(high_bits: int = 0) -> object:
+    """The filter has to say no: any other answer means that the kernel was asked, and looked for a module."""
+    asked = []
+    for family in (0, *range(2, 46)):
+        try:
+            call("socketpair", family | high_bits, socket.SOCK_STREAM, 0, ctypes.create_string_buffer(8))
+        except PermissionError:
+            continue
+        except OSError as error:
+            asked.append(f"{family}: {error.strerror}")
+        else:
+            asked.append(f"{family}: made")
+    if not asked:
+        raise PermissionError(errno.EPERM, "all of them")
+    return asked
+
+
+ATTEMPTS["socketpair-of-other-families"] = pair_of_other_families
+ATTEMPTS["socketpair-of-other-families-high-bits"] = lambda: pair_of_other_families(HIGH)
 
 
 @attempt("netlink-route-add-interface")

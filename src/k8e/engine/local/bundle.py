@@ -78,6 +78,7 @@ class BundleSpec:
     network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
     binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
     hidden: Sequence[str] = ()  # files below the overlays that must not be seen
+    nothing: str = ""  # an empty file on the host, to be seen in their place
     read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
     powerless: bool = False
     mounting: bool = False  # the agent can mount inside, until it starts its first command: gVisor's kernel has slots
@@ -127,6 +128,9 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
         }
     )
     mounts += [_bind(str(overlay.source), overlay.target, "bind", "ro") for overlay in spec.overlays]
+    if spec.first_id is None:
+        # gVisor would cover them in its own kernel, and its processes could still read them.
+        mounts += [_bind(spec.nothing, path, "bind", "ro") for path in spec.hidden]
     # Without this gVisor would put a tmpfs there, outside the disk's limits.
     mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "bind", "rw"))
     mounts += [_own_bind(bind) for bind in spec.binds]
@@ -154,7 +158,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
     linux: dict[str, Any] = {
         "cgroupsPath": spec.cgroup,
         "resources": _resources(spec.limits, spec.first_id is not None),
-        "maskedPaths": [*_MASKED, *spec.hidden],
+        "maskedPaths": [*_MASKED, *(spec.hidden if spec.first_id is not None else ())],
         "readonlyPaths": list(_READ_ONLY),
         "seccomp": spec.seccomp,
     }

@@ -37,6 +37,7 @@ from k8e.link.binary import agent_binary, loader_library
 from k8e.link.model import Identity
 
 _START_DEADLINE = 60.0
+_NOTHING = "nothing"
 
 Furnish = Callable[[SandboxPaths, Record, Wire], None]
 
@@ -74,7 +75,7 @@ class Construction:
             config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds, place)
             await finish_in_thread(furnish, paths, record, wire)
             await finish_in_thread(write_bundle, paths, build_config(config))
-            await runtime.start(self._layout, sandbox, paths, _START_DEADLINE)
+            await runtime.start(self._layout, sandbox, paths, _START_DEADLINE, set_ids=may_set_ids(spec.shape))
         finally:
             self._network.let_go(sandbox)
 
@@ -124,18 +125,24 @@ class Construction:
             seccomp=build_profile(
                 platform.machine(),
                 runtime.native,
-                set_user_id=place.capable
-                or not (spec.shape.slots or any(mount.writable for mount in spec.shape.mounts)),
+                set_ids=may_set_ids(spec.shape),
                 mounting=mounting,
             ),
             hard_files=hard_files,
             network=namespace,
             binds=binds,
             hidden=hidden,
+            nothing=os.fspath(paths.bundle / _NOTHING),
             read_only=spec.shape.read_only,
             powerless=spec.shape.powerless,
             mounting=mounting,
         )
+
+
+def may_set_ids(shape: Shape) -> bool:
+    """Not where a directory of the machine can be written to: its files are a user's of the machine, and out there that
+    bit would make that user of whoever runs one. That costs package managers in there some packages."""
+    return not (shape.slots or any(mount.writable for mount in shape.mounts))
 
 
 def lay_out(paths: SandboxPaths, record: Record, wire: Wire) -> None:
@@ -160,6 +167,7 @@ def lay_out_again(paths: SandboxPaths, record: Record, wire: Wire) -> None:
 def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
     paths.bundle.mkdir(mode=0o700)
     (paths.bundle / "config.json").write_text(json.dumps(config))
+    (paths.bundle / _NOTHING).touch(mode=0o444)
 
 
 def put_down(paths: SandboxPaths) -> None:
@@ -169,7 +177,6 @@ def put_down(paths: SandboxPaths) -> None:
         disk.remove_mount_points(folder)
     for path in (paths.bundle, paths.veils):
         disk.remove_tree(path)  # which looks once more whether anything is mounted there
-    for path in (paths.runtime_log, paths.egress):
-        path.unlink(missing_ok=True)
+    paths.egress.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         paths.disk.rmdir()

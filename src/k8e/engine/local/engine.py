@@ -28,6 +28,7 @@ from k8e.engine.local.dns import Server
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.mounts.pinning import pin_mounts
 from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.mounts.slots import TRAY, fill_slots, list_bindings
 from k8e.engine.local.mounts.view import seal_mounts
@@ -202,7 +203,14 @@ class LocalEngine:
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
         if spec.shape.mounts or spec.shares:
-            await finish_in_thread(seal_mounts, self.layout.sandbox(sandbox))
+            await finish_in_thread(self._hold_mounts, sandbox, spec.shape.mounts, runtime.native)
+
+    def _hold_mounts(self, sandbox: str, mounts: Sequence[Mount], native: bool) -> None:
+        """Before any command: what is kept is kept against gVisor's processes, too."""
+        paths = self.layout.sandbox(sandbox)
+        if not native:
+            pin_mounts(mounts, paths, self._cgroups.processes(sandbox))
+        seal_mounts(paths)
 
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
         if sandbox in self._creating:
@@ -215,7 +223,8 @@ class LocalEngine:
         try:
             link = await self._open_link(sandbox)
             record = await asyncio.to_thread(Record.load, paths.record)
-            binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user)
+            processes = self._cgroups.processes(sandbox)
+            binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user, processes)
             if record.first_id is None:
                 writable = [os.fsencode(bind.target) for bind in binds if bind.writable]
                 await link.bind(list(list_bindings(binds)), writable=writable, last=TRAY.encode())

@@ -84,7 +84,8 @@ class SandboxPaths:
 
     @property
     def runtime_log(self) -> Path:
-        return self.top / "runtime.log"
+        """On the sandbox's disk: gVisor's processes keep it open, and could fill the machine's with it."""
+        return self.disk / "runtime.log"
 
     @property
     def link(self) -> Path:

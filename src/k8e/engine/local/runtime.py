@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from k8e.engine import EngineError, Runtime
+from k8e.engine.local.host_filter import build_filter
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.tool import find_tool, run_tool, try_tool
+from k8e.engine.local.tool import find_tool, run_tool, try_filtered_tool, try_tool
 
 # Where `make runsc` puts the one it built. On nobody's PATH: only the engine is meant to find it.
 OWN_BINARIES = Path("/var/lib/k8e/bin")
@@ -66,15 +68,18 @@ class OciRuntime:
     def _command(self, layout: Layout, *words: str | Path) -> list[str | Path]:
         return [self.binary, "--root", layout.runtime_root(self.name.value), *self.flags, *words]
 
-    async def start(self, layout: Layout, sandbox: str, paths: SandboxPaths, deadline: float) -> None:
-        """Returns when the first process runs. It has no pipe of ours: it would hold it as long as it lives."""
+    async def start(self, layout: Layout, sandbox: str, paths: SandboxPaths, deadline: float, *, set_ids: bool) -> None:
+        """Returns when the first process runs. It has no pipe of ours: it would hold it as long as it lives. `set_ids`:
+        whether gVisor's processes may give files set-user-id and set-group-id bits."""
         layout.runtime_root(self.name.value).mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.runtime_log.unlink(missing_ok=True)  # of the last time, if it was stopped
         words = ("--log", paths.runtime_log, "--log-format", "json")
-        finished = await try_tool(
-            *self._command(layout, *words, "run", "--detach", "--bundle", paths.bundle, f"k8e-{sandbox}"),
-            deadline=deadline,
-            quiet=True,
-        )
+        command = self._command(layout, *words, "run", "--detach", "--bundle", paths.bundle, f"k8e-{sandbox}")
+        if self.native:
+            finished = await try_tool(*command, deadline=deadline, quiet=True)
+        else:
+            program = build_filter(platform.machine(), set_ids=set_ids)
+            finished = await try_filtered_tool(program, *command, deadline=deadline)
         if finished.status != 0:
             raise EngineError(self.name.value, _last_words(paths.runtime_log) or finished.complaint)
 
@@ -93,7 +98,7 @@ class OciRuntime:
 
 
 def _last_words(log: Path) -> str:
-    """The runtime's own last complaint. Its log is written by the runtime, not by the sandbox."""
+    """The runtime's own last complaint, from its log: text for people, whoever wrote it."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_TAIL))

@@ -1,7 +1,8 @@
-"""The system calls that native sandboxes may make: an allowlist, as an OCI seccomp section.
+"""The system calls that programs in a sandbox may make: an allowlist, as an OCI seccomp section.
 
 What is not named here fails with EPERM; calls newer than the list, and clone3 (whose flags a filter cannot see), with
-ENOSYS, so that programs fall back to the older call.
+ENOSYS, so that programs fall back to the older call. Natively the machine's kernel applies it; in gVisor its own kernel
+does, and what has to hold against that kernel is in host_filter.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
 _FAMILIES = (AF_UNIX, AF_INET, AF_INET6)
 
+# What debuggers ask for. Missing are the requests after which a tracer can put another system call in the place of the
+# one that the filter saw: gVisor's kernel looks at the number again after the stop, and does not ask the filter again.
+# PTRACE_SYSCALL, SYSEMU, SYSEMU_SINGLESTEP, SET_SYSCALL_INFO are such; so is PTRACE_O_TRACESECCOMP.
+_PTRACE_REQUESTS = (
+    *range(10),  # TRACEME, PEEK and POKE, CONT, KILL, SINGLESTEP
+    *range(12, 20),  # registers, ATTACH, DETACH
+    *(25, 26, 30),  # thread areas, ARCH_PRCTL
+    *range(0x4201, 0x4206),  # GETEVENTMSG, GETSIGINFO, SETSIGINFO, GETREGSET, SETREGSET
+    *range(0x4207, 0x420C),  # INTERRUPT, LISTEN, PEEKSIGINFO, signal masks
+    0x420E,  # GET_SYSCALL_INFO
+)
+_PTRACE_OPTIONS = (0x4200, 0x4206)  # SETOPTIONS, SEIZE: both take them as the fourth argument
+_TRACESECCOMP = 0x80
+
 # What mknod may make; devices are nobody's business, with or without the capability.
 _NODE_TYPES = (0, 0o100000, 0o010000, 0o140000)  # a file (twice), a FIFO, a socket
 _TYPE_MASK = 0o170000
@@ -32,7 +47,7 @@ _MOUNTS = (0x1000, 0x1026)  # MS_BIND; and for what is bound to be written to, w
 _MNT_DETACH = 2
 _ALL = 0xFFFFFFFFFFFFFFFF  # the kernel looks at 64 bits
 
-_SET_USER_ID = 0o4000
+_SET_IDS = 0o6000
 _CREATES = 0x40 | 0x400000  # O_CREAT, O_TMPFILE: only then the mode is looked at
 # Where the mode stands among the arguments of calls that set one.
 _MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1}
@@ -69,30 +84,37 @@ def allow(names: Iterable[str], args: list[dict[str, Any]] | None = None) -> dic
     return {"names": sorted(names), "action": "SCMP_ACT_ALLOW", **({"args": args} if args else {})}
 
 
-def _without_set_user_id() -> list[dict[str, Any]]:
-    """Files of a directory of the machine belong to one of its users out there: whoever runs one with this bit would be
-    that user."""
-    rules = [allow([call], [match(index, 0, _SET_USER_ID)]) for call, index in _MODE_AT.items()]
+def _without_set_ids() -> list[dict[str, Any]]:
+    """Files of a directory of the machine belong to one of its users out there: another user who runs one with such a
+    bit would be that user."""
+    rules = [allow([call], [match(index, 0, _SET_IDS)]) for call, index in _MODE_AT.items()]
     for call, (flags, mode) in _OPENS.items():
         rules.append(allow([call], [match(flags, 0, _CREATES)]))
-        rules.append(allow([call], [match(flags, 0x40, 0x40), match(mode, 0, _SET_USER_ID)]))
-        rules.append(allow([call], [match(flags, 0x400000, 0x400040), match(mode, 0, _SET_USER_ID)]))
+        rules.append(allow([call], [match(flags, 0x40, 0x40), match(mode, 0, _SET_IDS)]))
+        rules.append(allow([call], [match(flags, 0x400000, 0x400040), match(mode, 0, _SET_IDS)]))
+    return rules
+
+
+def _debugging() -> list[dict[str, Any]]:
+    rules = [allow(["ptrace"], [match(0, request, _ALL)]) for request in _PTRACE_REQUESTS]
+    rules += [allow(["ptrace"], [match(0, request, _ALL), match(3, 0, _TRACESECCOMP)]) for request in _PTRACE_OPTIONS]
     return rules
 
 
 def build_profile(
-    machine: str, native: bool = True, *, set_user_id: bool = True, mounting: bool = False
+    machine: str, native: bool = True, *, set_ids: bool = True, mounting: bool = False
 ) -> Mapping[str, Any]:
-    """`set_user_id`: whether files can be given that bit, which does nothing inside. `mounting`: whether the agent can
-    mount something later; it takes these calls from itself, and from every command, before there is one."""
+    """`set_ids`: whether files can be given set-user-id and set-group-id bits, which do nothing inside. `mounting`:
+    whether the agent can mount something later; it takes these calls from itself, and from every command, before there
+    is one."""
     lists = json.loads(resources.files("k8e.engine.local").joinpath("syscalls.json").read_text())
     plain = set(lists["any"]) | set(lists.get(machine, ()))
     absent = set(lists["absent"])
     rules = []
-    if not set_user_id:
+    if not set_ids:
         plain -= {"openat2", *_MODE_AT, *_OPENS}
         absent.add("openat2")  # a filter cannot see its mode
-        rules += _without_set_user_id()
+        rules += _without_set_ids()
     rules.append(allow(plain))
     if mounting:
         rules += [allow(["mount"], [match(3, flags, _ALL)]) for flags in _MOUNTS]
@@ -100,15 +122,17 @@ def build_profile(
     rules.append(allow(["clone"], [match(0, 0, _NAMESPACE_FLAGS | _NEWTIME)]))
     rules += [allow(["socket"], [match(0, family)]) for family in _FAMILIES]
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))
+    rules.append(allow(["socketpair"], [match(0, AF_UNIX)]))
     rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]
-    mask = _TYPE_MASK if set_user_id else _TYPE_MASK | _SET_USER_ID
+    rules += [allow(["ptrace"])] if native else _debugging()
+    mask = _TYPE_MASK if set_ids else _TYPE_MASK | _SET_IDS
     for kind in _NODE_TYPES:
         rules.append(allow(["mknod"], [match(1, kind, mask)]))
         rules.append(allow(["mknodat"], [match(2, kind, mask)]))
     # PER_LINUX, and the query; 32-bit personalities and ADDR_NO_RANDOMIZE's neighbours are not needed.
     rules += [allow(["personality"], [match(0, value)]) for value in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)]
     # gVisor knows no other errno than EPERM, on which glibc does not fall back and no thread starts. But it answers
-    # ENOSYS to a call that an absent tracer should decide on; whoever brings one is alone with gVisor's own kernel.
+    # ENOSYS to a call that a tracer should decide on and there is none; `_debugging` sees to it that there never is.
     answer = {"action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS} if native else {"action": "SCMP_ACT_TRACE"}
     rules.append({"names": sorted(absent), **answer})
     architectures = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64"]}

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from k8e.engine import EngineError
+from k8e.engine.local.host_filter import enter_filter
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -24,6 +27,7 @@ T = TypeVar("T")
 _CHECK_PARENT = 'test "$PPID" = "$0" && exec "$@"'
 _SHOWN = 2000  # bytes of a tool's complaint
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/root"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ async def try_tool(
         stdin=null,
         stdout=pipe if capture else null,
         stderr=null if capture or quiet else pipe,
-        env={"PATH": _PATH, "LC_ALL": "C", "HOME": "/root", **(env or {})},
+        env={**_ENV, **(env or {})},
         cwd="/",
         start_new_session=True,
     )
@@ -107,6 +111,54 @@ async def try_tool(
     return Finished(
         words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace")
     )
+
+
+async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) -> Finished:
+    """Runs it to its end under a filter of the machine's kernel, which all that it starts inherits. No pipes.
+
+    A filter belongs to a thread, and a process inherits that of the thread that starts it: so one is made for that. It
+    stays until the end of the tool, which is killed with its parent, and that is a thread, too.
+    """
+    loop, words = asyncio.get_running_loop(), tuple(str(word) for word in argv)
+    ended: asyncio.Future[int] = loop.create_future()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run() -> None:
+        try:
+            enter_filter(program)
+            processes.append(_start_quietly(words))
+            settle(ended.set_result, processes[0].wait())
+        except BaseException as error:  # noqa: BLE001 - all of them are for the one who waits
+            settle(ended.set_exception, error)
+
+    def settle(tell: Callable[[Any], None], outcome: object) -> None:
+        # Who was cancelled waits in `finally`, for the thread's end.
+        loop.call_soon_threadsafe(lambda: None if ended.done() else tell(outcome))
+
+    thread = threading.Thread(target=run, name="k8e-runtime")
+    thread.start()
+    try:
+        async with asyncio.timeout(deadline):
+            status = await ended
+    except TimeoutError as error:
+        raise EngineError(os.path.basename(words[0]), f"no end after {deadline:g} s: {' '.join(words)}") from error
+    finally:
+        await finish(asyncio.to_thread(_end, thread, processes))
+    return Finished(words, status, "")
+
+
+def _start_quietly(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        bound_to(os.getpid(), words), stdin=null, stdout=null, stderr=null, env=_ENV, cwd="/", start_new_session=True
+    )
+
+
+def _end(thread: threading.Thread, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    while thread.is_alive():
+        for process in processes:
+            process.kill()  # nothing when it has ended
+        thread.join(0.05)
 
 
 async def run_tool(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from k8e.engine.local.bundle import Bind
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.mounts.kernel import RDONLY, attach_mount, change_mount, clone_mount
+from k8e.engine.local.mounts.pinning import pin_mounts
 from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.record import Record
 from k8e.link.model import Identity
@@ -82,13 +83,21 @@ def _share(source: Path, point: Path) -> None:
 
 
 def fill_slots(
-    mounts: Sequence[Mount], layout: Layout, paths: SandboxPaths, record: Record, user: Identity
+    mounts: Sequence[Mount],
+    layout: Layout,
+    paths: SandboxPaths,
+    record: Record,
+    user: Identity,
+    processes: Iterable[int],
 ) -> Sequence[Bind]:
-    """What the sandbox sees now: natively at its places, in gVisor on the tray. A slot is filled once."""
+    """What the sandbox sees now: natively at its places, in gVisor on the tray. A slot is filled once. `processes`: all
+    of the sandbox."""
     if not mounts or record.slots != tuple(mount.target for mount in mounts):
         raise EngineError("slots", f"the sandbox has slots for {', '.join(record.slots) or 'nothing'}")
     binds, sources = show_mounts(mounts, layout, paths, record.first_id, user)
     replace(record, sources=sources, slots=()).save(paths.record)
+    if record.first_id is None:
+        pin_mounts(mounts, paths, processes)
     points = [paths.slots / str(index) for index in range(len(mounts))]
     for index, point in enumerate(points):
         # Natively what is followed is the slot, in gVisor the tray.

@@ -12,8 +12,6 @@ import ctypes
 import errno
 import os
 import socket
-import threading
-from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from k8e.engine.local.network.route import (
     set_alias,
     set_up,
 )
+from k8e.engine.local.own_thread import in_own_thread
 
 _CLONE_NEWNET = 0x40000000
 _LOOPBACK = 1  # its index in every namespace
@@ -54,30 +53,11 @@ def open_wire(wire: Wire, sandbox: str) -> int:
     """Makes both ends and configures them; they are up when this returns. The descriptor is of the namespace, which is
     the caller's to close."""
     try:
-        return _in_thread_of_its_own(lambda: _open(wire, sandbox))
+        return in_own_thread(lambda: _open(wire, sandbox))
     except OSError as error:
         with contextlib.suppress(EngineError):
             remove_wire(wire)
         raise EngineError("network wire", f"{wire.interface} cannot be made: {error}", _HINT) from error
-
-
-def _in_thread_of_its_own(work: Callable[[], int]) -> int:
-    """Because for a moment it is in another namespace: a thread of a pool that got stuck there would be a trap."""
-    result: list[int] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="k8e-wire")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
 
 
 def _open(wire: Wire, sandbox: str) -> int:
