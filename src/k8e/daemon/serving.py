@@ -10,12 +10,11 @@ import logging.handlers
 import os
 import resource
 import signal
-import socket
 from collections.abc import Callable
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from k8e.daemon.places import Paths, Refused, take_lock
+from k8e.daemon.watchdog import Watchdog, tell_systemd
 
 if TYPE_CHECKING:
     from k8e.engine import Engine
@@ -86,8 +85,9 @@ def run_daemon(
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
+    watchdog = Watchdog(lambda: handler.stream.fileno())
     try:
-        asyncio.run(serve(engine, paths, settings, announce, detached=detached))
+        asyncio.run(serve(engine, paths, settings, announce, watchdog, detached=detached))
     finally:
         os.close(lock)
 
@@ -103,6 +103,19 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
 
 async def serve(
+    engine: Engine,
+    paths: Paths,
+    settings: Settings,
+    announce: Callable[[], None],
+    watchdog: Watchdog,
+    *,
+    detached: bool,
+) -> None:
+    with watchdog:
+        await serve_watched(engine, paths, settings, announce, detached=detached)
+
+
+async def serve_watched(
     engine: Engine, paths: Paths, settings: Settings, announce: Callable[[], None], *, detached: bool
 ) -> None:
     from k8e.core.errors import Fault
@@ -189,15 +202,12 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def notify_systemd() -> None:
-    """That we are ready, when it is systemd that started us."""
-    if address := os.environ.get("NOTIFY_SOCKET"):
-        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)) as notifier:
-            notifier.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+def announce_to_systemd() -> None:
+    tell_systemd(b"READY=1")
 
 
 def run_in_foreground() -> None:
-    run_daemon(make_local_engine, announce=notify_systemd)
+    run_daemon(make_local_engine, announce=announce_to_systemd)
 
 
 def run_detached(ready: int, make_engine: MakeEngine = make_local_engine) -> int:
