@@ -222,3 +222,20 @@ async def test_hidden_files_of_the_machine_are_not_there_for_gvisor_either(
                 assert os.stat(seen.lstrip("/"), dir_fd=handle).st_size == os.stat(seen).st_size
             finally:
                 os.close(handle)
+
+
+async def test_what_is_read_only_is_so_for_gvisor_too(rig: Rig, probe: Path, tmp_path: Path) -> None:
+    if rig.native:
+        pytest.skip("about gVisor")
+    room = await rig.shaped(Shape(read_only=True))
+    for name in GVISOR.values():
+        pid = find_process(rig, room, name)
+        attempts = []
+        for folder in ("etc", "workspace", "home/user", "usr/bin", "tmp"):
+            attempts.append(Attempt(folder))
+            flags = os.O_CREAT | os.O_WRONLY | FOLLOW_NOT
+            attempts[-1].call("openat", find_top(pid), f"{folder}/made-by-{pid}", flags, 0o644)
+        *closed, temporary = await asyncio.to_thread(try_at, probe, pid, attempts, tmp_path / "script")
+        assert [outcome.describe() for outcome in closed] == ["EROFS"] * len(closed)
+        assert temporary.results[0] >= 0, "it can write where it may"
+    await rig.engine.destroy(room.name)

@@ -74,6 +74,26 @@ def pair_of_other_families(high_bits: int = 0) -> object:
     return asked
 
 
+def sockets_of_other_protocols() -> object:
+    """As above, be it SCTP, DCCP, UDP-Lite, or a packet socket by its old name."""
+    asked = []
+    wanted = [(kind, protocol) for kind in (1, 2, 5) for protocol in (33, 108, 115, 132, 136, 255, 256)]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for kind, protocol in (*wanted, (5, 0), (6, 33), (10, 768), (10, 0)):
+            try:
+                call("socket", family, kind, protocol)
+            except PermissionError:
+                continue
+            except OSError as error:
+                asked.append(f"{family} {kind} {protocol}: {error.strerror}")
+            else:
+                asked.append(f"{family} {kind} {protocol}: made")
+    if not asked:
+        raise PermissionError(errno.EPERM, "all of them")
+    return asked
+
+
+ATTEMPTS["sockets-of-other-protocols"] = sockets_of_other_protocols
 ATTEMPTS["socketpair-of-other-families"] = pair_of_other_families
 ATTEMPTS["socketpair-of-other-families-high-bits"] = lambda: pair_of_other_families(HIGH)
 

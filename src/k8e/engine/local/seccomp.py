@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from itertools import product
 from typing import Any
 
 _ENOSYS = 38
@@ -21,7 +22,11 @@ _NEWTIME = 0x00000080
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
-_FAMILIES = (AF_UNIX, AF_INET, AF_INET6)
+# Of the internet's: for another type or protocol the kernel would look for a module (SCTP, DCCP, L2TP), and SOCK_PACKET
+# is another family.
+_STREAM, _DATAGRAM = 1, 2
+_TYPES = 0xF  # the rest are flags
+_PROTOCOLS = (0, 1, 6, 17, 58, 262)  # the usual one, ICMP for ping, TCP, UDP, ICMPv6, MPTCP
 
 # What debuggers ask for. Missing are the requests after which a tracer can put another system call in the place of the
 # one that the filter saw: gVisor's kernel looks at the number again after the stop, and does not ask the filter again.
@@ -120,7 +125,9 @@ def build_profile(
         rules += [allow(["mount"], [match(3, flags, _ALL)]) for flags in _MOUNTS]
         rules.append(allow(["umount2"], [match(1, _MNT_DETACH)]))
     rules.append(allow(["clone"], [match(0, 0, _NAMESPACE_FLAGS | _NEWTIME)]))
-    rules += [allow(["socket"], [match(0, family)]) for family in _FAMILIES]
+    rules.append(allow(["socket"], [match(0, AF_UNIX)]))
+    for family, kind, protocol in product((AF_INET, AF_INET6), (_STREAM, _DATAGRAM), _PROTOCOLS):
+        rules.append(allow(["socket"], [match(0, family), match(1, kind, _TYPES), match(2, protocol)]))
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))
     rules.append(allow(["socketpair"], [match(0, AF_UNIX)]))
     rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]
