@@ -59,6 +59,7 @@ OFFENCES = [
     ("k8e.link.offender", "import k8e.core.service"),
     ("k8e.link.offender", "import http.client"),
     ("k8e.conformance.offender", "import k8e.engine.local.runtime"),
+    ("k8e.engine.conformance.offender", "import k8e.engine.local.runtime"),
     ("k8e.core.offender", "import grpc.aio"),
     ("k8e.core.offender", "from starlette.routing import Route"),
     ("k8e.core.offender", "import mcp"),

@@ -69,7 +69,8 @@ def find_processes(*marks: str) -> list[int]:
 
 
 class BareEngine:
-    """Implements `k8e.engine.Engine`."""
+    """Implements `k8e.engine.Engine`, and keeps its contract (test_engine.py), but that it shows no directory of the
+    machine."""
 
     made_of = "bwrap and whatever is there"
 
@@ -106,9 +107,14 @@ class BareEngine:
         return self.reports
 
     async def create(self, sandbox: str, spec: SandboxSpec) -> None:
+        await self._require(spec)
         top = self._top(sandbox)
         try:
-            (top / "run").mkdir(parents=True, mode=0o700)
+            top.mkdir(parents=True, mode=0o755)
+        except FileExistsError as error:
+            raise EngineError("sandbox", f"{sandbox} exists already") from error
+        try:
+            (top / "run").mkdir(mode=0o700)
             (top / "workspace").mkdir()
             (top / "oom_kills").write_text("0")
             (top / "egress").write_text("\n".join(spec.egress.texts))
@@ -121,6 +127,14 @@ class BareEngine:
             if isinstance(error, OSError | LinkError):
                 raise EngineError("namespaces", str(error)) from error
             raise
+
+    async def _require(self, spec: SandboxSpec) -> None:
+        """What it is to be made of is there."""
+        report = next((report for report in self.reports if report.runtime is spec.runtime), None)
+        if report is None or not report.available:
+            raise EngineError(spec.runtime.value, report.reason if report else "not in this engine", "use native")
+        if spec.image != "host" and await self._images.find(spec.image) is None:
+            raise EngineError("image", f"there is no {spec.image}")
 
     def _spawn(self, sandbox: str, top: Path, workspace: Path) -> None:
         arguments = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--as-pid-1"]
@@ -143,9 +157,12 @@ class BareEngine:
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
         if self.bind_failure is not None:
             raise self.bind_failure
+        if not (await self.health(sandbox)).alive:
+            raise EngineError("sandbox", f"{sandbox} is not running")
         self.bound[sandbox] = mounts
 
     async def edition(self, spec: SandboxSpec) -> str:
+        await self._require(spec)
         return self.made_of
 
     async def attach(self, sandbox: str) -> tuple[AgentLink, Place]:

@@ -1,0 +1,131 @@
+"""What a check of an engine is run against, the list of checks, and the few ways in which they use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from k8e.engine import Engine, EngineError, Place, SandboxSpec
+from k8e.link.model import ExecSpec, Sandbox
+
+PATIENCE = 20.0  # for what a kernel does in its own time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    engine: Engine
+    spec: SandboxSpec  # of a runtime that works here
+    again: Callable[[], Engine]  # the engine of the next daemon: another one, on the same state
+    in_force: Callable[[str, str], Awaitable[bool]]  # whether a sandbox may reach an address, by the machine's rules
+    have_refused: Callable[[str], Awaitable[None]]  # has the sandbox ask for something that it may not reach
+    kill: Callable[[str], Awaitable[None]] | None = None  # "kill": SIGKILL to all that a sandbox has on the host
+    directory: Path | None = None  # "mounts": one of the machine that sandboxes can be shown
+    names: set[str] = field(default_factory=set)  # of all that checks made
+
+    @property
+    def provides(self) -> frozenset[str]:
+        offers = {"kill": self.kill, "mounts": self.directory}
+        return frozenset(name for name, offer in offers.items() if offer is not None)
+
+    def new_name(self) -> str:
+        name = f"c{secrets.token_hex(4)}"
+        self.names.add(name)
+        return name
+
+    @contextlib.asynccontextmanager
+    async def made(self, **changes: Any) -> AsyncIterator[str]:
+        """A sandbox of its own."""
+        name = self.new_name()
+        await self.engine.create(name, replace(self.spec, **changes))
+        try:
+            yield name
+        finally:
+            await self.engine.destroy(name)
+
+    async def run(self, name: str, script: str, engine: Engine | None = None) -> str:
+        """Output of a shell command of the default user that must work."""
+        sandbox, place = await (engine or self.engine).attach(name)
+        done = await run_script(sandbox, place, script)
+        equal(f"exit code of {script!r}", (done[0], done[2]), (0, b""))
+        return done[1].decode()
+
+
+CheckFunction = Callable[[Subject], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    run: CheckFunction
+    needs: frozenset[str]  # of what `Subject.provides` may offer
+    deadline: float = 120.0  # far more than it takes, so that a hang is a failure with a name
+
+
+CHECKS: list[Check] = []
+
+
+def check(needs: str = "") -> Callable[[CheckFunction], CheckFunction]:
+    def register(function: CheckFunction) -> CheckFunction:
+        name = getattr(function, "__name__", "").removeprefix("check_")
+        if any(known.name == name for known in CHECKS):
+            raise ValueError(f"two checks called {name}")
+        CHECKS.append(Check(name, function, frozenset(needs.split())))
+        return function
+
+    return register
+
+
+async def run_check(chosen: Check, subject: Subject) -> None:
+    before = set(await subject.engine.list())
+    try:
+        async with asyncio.timeout(chosen.deadline):
+            await chosen.run(subject)
+    except TimeoutError as exc:
+        raise AssertionError(f"{chosen.name} did not finish within {chosen.deadline:.0f} s") from exc
+    equal("sandboxes afterwards", set(await subject.engine.list()), before)
+
+
+async def run_script(sandbox: Sandbox, place: Place, script: str) -> tuple[int | None, bytes, bytes]:
+    process = await sandbox.start(
+        ExecSpec((b"sh", b"-c", script.encode()), place.env, place.workdir, place.user, stdin=False)
+    )
+    outputs = []
+    for reader in (process.stdout, process.stderr):
+        content = b""
+        while chunk := await reader.read():
+            content += chunk
+        outputs.append(content)
+    return (await process.wait()).exit_code, outputs[0], outputs[1]
+
+
+def equal(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise AssertionError(f"{what}: expected {expected!r}, got {got!r}")
+
+
+def holds(what: str, condition: bool) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+async def fails(what: str, attempt: Awaitable[object]) -> EngineError:
+    """With an EngineError, and with nothing else."""
+    try:
+        result = await attempt
+    except EngineError as error:
+        holds(f"{what}: says what could not be applied and why", bool(error.control and error.cause))
+        return error
+    raise AssertionError(f"{what}: expected an EngineError, got {result!r}")
+
+
+async def comes_true(what: str, question: Callable[[], Awaitable[bool]]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not await question():
+        holds(f"never came true: {what}", time.monotonic() < end)
+        await asyncio.sleep(0.01)
