@@ -411,7 +411,7 @@ class TestMischief:
         """Nothing is sent anywhere: it is the address that is judged."""
         async with Registry(parse_reference("registry.test/x"), None, make_context("")) as registry:
             with refusing("refused"):
-                await registry._check_address(target)
+                registry._check_address(target)
 
 
 async def test_prune_keeps_what_is_named_and_what_sandboxes_use(

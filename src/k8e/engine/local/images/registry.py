@@ -40,6 +40,8 @@ from k8e.policy.addresses import may_list
 if TYPE_CHECKING:
     import httpx2
 
+    from k8e.engine.local.images.pinned import Clients
+
 T = TypeVar("T")
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
@@ -83,8 +85,7 @@ class Registry:
         self._authorization = ""
         self._reached = False  # so far
         self._authorizing = asyncio.Lock()
-        self._checked: set[str] = set()
-        self._client: httpx2.AsyncClient
+        self._clients: Clients
 
     @property
     def host(self) -> str:
@@ -92,17 +93,14 @@ class Registry:
 
     async def __aenter__(self) -> Registry:
         httpx2 = await asyncio.to_thread(_load_client)
-        self._client = httpx2.AsyncClient(
-            verify=self._context,
-            follow_redirects=False,
-            trust_env=not self._reference.loopback,  # proxies of the environment; they know nothing of our loopback
-            timeout=httpx2.Timeout(_SILENCE, connect=_CONNECT),
-            headers={"User-Agent": "k8e", "Accept-Encoding": "identity"},
-        )
+        from k8e.engine.local.images.pinned import Clients
+
+        timeout = httpx2.Timeout(_SILENCE, connect=_CONNECT)
+        self._clients = Clients(self._context, timeout, proxies=not self._reference.loopback)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        await self._clients.close()
 
     # What there is to ask for
 
@@ -178,7 +176,7 @@ class Registry:
             if answer.status not in (301, 302, 303, 307, 308):
                 return answer
             url = urljoin(url, answer.headers.get("location", ""))
-            await self._check_address(url)
+            self._check_address(url)
         raise EngineError("image", "the registry sends from one place to another", reason="unreachable")
 
     @contextlib.asynccontextmanager
@@ -186,12 +184,13 @@ class Registry:
         self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None = None
     ) -> AsyncIterator[Answer]:
         httpx2 = _load_client()
-        await self._check_address(url)
+        self._check_address(url)
+        client = await self._clients.choose(url)
         try:
             content = urlencode(form).encode() if form is not None else None
             more = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
-            request = self._client.build_request(method, url, headers={**headers, **more}, content=content)
-            response = await self._client.send(request, stream=True)
+            request = client.build_request(method, url, headers={**headers, **more}, content=content)
+            response = await client.send(request, stream=True)
             self._reached = True
         except httpx2.ConnectError as error:
             raise self._explain_connection(error, url) from error
@@ -202,30 +201,24 @@ class Registry:
         finally:
             await response.aclose()
 
-    async def _check_address(self, url: str) -> None:
-        """Where a registry may send us: over TLS, and not to what only this machine can reach."""
+    def _check_address(self, url: str) -> None:
+        """Where a registry may send us: over TLS, and not to what only this machine can reach. What a name leads to is
+        judged when it is connected to (pinned.py)."""
         parts = urlsplit(url)
         try:
-            host, port = parts.hostname or "", parts.port or 443
+            host, _ = parts.hostname or "", parts.port
         except ValueError:
-            host, port = "", 0
+            host = ""
         local = is_loopback(host)
         if not host or parts.username or parts.scheme not in ("https", "http"):
             raise EngineError("image", "the registry sends to something that is no address", reason="refused")
         if (parts.scheme == "http" or local) and not (local and self._reference.loopback):
             what = "without TLS" if parts.scheme == "http" else "to this machine itself"
             raise EngineError("image", f"the registry sends {what}: {host}", reason="refused")
-        if local or host in self._checked:
-            return
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port)
-        except OSError:
-            found = []  # a proxy may know it
-        for *_, address in found:
-            if not may_list(ipaddress.ip_address(str(address[0]).partition("%")[0])):
-                cause = f"{host} is an address that images do not come from: {address[0]}"
-                raise EngineError("image", cause, reason="refused")
-        self._checked.add(host)
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(host.partition("%")[0])
+            if not local and not may_list(address):
+                raise EngineError("image", f"images do not come from {address}", reason="refused")
 
     # Who we are
 
