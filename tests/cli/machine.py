@@ -131,12 +131,13 @@ def make_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def run_launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
-    """The daemon with the test engine, from listening to a clean end."""
+def run_launcher(machine: Machine, descriptors: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon with the test engine, from listening to a clean end. With so many descriptors and no more."""
+    bounded = () if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh")
     ours, theirs = os.pipe()
     with open(machine.folder / "log", "ab") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "tests.cli.launcher", str(theirs)],
+            [*bounded, sys.executable, "-m", "tests.cli.launcher", str(theirs)],
             cwd=ROOT,
             env={**os.environ, **machine.env},
             stdin=subprocess.DEVNULL,

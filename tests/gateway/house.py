@@ -173,13 +173,13 @@ class House:
 
 
 @contextlib.contextmanager
-def open_house(settings: str = "", listen: str = "127.0.0.1:0") -> Iterator[House]:
+def open_house(settings: str = "", listen: str = "127.0.0.1:0", descriptors: int | None = None) -> Iterator[House]:
     with make_folder() as folder:
         with (folder / "k8e.toml").open("a") as file:
             file.write(f'[gateway]\nlisten = "{listen}"\n{settings}')
         machine = Machine(folder, folder)
         try:
-            with run_launcher(machine):
+            with run_launcher(machine, descriptors):
                 house = House(machine)
                 try:
                     yield house

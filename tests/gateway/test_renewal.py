@@ -43,7 +43,7 @@ async def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 async def gateway(rig: Rig, keys: Keys) -> AsyncIterator[Gateway]:
-    gateway = Gateway(rig.service, keys, Agents(rig.service, keys))
+    gateway = Gateway(rig.service, keys, Agents(rig.service, keys), rig.folder)
     await gateway.open("127.0.0.1:0", [])
     yield gateway
     await gateway.close(5)
@@ -121,7 +121,8 @@ async def test_a_port_that_is_taken_is_no_reason_to_die(rig: Rig, keys: Keys, ga
     from k8e.settings import GatewaySettings
 
     settings = GatewaySettings(listen=gateway.endpoint)
-    opening = Opening(rig.service, keys, settings, Agents(rig.service, keys))
+    (rig.folder / "second").mkdir()
+    opening = Opening(rig.service, keys, settings, Agents(rig.service, keys), rig.folder / "second")
     await opening.attempt()
     assert "cannot listen" in opening.problem
     with pytest.raises(Fault) as refused:

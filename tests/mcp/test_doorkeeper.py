@@ -13,7 +13,8 @@ import pytest
 
 from k8e.core.keys import Keys
 from k8e.core.model import Caller
-from k8e.doors.mcp.doorkeeper import MOST, PATIENCE, Doorkeeper
+from k8e.doors.crowd import Crowd
+from k8e.doors.mcp.doorkeeper import PATIENCE, Doorkeeper
 from k8e.doors.mcp.entrance import Entrance, House
 from k8e.doors.mcp.listener import Listener, bind
 from k8e.doors.mcp.reception import Reception
@@ -24,34 +25,45 @@ ROOT = Caller(0)
 
 class Hasty(Doorkeeper):
     patience = 0.05
-    most = 3
 
 
 @pytest.fixture
-async def port(tmp_path: Path) -> AsyncIterator[int]:
+async def crowd() -> Crowd:
+    return Crowd(100, strangers=4, each=3)
+
+
+@pytest.fixture
+async def port(tmp_path: Path, crowd: Crowd) -> AsyncIterator[int]:
+    async with open_address(tmp_path, crowd, Hasty) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def open_address(folder: Path, crowd: Crowd, protocol: type[Doorkeeper] = Doorkeeper) -> AsyncIterator[int]:
     spawned: list[asyncio.Task[None]] = []
 
     def spawn(work: Coroutine[Any, Any, None]) -> None:
         spawned.append(asyncio.create_task(work))
 
-    async with open_rig(tmp_path) as rig:
+    async with open_rig(folder) as rig:
         bound = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
         port = bound.getsockname()[1]
         house = House(port, ("127.0.0.1",), secure=False, host=ROOT)
-        reception = Reception(rig.service, Entrance(house, Keys(tmp_path / "identity")), "", spawn)
-        listener = Listener(reception, bound, None, Hasty)
+        reception = Reception(rig.service, Entrance(house, Keys(folder / "identity")), "", spawn)
+        listener = Listener(reception, bound, None, crowd, protocol)
         serving = asyncio.create_task(listener.serve())
         yield port
         listener.close()
         await serving
         await asyncio.gather(*spawned)
+    assert (crowd._used, crowd._strangers.count, crowd._known.total()) == (0, 0, 0), "every place was given back"
 
 
 @pytest.mark.parametrize(
     "said", [b"", b"POST /mcp HTTP/1.1\r\nHost: ", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /"]
 )
 async def test_who_does_not_finish_asking_is_not_waited_for(port: int, said: bytes) -> None:
-    assert (PATIENCE, MOST) == (10.0, 2000)
+    assert PATIENCE == 10.0
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(said)
     with contextlib.suppress(ConnectionError):
@@ -60,25 +72,72 @@ async def test_who_does_not_finish_asking_is_not_waited_for(port: int, said: byt
     writer.close()
 
 
-async def open_stream(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connect(port: int, address: str = "127.0.0.1") -> Stream:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+
+
+async def open_stream(port: int) -> Stream:
+    reader, writer = await connect(port)
     writer.write(f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
     assert b"200 OK" in await reader.readuntil(b"event: session")
     return reader, writer
 
 
-async def be_turned_away(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def is_ended(stream: Stream) -> bool:
+    """Waits for it, a while."""
     with contextlib.suppress(ConnectionError):
-        assert await reader.read() == b""
-    writer.close()
+        try:
+            async with asyncio.timeout(60):
+                return await stream[0].read() == b""
+        except TimeoutError:
+            return False
+    return True
 
 
-async def test_who_is_served_stays_and_too_many_are_not_let_in(port: int) -> None:
-    streams = [await open_stream(port)]
-    await be_turned_away(port)  # who came later, said nothing, and was waited for in vain
-    streams += [await open_stream(port) for _ in range(Hasty.most - 1)]
-    await be_turned_away(port)  # at once
-    for reader, writer in streams:
-        assert not reader.at_eof()
+async def test_strangers_are_few_and_keep_nobody_out_who_is_known(tmp_path: Path) -> None:
+    """Many more silent connections than there are places, from several addresses, while known clients come and stay."""
+    crowd = Crowd(100, strangers=4, each=3)
+    async with open_address(tmp_path, crowd) as port:
+        streams = [await open_stream(port) for _ in range(6)]
+        silent = [await connect(port, f"127.0.0.{number % 5 + 2}") for number in range(50)]
+        streams += [await open_stream(port) for _ in range(6)]
+        assert all([await is_ended(one) for one in silent[:40]]), "the newest push out the oldest"
+        assert not any(reader.at_eof() for reader, _ in streams)
+        assert crowd._strangers.count <= 4
+        for _, writer in (*streams, *silent):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def test_a_stranger_who_asks_in_vain_does_not_stay(tmp_path: Path) -> None:
+    crowd = Crowd(100, stay=0.5)
+    async with open_address(tmp_path, crowd) as port:
+        reader, writer = await connect(port)
+        question = f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer k8e_x\r\n\r\n".encode()
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(60):
+                writer.write(question)
+                while line := await reader.readline():
+                    assert b" 401 " in line
+                    await reader.readuntil(b"}")
+                    writer.write(question)
         writer.close()
+
+
+async def test_all_connections_together_leave_descriptors_for_others(tmp_path: Path) -> None:
+    crowd = Crowd(8, strangers=4)
+    async with open_address(tmp_path, crowd) as port:
+        streams = [await open_stream(port) for _ in range(8)]
+        late = await connect(port)
+        assert await is_ended(late), "there is no stranger in whose place it could come"
+        late[1].close()
+        streams[0][1].close()
+        while crowd._used == 8:
+            await asyncio.sleep(0.01)
+        streams.append(await open_stream(port))
+        for _, writer in streams:
+            writer.close()

@@ -240,7 +240,8 @@ def test_who_brings_no_key_is_asked_for_one(house: House, server: Server, send: 
     assert problem["code"] == "key_needed"
     assert "Bearer" in problem["hint"]
     assert send.ask(server, INITIALIZE, Authorization="Basic cm9vdDpyb290")[0] == 401
-    wait_until(lambda: "key_needed" in (house.machine.folder / "s" / "audit.log").read_text())
+    log = house.machine.folder / "s" / "audit-refusals.log"
+    wait_until(lambda: log.exists() and "key_needed" in log.read_text())
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ async def serve_watched(
     from k8e.core.service import Service
     from k8e.core.store import Store
     from k8e.doors.approvals import Approvals
+    from k8e.doors.crowd import Crowd
     from k8e.doors.grpc.opening import Opening
     from k8e.doors.http import HttpDoor
     from k8e.doors.identities import Identities
@@ -147,8 +148,9 @@ async def serve_watched(
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
-    agents = Agents(service, keys, settings.gateway.names)
-    gateway = Opening(service, keys, settings.gateway, agents)
+    crowd = Crowd()
+    agents = Agents(service, keys, settings.gateway.names, crowd)
+    gateway = Opening(service, keys, settings.gateway, agents, paths.run_dir, crowd)
     others = (Identities(keys, gateway), agents, Approvals(service), Images(service), Warm(service, service))
     door = HttpDoor(Routes(service, service.metrics.render, *others, gateway=gateway))
     await door.open(bind_socket(paths.socket))

@@ -13,16 +13,17 @@ import select
 import socket
 import struct
 import time
+from typing import Any
 
 import h11
 
 from k8e.core.errors import Fault
 from k8e.core.journal import format_event
 from k8e.core.model import Caller
+from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.departures import Departures
 from k8e.doors.exchange import READ_SIZE, Exchange, Request
 from k8e.doors.frames import BadFrame, FrameKind
-from k8e.doors.listener import BACKLOG
 from k8e.doors.problems import Refusal, describe, internal_error
 from k8e.doors.routes import Routes
 from k8e.doors.shapes import encode
@@ -44,18 +45,24 @@ class HttpDoor:
         self._routes = routes
         self._head_patience = head_patience
         self._departures = Departures()
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
+        self._listener: socket.socket | None = None
+        self._connecting: set[asyncio.Task[Any]] = set()
         self._connections: set[Connection] = set()
         self._users: collections.Counter[int] = collections.Counter()
 
     async def open(self, listener: socket.socket) -> None:
         self._departures.open()
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=READ_SIZE, backlog=BACKLOG)
+        self._listener = listener
+        self._acceptor = Acceptor(listener, self._take)
+        self._acceptor.open()
 
     async def close(self, grace: float) -> int:
         """Takes no more requests and lets those under way finish. How many did not is told; they are not touched."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None and self._listener is not None:
+            self._acceptor.close()
+            self._listener.close()
+            self._acceptor = None
         for connection in self._connections:
             connection.retire()
         if tasks := [connection.task for connection in self._connections]:
@@ -64,6 +71,15 @@ class HttpDoor:
             self._departures.close()
         return len(self._connections)
 
+    def _take(self, client: socket.socket, _: object) -> None:
+        loop = asyncio.get_running_loop()
+        protocol = asyncio.StreamReaderProtocol(
+            asyncio.StreamReader(limit=READ_SIZE, loop=loop), self._accept, loop=loop
+        )
+        task = attach(lambda: protocol, client, lambda: None)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client: socket.socket = writer.get_extra_info("socket")
         if client.fileno() < 0:
@@ -71,10 +87,14 @@ class HttpDoor:
         caller = read_caller(client)
         task = asyncio.current_task()
         assert task is not None
+        try:
+            watched = self._departures.watch(client.fileno(), task.cancel)
+        except OSError:  # no descriptor left: the client hears it by the end of the connection
+            writer.close()
+            return
         connection = Connection(self._routes, caller, reader, writer, task, self._head_patience)
         self._connections.add(connection)
         self._users[caller.uid] += 1
-        watched = self._departures.watch(client.fileno(), task.cancel)
         try:
             await connection.serve(crowded=self._users[caller.uid] > CONNECTIONS_PER_USER)
         except asyncio.CancelledError:

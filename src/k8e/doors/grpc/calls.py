@@ -11,7 +11,6 @@ import asyncio
 import collections
 import logging
 import time
-import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,15 +26,18 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
 from k8e.core.model import Caller
+from k8e.doors.crowd import KNOWN_EACH, Strangers
+from k8e.doors.grpc.front import Front
 from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
-from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, too_slow
-from k8e.doors.sources import name_source
+from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, stalled, too_slow
 from k8e.doors.specs import make_meant
 
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
 STRANGERS_PATIENCE: Final = 10.0
+STRANGERS_MESSAGE: Final = 64 << 10
+STRANGERS_CALLS, STRANGERS_CALLS_EACH = 64, 32  # of all of them, of one source
 _NOBODY: Final = -2  # strangers, told apart by where they are
 _TURNED_AWAY: Final = ("scope_missing", "too_many_calls")  # by us, where the service hears nothing of it
 
@@ -55,8 +57,16 @@ class Handler:
 
 class Call:
     def __init__(
-        self, context: Context, admitted: Admission | Fault, inbox: Inbox, clock: asyncio.Timeout, *, single: bool
+        self,
+        context: Context,
+        admitted: Admission | Fault,
+        inbox: Inbox,
+        clock: asyncio.Timeout,
+        *,
+        single: bool,
+        source: str = "",
     ) -> None:
+        self.source = source  # of a stranger
         self.admission = admitted if isinstance(admitted, Admission) else None
         self.refusal = admitted if isinstance(admitted, Fault) else None
         self.withdrawn = False  # who called was somebody, and is not any more
@@ -78,7 +88,7 @@ class Call:
     @property
     def payer(self) -> Payer:
         if self.admission is None:
-            return Payer(_NOBODY, find_source(self._context))
+            return Payer(_NOBODY, self.source)
         return find_payer(self.caller.uid, self.caller.tenant)
 
     @property
@@ -96,16 +106,16 @@ class Call:
         if self._task is not None:
             self._task.cancel()
 
-    def _give_up(self, problem: Fault | Refusal) -> None:
+    def give_up(self, problem: Fault | Refusal) -> None:
         self.given_up = problem
         self._clock.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
         """The next message, None after the last. The one before is forgotten."""
         await self._held.aclose()
-        if self.admission is None:  # what strangers have to say is short
-            patience = min(patience, STRANGERS_PATIENCE)
-        arrival = Arrival(self._inbox, self.payer, self._give_up)
+        if self.admission is None:
+            return await self._read_stranger(kind)
+        arrival = Arrival(self._inbox, self.payer, self.give_up)
         async with arrival.expect(patience):
             content = await self._context.read()
             arrival.note()
@@ -114,6 +124,20 @@ class Call:
             assert isinstance(content, bytes)
             if len(content) > LARGE:
                 await self._held.enter_async_context(self._inbox.large.take(self.payer))
+        return self._parse(kind, content)
+
+    async def _read_stranger(self, kind: type[M]) -> M | None:
+        """Strangers take no turns of those who are known: they have places of their own, and little to say."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(STRANGERS_PATIENCE, self.give_up, stalled(STRANGERS_PATIENCE))
+        try:
+            content = await self._context.read()
+        finally:
+            timer.cancel()
+        if content is grpc.aio.EOF:
+            return None
+        if len(content) > STRANGERS_MESSAGE:
+            raise malformed(f"a caller who is not logged in sends at most {STRANGERS_MESSAGE} bytes")
         return self._parse(kind, content)
 
     def _parse(self, kind: type[M], content: object) -> M:
@@ -167,7 +191,12 @@ class Call:
 
 
 class Calls:
-    def __init__(self, service: SandboxService, keys: Keys, inbox: Inbox | None = None) -> None:
+    def __init__(
+        self, service: SandboxService, keys: Keys, inbox: Inbox | None = None, front: Front | None = None
+    ) -> None:
+        """Without a front nothing is known of connections."""
+        self._front = front
+        self._strangers = Strangers(STRANGERS_CALLS, STRANGERS_CALLS_EACH)
         self._service = service
         self._keys = keys
         self._inbox = inbox or Inbox()
@@ -186,12 +215,12 @@ class Calls:
         try:
             admitted = self._admit(context)
             who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
-            source = "" if isinstance(admitted, Admission) else find_source(context)
+            source = self._examine(context, admitted)
             if isinstance(admitted, Fault) and not handler.strangers:
                 raise admitted
             if isinstance(admitted, Admission):
                 admitted = _aim(admitted, context)
-            answer = await self._answer(handler, context, admitted)
+            answer = await self._answer(handler, context, admitted, source)
         except (Fault, Refusal) as error:
             problem = error
         except grpc.aio.AbortError:
@@ -218,11 +247,27 @@ class Calls:
         except Fault as fault:
             return fault
 
-    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault) -> bytes:
+    def _examine(self, context: Context, admitted: Admission | Fault) -> str:
+        """Tells the connection whose it is. Answers where a stranger comes from."""
+        peer = context.peer()
+        connection = self._front.find(peer) if self._front is not None else None
+        if connection is None:
+            return "" if isinstance(admitted, Admission) else peer
+        if isinstance(admitted, Fault):
+            connection.greet()
+            connection.distrust()
+            return connection.source
+        if not connection.admit(find_payer(admitted.caller.uid, admitted.caller.tenant)):
+            error = f"{KNOWN_EACH} connections at once is the most"
+            hint = "Use fewer connections: one carries many calls."
+            raise Fault(Kind.EXHAUSTED, "too_many_connections", error, hint=hint, retry_after=10.0)
+        return ""
+
+    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault, source: str) -> bytes:
         call: Call | None = None
         try:
             async with asyncio.timeout(None) as clock:
-                call = Call(context, admitted, self._inbox, clock, single=handler.single)
+                call = Call(context, admitted, self._inbox, clock, single=handler.single, source=source)
                 call.allow(handler.seconds)
                 async with self._registered(call):
                     await handler.answer(call)
@@ -244,6 +289,10 @@ class Calls:
     @asynccontextmanager
     async def _registered(self, call: Call) -> AsyncIterator[None]:
         payer, identity = call.payer, call.admission.identity if call.admission else ""
+        if call.admission is None:
+            async with self._estranged(call):
+                yield
+            return
         if self._counts[payer] >= CALLS_PER_PAYER:
             error = f"{CALLS_PER_PAYER} calls at once is the most"
             raise Fault(Kind.EXHAUSTED, "too_many_calls", error, hint="Try again soon.", retry_after=1.0)
@@ -261,17 +310,23 @@ class Calls:
                 del self._by_identity[identity]
             await call.close()
 
+    @asynccontextmanager
+    async def _estranged(self, call: Call) -> AsyncIterator[None]:
+        """Strangers have a few calls among them. A new one is let in, in the place of the oldest."""
+        error = f"{STRANGERS_CALLS} calls of callers who are not logged in, at once, is the most"
+        crowded = Fault(Kind.EXHAUSTED, "too_many_calls", error, hint="Try again soon.", retry_after=1.0)
+        place = self._strangers.enter(call.source, lambda: call.give_up(crowded))
+        try:
+            yield
+        finally:
+            self._strangers.leave(place)
+            await call.close()
+
     def _note(self, name: str, who: str, problem: Fault | Refusal | None, seconds: float) -> None:
         # A stranger's refusal is in the log of refusals, which bounds them; here they would push out all others.
         if log.isEnabledFor(logging.INFO) and not (problem is not None and who == "nobody"):
             fields = {"method": name, "caller": who, "code": problem.code if problem else "ok", "seconds": seconds}
             log.info("%s", format_event("call", fields))
-
-
-def find_source(context: Context) -> str:
-    """Where a stranger comes from: strangers are counted by that."""
-    _, _, address = context.peer().partition(":")
-    return name_source(urllib.parse.unquote(address).rpartition(":")[0].strip("[]"))
 
 
 def _aim(admitted: Admission, context: Context) -> Admission:

@@ -8,9 +8,11 @@ force at every handshake, so nothing is restarted.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -20,8 +22,10 @@ from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
 from k8e.doors.addresses import bracket, list_names, split_address
+from k8e.doors.crowd import Crowd
 from k8e.doors.grpc.agents import Attendance
 from k8e.doors.grpc.calls import Calls, Context, Handler
+from k8e.doors.grpc.front import BACKLOG, Front
 from k8e.doors.grpc.handlers import Handlers
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.doors.grpc.standards import Standards
@@ -29,8 +33,8 @@ from k8e.identity import anonymous
 from k8e.identity.authority import Authority, ServerCertificate
 
 CALLS: Final = 4000  # at once, of everybody
+INNER: Final = "gw.sock"
 _OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a port that somebody has is taken
     ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
     ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
     ("grpc.max_concurrent_streams", 1000),
@@ -106,7 +110,13 @@ class Router(grpc.GenericRpcHandler):
 class Gateway:
     """Serves one port until closed."""
 
-    def __init__(self, service: WholeService, keys: Keys, agents: Attendance) -> None:
+    def __init__(
+        self, service: WholeService, keys: Keys, agents: Attendance, folder: Path, crowd: Crowd | None = None
+    ) -> None:
+        """`folder`: where the socket between the port and gRPC lies; it is ours alone."""
+        self._inner = folder / INNER
+        self._crowd = crowd or Crowd()
+        self._front: Front | None = None
         self._service = service
         self._keys = keys
         self._agents = agents
@@ -122,21 +132,53 @@ class Gateway:
         self.credentials = Credentials(authority, list_names(host, names))
         handlers = Handlers(self._service, self._keys, self._agents).table()
         by_path = {METHODS[name].path: handler for name, handler in handlers.items()} | dict(self._standards.table())
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
-        server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys), by_path),))
         try:
-            bound = server.add_secure_port(f"{bracket(host)}:{port}", self.credentials.make())
-        except RuntimeError as error:
-            cause = f"the gateway cannot listen on {listen}"
-            hint = "Is the port taken? [gateway] listen in k8e.toml names another one."
-            raise Fault(Kind.UNAVAILABLE, "gateway_closed", cause, detail=str(error), hint=hint) from error
+            listener = bind_port(host, port)
+        except OSError as error:
+            raise _closed(listen, error) from error
+        front = Front(listener, str(self._inner), self._crowd)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
+        server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys, front=front), by_path),))
+        try:
+            server.add_secure_port(f"unix:{self._inner}", self.credentials.make())
+            self._inner.chmod(0o600)
+        except (RuntimeError, OSError) as error:
+            listener.close()
+            raise _closed(listen, error) from error
         await server.start()
-        self._server = server
+        front.open()
+        self._server, self._front = server, front
         nearby = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self.endpoint = f"{bracket(nearby)}:{bound}"
+        self.endpoint = f"{bracket(nearby)}:{listener.getsockname()[1]}"
         log.info("gateway endpoint=%s", self.endpoint)
 
     async def close(self, grace: float) -> None:
         self._standards.close()
-        if self._server is not None:
-            await self._server.stop(grace)
+        server, front = self._server, self._front
+        self._server = self._front = None
+        if server is not None and front is not None:
+            front.close()
+            await server.stop(grace)
+            front.end()
+            self._inner.unlink(missing_ok=True)
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """`::` is both families, as `0.0.0.0` is one."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _closed(listen: str, cause: Exception) -> Fault:
+    error = f"the gateway cannot listen on {listen}"
+    hint = "Is the port taken? [gateway] listen in k8e.toml names another one."
+    return Fault(Kind.UNAVAILABLE, "gateway_closed", error, detail=str(cause), hint=hint)

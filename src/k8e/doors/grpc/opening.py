@@ -9,12 +9,14 @@ import asyncio
 import ipaddress
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
+from k8e.doors.crowd import Crowd
 from k8e.doors.shapes import Json
 from k8e.settings import GatewaySettings
 
@@ -38,7 +40,17 @@ def prepare_environment() -> None:
 
 
 class Opening:
-    def __init__(self, service: WholeService, keys: Keys, settings: GatewaySettings, agents: Attendance) -> None:
+    def __init__(
+        self,
+        service: WholeService,
+        keys: Keys,
+        settings: GatewaySettings,
+        agents: Attendance,
+        folder: Path,
+        crowd: Crowd | None = None,
+    ) -> None:
+        self._folder = folder
+        self._crowd = crowd
         self._service = service
         self._agents = agents
         self._keys = keys
@@ -77,7 +89,7 @@ class Opening:
         prepare_environment()
         from k8e.doors.grpc.gateway import Gateway
 
-        return Gateway(self._service, self._keys, self._agents)
+        return Gateway(self._service, self._keys, self._agents, self._folder, self._crowd)
 
     async def attempt(self) -> None:
         """A gateway that cannot be opened is no reason to stop: the log says why, and status does."""

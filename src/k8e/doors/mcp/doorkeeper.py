@@ -1,27 +1,67 @@
-"""Connections of people who have not asked anything yet. Nobody knows them, so they are few, and not for long."""
+"""Connections to an address on which agents are received: strangers' until somebody known asks for something.
+
+Who has not asked anything yet is not waited for long; how many there may be is counted for all ports together
+(crowd.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from k8e.core.access import Payer
+from k8e.doors.crowd import Crowd, Place
+
 PATIENCE: Final = 10.0  # from a connection, or a request's first byte, to the end of its head
-MOST: Final = 2000  # connections of one address
+CONNECTION: Final = "k8e.connection"  # under which a request finds its own
+
+
+class Connection:
+    """Whose a connection is, and how it is ended."""
+
+    place: Place
+
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
+        self.arriving: asyncio.Task[Any] | None = None
+        self.protocol: Doorkeeper | None = None
+
+    @classmethod
+    def of(cls, scope: Scope) -> Connection | None:
+        """The one that a request came on."""
+        found = scope.get("state", {}).get(CONNECTION)
+        return found if isinstance(found, cls) else None
+
+    def admit(self, payer: Payer) -> bool:
+        return self._crowd.admit(self.place, payer)
+
+    def distrust(self) -> None:
+        self._crowd.greet(self.place)
+        self._crowd.distrust(self.place)
+
+    def leave(self) -> None:
+        self._crowd.leave(self.place)
+
+    def close(self) -> None:
+        if self.protocol is not None and self.protocol.is_open:
+            self.protocol.transport.abort()
+        elif self.arriving is not None:
+            self.arriving.cancel()
+        self.leave()
 
 
 class Doorkeeper(H11Protocol):
     patience = PATIENCE
-    most = MOST
+    is_open = False
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most:
-            transport.abort()
-        else:
-            self._expect()
+        self.is_open = True
+        self._expect()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -33,6 +73,9 @@ class Doorkeeper(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._relax()
         super().connection_lost(exc)
+        connection = self.app_state.get(CONNECTION)
+        if isinstance(connection, Connection):
+            connection.leave()
 
     @property
     def _is_answering(self) -> bool:

@@ -6,21 +6,25 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import ssl
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
 from k8e.core.access import require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Scope
+from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.addresses import bracket
+from k8e.doors.crowd import Crowd
 from k8e.doors.fields import invalid
 from k8e.doors.mcp.certificates import Certificates
-from k8e.doors.mcp.doorkeeper import Doorkeeper
+from k8e.doors.mcp.doorkeeper import CONNECTION, PATIENCE, Connection, Doorkeeper
 from k8e.doors.mcp.entrance import PATH
 from k8e.doors.mcp.reception import Reception
+from k8e.doors.sources import name_source
 
 BACKLOG: Final = 128
 _PRIVILEGED: Final = 1024
@@ -76,6 +80,16 @@ def name_url(listener: socket.socket, scheme: str) -> str:
 
 
 class QuietServer(uvicorn.Server):
+    """Without sockets of its own: connections are brought to it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """They are the daemon's."""
@@ -88,9 +102,12 @@ class Listener:
         reception: Reception,
         listener: socket.socket,
         certificates: Certificates | None,
+        crowd: Crowd,
         protocol: type[Doorkeeper] = Doorkeeper,
     ) -> None:
         """Without certificates there is no TLS."""
+        self._crowd = crowd
+        self._arriving: set[asyncio.Task[Any]] = set()
         self._reception = reception
         self._protocol = protocol
         self._listener = listener
@@ -120,16 +137,41 @@ class Listener:
                 ssl_context_factory=(lambda config, usual: context) if context else None,
             )
         )
-        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(server.serve(sockets=[]))
         over = asyncio.create_task(self._over.wait())
+        acceptor = Acceptor(self._listener, lambda client, address: self._take(server, context, client, address))
         try:
+            await server.ready.wait()
+            acceptor.open()
             while not serving.done() and not over.done():
                 await asyncio.wait({serving, over}, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
                 if self._certificates and context and self._patience() == 0:
                     self._certificates.renew(context)
         finally:
             over.cancel()
+            acceptor.close()
+            for task in self._arriving:
+                task.cancel()
             await asyncio.shield(asyncio.create_task(self._end(server, serving)))
+
+    def _take(
+        self, server: QuietServer, context: ssl.SSLContext | None, client: socket.socket, address: tuple[Any, ...]
+    ) -> None:
+        connection = Connection(self._crowd)
+        place = self._crowd.enter(name_source(address[0]), 1, connection.close)
+        if place is None:
+            client.close()
+            return
+        connection.place = place
+
+        def make() -> Doorkeeper:
+            connection.protocol = self._protocol(server.config, server.server_state, {CONNECTION: connection})
+            return connection.protocol
+
+        task = attach(make, client, connection.leave, tls=context, patience=PATIENCE)
+        connection.arriving = task
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
 
     def _patience(self) -> float | None:
         """Until the certificate has to be renewed."""

@@ -17,6 +17,7 @@ from k8e.core.journal import format_event
 from k8e.core.keys import Keys
 from k8e.core.model import REMOTE, Caller
 from k8e.doors.addresses import list_names
+from k8e.doors.crowd import Crowd
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.fields import Fields, decode_object, invalid
 from k8e.doors.route import JSON, LINES, Route
@@ -40,8 +41,9 @@ log = logging.getLogger("k8e.doors.mcp")
 class Opening:
     """Where agents come in at the HTTP door."""
 
-    def __init__(self, service: Service, keys: Keys, names: Sequence[str] = ()) -> None:
+    def __init__(self, service: Service, keys: Keys, names: Sequence[str] = (), crowd: Crowd | None = None) -> None:
         """`names`: what other machines call this one, besides what it calls itself."""
+        self._crowd = crowd or Crowd()
         self._service = service
         self._keys = keys
         self._names = names
@@ -163,7 +165,7 @@ class Opening:
             tenant=tenant,
         )
         reception = Reception(self._service, Entrance(house, self._keys), tenant, self._spawn)
-        listener = Listener(reception, bound, certificates)
+        listener = Listener(reception, bound, certificates, self._crowd)
         self._open.add(listener)
         self._listeners.add(listener)
         told = {"listening": name_url(bound, house.scheme), "key_needed": house.host is None}

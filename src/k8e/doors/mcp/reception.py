@@ -17,9 +17,11 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from k8e.core.access import find_payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
 from k8e.doors.mcp.desk import Desk
+from k8e.doors.mcp.doorkeeper import Connection
 from k8e.doors.mcp.entrance import PATH, Entrance, Visitor, explain
 from k8e.doors.mcp.guest import Guest, PassingGuest, Service, destroy_all, invent_name
 from k8e.doors.mcp.sse import EventStream, refuse
@@ -48,12 +50,17 @@ class Reception:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        connection = Connection.of(scope)
         try:
             visitor = await self._entrance.admit(scope)
+            if connection and not connection.admit(find_payer(visitor.caller.uid, visitor.caller.tenant)):
+                raise Refusal(503, "too_many_connections", "you have too many connections", hint="use fewer at once")
             self._make_room(scope, visitor)
         except (Fault, Refusal) as problem:
             sent = Headers(scope=scope).getlist("authorization")
             response = explain(problem, sent)
+            if connection and response.status_code != 503:
+                connection.distrust()
             if response.status_code in (401, 403):
                 source = name_source(str((scope.get("client") or ("unknown",))[0]))
                 self._service.turn_away("nobody", f"{scope['method']} {PATH}", problem.code, source)

@@ -1,0 +1,192 @@
+"""The gateway's port: connections are counted here, and handed on to gRPC through a unix socket, byte for byte.
+
+gRPC takes every connection and waits two minutes for its handshake: whoever opens enough of them has all descriptors of
+the daemon. So the port is ours. A connection that says nothing never reaches gRPC; one that does is known to gRPC by
+the name of our end of the unix socket, by which the calls on it find the connection again: where it comes from, and
+that it is not a stranger's any more. Costs a call some 60 microseconds (docs/gateway.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from k8e.core.access import Payer
+from k8e.doors.acceptor import Acceptor, attach
+from k8e.doors.crowd import Crowd, Place
+from k8e.doors.sources import name_source
+
+DESCRIPTORS: Final = 3  # for one connection: here, and both ends of the unix socket
+STRANGERS_BYTES: Final = 256 << 10  # all that a stranger has to say
+FAREWELL: Final = 10.0  # for a client to read what was said last
+BACKLOG: Final = 512
+_SCHEME: Final = "unix-abstract:"
+
+
+class Front:
+    def __init__(self, listener: socket.socket, inner: str, crowd: Crowd) -> None:
+        """`inner`: the path of the socket that gRPC listens on."""
+        self.crowd = crowd
+        self._listener = listener
+        self._inner = inner
+        self._acceptor = Acceptor(listener, self._take)
+        self._connections: dict[str, Connection] = {}
+
+    def open(self) -> None:
+        self._acceptor.open()
+
+    def close(self) -> None:
+        """Takes no more connections; those that there are stay until gRPC ends them."""
+        self._acceptor.close()
+        self._listener.close()
+
+    def end(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.abort()
+
+    def find(self, peer: str) -> Connection | None:
+        """By what gRPC calls the other end."""
+        return self._connections.get(peer.removeprefix(_SCHEME))
+
+    def _take(self, client: socket.socket, address: tuple[Any, ...]) -> None:
+        connection = Connection(self, client, f"k8e-{secrets.token_hex(8)}")
+        place = self.crowd.enter(name_source(address[0]), DESCRIPTORS, connection.abort)
+        if place is None:
+            client.close()
+            return
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.place = place
+        self._connections[connection.name] = connection
+        connection.start()
+
+    def forget(self, connection: Connection) -> None:
+        if self._connections.pop(connection.name, None) is not None:
+            self.crowd.leave(connection.place)
+
+    def dial(self, name: str) -> socket.socket:
+        """To gRPC, under that name. OSError."""
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            inner.bind(f"\0{name}")
+            inner.connect(self._inner)
+        except OSError:
+            inner.close()
+            raise
+        return inner
+
+
+class Connection:
+    """A client's connection and ours to gRPC, as one."""
+
+    place: Place
+
+    def __init__(self, front: Front, client: socket.socket, name: str) -> None:
+        self.name = name
+        self._front = front
+        self._client = client
+        self._outer = Half(self._hear, self.abort)
+        self._inner = Half(self._outer.write, self._end)
+        self._outer.other, self._inner.other = self._inner, self._outer
+        self._heard = 0  # bytes, while it is a stranger's
+        self._dialled = False
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._ending: asyncio.TimerHandle | None = None
+
+    @property
+    def source(self) -> str:
+        return self.place.source
+
+    def greet(self) -> None:
+        self._front.crowd.greet(self.place)
+
+    def admit(self, payer: Payer) -> bool:
+        return self._front.crowd.admit(self.place, payer)
+
+    def distrust(self) -> None:
+        self._heard = 0
+        self._front.crowd.distrust(self.place)
+
+    def start(self) -> None:
+        self._tasks.append(attach(lambda: self._outer, self._client, self.abort))
+
+    def _hear(self, data: bytes) -> None:
+        """From the client. Its first word opens the way to gRPC."""
+        if self.place.payer is None:
+            self._heard += len(data)
+            if self._heard > STRANGERS_BYTES:
+                self.abort()
+                return
+        self._inner.write(data)
+        if not self._dialled:
+            self._dialled = True
+            try:
+                end = self._front.dial(self.name)
+            except OSError:
+                self.abort()
+                return
+            self._tasks.append(attach(lambda: self._inner, end, self.abort))
+
+    def _end(self) -> None:
+        """gRPC has: what it said last still gets to a client that reads."""
+        self._outer.close()
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(FAREWELL, self.abort)
+
+    def abort(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._outer.abort()
+        self._inner.abort()
+        self._front.forget(self)
+
+
+class Half(asyncio.Protocol):
+    """One end. Whoever does not take what is said to them is not listened to either."""
+
+    other: Half
+
+    def __init__(self, hear: Callable[[bytes], None], lose: Callable[[], None]) -> None:
+        self._hear = hear
+        self._lose = lose
+        self.transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []  # what is to be said once there is a connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        for data in self._early:
+            transport.write(data)
+        self._early = []
+
+    def data_received(self, data: bytes) -> None:
+        self._hear(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose()
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+        else:
+            self._early.append(data)
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
