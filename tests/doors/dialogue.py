@@ -153,7 +153,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def open_house(folder: Path, **settings: float) -> AsyncIterator[House]:
+async def open_house(folder: Path, **settings: Any) -> AsyncIterator[House]:
     service = StandIn()
     door = HttpDoor(Routes(service, lambda: "k8e_sessions 0\n"), **settings)
     path = folder / "k8e.sock"

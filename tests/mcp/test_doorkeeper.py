@@ -14,6 +14,7 @@ import pytest
 from k8e.core.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.crowd import Crowd
+from k8e.doors.freight import Freight
 from k8e.doors.mcp.doorkeeper import PATIENCE, Doorkeeper
 from k8e.doors.mcp.entrance import Entrance, House
 from k8e.doors.mcp.listener import Listener, bind
@@ -49,7 +50,7 @@ async def open_address(folder: Path, crowd: Crowd, protocol: type[Doorkeeper] = 
         bound = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
         port = bound.getsockname()[1]
         house = House(port, ("127.0.0.1",), secure=False, host=ROOT)
-        reception = Reception(rig.service, Entrance(house, Keys(folder / "identity")), "", spawn)
+        reception = Reception(rig.service, Entrance(house, Keys(folder / "identity")), "", spawn, Freight())
         listener = Listener(reception, bound, None, crowd, protocol)
         serving = asyncio.create_task(listener.serve())
         yield port

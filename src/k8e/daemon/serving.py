@@ -124,6 +124,7 @@ async def serve_watched(
     from k8e.core.store import Store
     from k8e.doors.approvals import Approvals
     from k8e.doors.crowd import Crowd
+    from k8e.doors.freight import Freight
     from k8e.doors.grpc.opening import Opening
     from k8e.doors.http import HttpDoor
     from k8e.doors.identities import Identities
@@ -148,11 +149,11 @@ async def serve_watched(
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
-    crowd = Crowd()
-    agents = Agents(service, keys, settings.gateway.names, crowd)
-    gateway = Opening(service, keys, settings.gateway, agents, paths.run_dir, crowd)
+    crowd, freight = Crowd(), Freight()
+    agents = Agents(service, keys, settings.gateway.names, crowd, freight)
+    gateway = Opening(service, keys, settings.gateway, agents, paths.run_dir, crowd, freight)
     others = (Identities(keys, gateway), agents, Approvals(service), Images(service), Warm(service, service))
-    door = HttpDoor(Routes(service, service.metrics.render, *others, gateway=gateway))
+    door = HttpDoor(Routes(service, service.metrics.render, *others, gateway=gateway), freight=freight)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()

@@ -12,10 +12,12 @@ import h11
 from k8e.core.model import MAX_MESSAGE, Caller
 from k8e.doors import frames, shapes
 from k8e.doors.fields import Fields, decode_object
+from k8e.doors.freight import Load
 from k8e.doors.problems import Refusal
 
 READ_SIZE = 256 << 10
 BODY_PATIENCE = 30.0  # between two pieces of a body
+WHOLE_PATIENCE = 300.0  # for all of one that is kept in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,10 @@ class Exchange:
         protocol: h11.Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        load: Load,
     ) -> None:
         self.caller = caller
+        self.load = load  # what of the body is in memory
         self.status = 0  # of the answer, once it has begun
         self._protocol = protocol
         self._reader = reader
@@ -72,15 +76,21 @@ class Exchange:
         return self._protocol.our_state is h11.SEND_BODY
 
     async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
-        """All of it. Raises Refusal past the limit, before reading where the length is announced."""
+        """All of it. Raises Refusal past the limit, before reading where the length is announced, and Fault where there
+        is no room for so much at once."""
         announced = request.headers.get(b"content-length", b"0")
         if int(announced) > limit:  # h11 let digits through and nothing else
             raise too_large(limit)
         body = bytearray()
-        while (piece := await self.read_piece(BODY_PATIENCE)) is not None:
-            body += piece
-            if len(body) > limit:
-                raise too_large(limit)
+        try:
+            async with asyncio.timeout(WHOLE_PATIENCE):
+                while (piece := await self.read_piece(BODY_PATIENCE)) is not None:
+                    await self.load.add(len(piece))
+                    body += piece
+                    if len(body) > limit:
+                        raise too_large(limit)
+        except TimeoutError:
+            raise too_slow() from None
         return bytes(body)
 
     async def read_fields(self, request: Request) -> Fields:
@@ -150,7 +160,11 @@ class Exchange:
             async with asyncio.timeout(patience):
                 return await self._reader.read(READ_SIZE)
         except TimeoutError:
-            raise Refusal(408, "too_slow", "the request's body did not come", hint="send it without pauses") from None
+            raise too_slow() from None
+
+
+def too_slow() -> Refusal:
+    return Refusal(408, "too_slow", "the request's body did not come", hint="send it without pauses")
 
 
 def too_large(limit: int) -> Refusal:

@@ -17,6 +17,7 @@ from typing import Any
 
 import h11
 
+from k8e.core.access import find_payer
 from k8e.core.errors import Fault
 from k8e.core.journal import format_event
 from k8e.core.model import Caller
@@ -24,6 +25,7 @@ from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.departures import Departures
 from k8e.doors.exchange import READ_SIZE, Exchange, Request
 from k8e.doors.frames import BadFrame, FrameKind
+from k8e.doors.freight import Freight
 from k8e.doors.problems import Refusal, describe, internal_error
 from k8e.doors.routes import Routes
 from k8e.doors.shapes import encode
@@ -31,6 +33,7 @@ from k8e.doors.shapes import encode
 HOSTS = (b"", b"localhost")
 FORBIDDEN = 403
 HEAD_SIZE = 32 << 10
+BUFFER = 32 << 10  # of what a connection sends while nobody reads; twice that and one piece at most
 HEAD_PATIENCE = 10.0  # from a request's first byte to the end of its head
 IDLE_PATIENCE = 120.0  # between two requests
 CONNECTIONS_PER_USER = 1000  # so that one member of the group cannot lock out the others
@@ -41,7 +44,8 @@ log = logging.getLogger(__name__)
 class HttpDoor:
     """Serves a listening socket until closed."""
 
-    def __init__(self, routes: Routes, *, head_patience: float = HEAD_PATIENCE) -> None:
+    def __init__(self, routes: Routes, *, freight: Freight | None = None, head_patience: float = HEAD_PATIENCE) -> None:
+        self._freight = freight or Freight()
         self._routes = routes
         self._head_patience = head_patience
         self._departures = Departures()
@@ -73,9 +77,7 @@ class HttpDoor:
 
     def _take(self, client: socket.socket, _: object) -> None:
         loop = asyncio.get_running_loop()
-        protocol = asyncio.StreamReaderProtocol(
-            asyncio.StreamReader(limit=READ_SIZE, loop=loop), self._accept, loop=loop
-        )
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=BUFFER, loop=loop), self._accept, loop=loop)
         task = attach(lambda: protocol, client, lambda: None)
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -92,7 +94,7 @@ class HttpDoor:
         except OSError:  # no descriptor left: the client hears it by the end of the connection
             writer.close()
             return
-        connection = Connection(self._routes, caller, reader, writer, task, self._head_patience)
+        connection = Connection(self._routes, caller, reader, writer, task, self._head_patience, self._freight)
         self._connections.add(connection)
         self._users[caller.uid] += 1
         try:
@@ -121,7 +123,9 @@ class Connection:
         writer: asyncio.StreamWriter,
         task: asyncio.Task[None],
         head_patience: float,
+        freight: Freight,
     ) -> None:
+        self._freight = freight
         self.task = task
         self._routes = routes
         self._caller = caller
@@ -177,7 +181,7 @@ class Connection:
 
     async def _answer(self, head: h11.Request) -> None:
         begun = time.monotonic()
-        exchange = Exchange(self._caller, self._protocol, self._reader, self._writer)
+        exchange = self._begin()
         try:
             request = Request.of(head)
             refuse_web_pages(request)
@@ -194,7 +198,12 @@ class Connection:
             log.exception("%s", format_event("request_failed", {"uid": self._caller.uid}))
             await self._explain(exchange, internal_error())
         finally:
+            exchange.load.free()
             self._note(head, exchange.status, time.monotonic() - begun)
+
+    def _begin(self) -> Exchange:
+        load = self._freight.load(find_payer(self._caller.uid, ""))
+        return Exchange(self._caller, self._protocol, self._reader, self._writer, load)
 
     def _note(self, head: h11.Request, status: int, seconds: float) -> None:
         if log.isEnabledFor(logging.INFO):
@@ -211,7 +220,7 @@ class Connection:
 
     async def _refuse(self, refusal: Refusal) -> None:
         if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await self._explain(Exchange(self._caller, self._protocol, self._reader, self._writer), refusal)
+            await self._explain(self._begin(), refusal)
 
 
 def is_gone(writer: asyncio.StreamWriter) -> bool:

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 from k8e.core.contract import LiveRun, SandboxService
 from k8e.core.model import MAX_MESSAGE, Chunk, RunResult
 from k8e.doors import frames, shapes, specs
-from k8e.doors.exchange import Exchange, Request
+from k8e.doors.exchange import BODY_PATIENCE, Exchange, Request
 from k8e.doors.fields import Fields, decode_object
 from k8e.doors.following import follow
-from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
+from k8e.doors.frames import HEADER, BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.route import JSON, RUNS, SESSIONS, Route
 
 STDIN_FRAME = 1 << 20
@@ -117,23 +117,30 @@ class Incoming:
         self._exchange = exchange
         self._reader = FrameReader(MAX_MESSAGE)  # the first is the request, and that may have as much as any other
         self._ready: collections.deque[Frame] = collections.deque()
+        self._given = 0  # bytes of the frame before, which is forgotten when the next is asked for
 
     async def read_first(self) -> Frame:
-        first = await self.read()
+        first = await self.read(BODY_PATIENCE)
+        self._given = 0  # it stays
         if first is None or first.kind is not FrameKind.REQUEST:
             raise BadFrame("the first frame is not the request")
         self._reader.limit = STDIN_FRAME
         return first
 
-    async def read(self) -> Frame | None:
+    async def read(self, patience: float | None = None) -> Frame | None:
+        self._exchange.load.remove(self._given)
+        self._given = 0
         while not self._ready:
-            piece = await self._exchange.read_piece()
+            piece = await self._exchange.read_piece(patience)
             if piece is None:
                 if not self._reader.between_frames:
                     raise BadFrame("the request ends inside a frame")
                 return None
+            await self._exchange.load.add(len(piece))
             self._ready.extend(self._reader.feed(piece))
-        return self._ready.popleft()
+        frame = self._ready.popleft()
+        self._given = HEADER + len(frame.data)
+        return frame
 
 
 async def take_stdin(content: bytes, incoming: Incoming | None) -> AsyncGenerator[bytes, None]:

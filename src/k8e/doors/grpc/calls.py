@@ -78,6 +78,7 @@ class Call:
         self._inbox = inbox
         self._clock = clock
         self._held = AsyncExitStack()
+        self._load = inbox.freight.load(self.payer)
         self._task = asyncio.current_task()
 
     @property
@@ -112,7 +113,7 @@ class Call:
 
     async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
         """The next message, None after the last. The one before is forgotten."""
-        await self._held.aclose()
+        await self._forget()
         if self.admission is None:
             return await self._read_stranger(kind)
         arrival = Arrival(self._inbox, self.payer, self.give_up)
@@ -124,6 +125,7 @@ class Call:
             assert isinstance(content, bytes)
             if len(content) > LARGE:
                 await self._held.enter_async_context(self._inbox.large.take(self.payer))
+            await self._load.add(len(content))
         return self._parse(kind, content)
 
     async def _read_stranger(self, kind: type[M]) -> M | None:
@@ -154,9 +156,17 @@ class Call:
     async def read_idly(self, kind: type[M]) -> M | None:
         """The same for a caller who may say nothing for hours: nobody else waits for them. Their messages are meant to
         be small, which whoever reads them checks."""
-        await self._held.aclose()
+        await self._forget()
         content = await self._context.read()
-        return None if content is grpc.aio.EOF else self._parse(kind, content)
+        if content is grpc.aio.EOF:
+            return None
+        await self._load.add(len(content))
+        return self._parse(kind, content)
+
+    async def _forget(self) -> None:
+        """The message before."""
+        self._load.free()
+        await self._held.aclose()
 
     async def read_one(self, kind: type[M]) -> M:
         message = await self.read(kind)
@@ -187,7 +197,7 @@ class Call:
             raise
 
     async def close(self) -> None:
-        await self._held.aclose()
+        await self._forget()
 
 
 class Calls:

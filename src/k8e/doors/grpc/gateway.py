@@ -23,10 +23,12 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
 from k8e.doors.addresses import bracket, list_names, split_address
 from k8e.doors.crowd import Crowd
+from k8e.doors.freight import Freight
 from k8e.doors.grpc.agents import Attendance
 from k8e.doors.grpc.calls import Calls, Context, Handler
 from k8e.doors.grpc.front import BACKLOG, Front
 from k8e.doors.grpc.handlers import Handlers
+from k8e.doors.grpc.inbox import Inbox
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.doors.grpc.standards import Standards
 from k8e.identity import anonymous
@@ -111,11 +113,18 @@ class Gateway:
     """Serves one port until closed."""
 
     def __init__(
-        self, service: WholeService, keys: Keys, agents: Attendance, folder: Path, crowd: Crowd | None = None
+        self,
+        service: WholeService,
+        keys: Keys,
+        agents: Attendance,
+        folder: Path,
+        crowd: Crowd | None = None,
+        freight: Freight | None = None,
     ) -> None:
         """`folder`: where the socket between the port and gRPC lies; it is ours alone."""
         self._inner = folder / INNER
         self._crowd = crowd or Crowd()
+        self._inbox = Inbox(freight=freight)
         self._front: Front | None = None
         self._service = service
         self._keys = keys
@@ -138,7 +147,7 @@ class Gateway:
             raise _closed(listen, error) from error
         front = Front(listener, str(self._inner), self._crowd)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
-        server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys, front=front), by_path),))
+        server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys, self._inbox, front), by_path),))
         try:
             server.add_secure_port(f"unix:{self._inner}", self.credentials.make())
             self._inner.chmod(0o600)

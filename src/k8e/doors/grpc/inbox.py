@@ -16,6 +16,7 @@ from typing import Final
 from k8e.core.access import Payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.turns import Turns
+from k8e.doors.freight import Freight
 from k8e.doors.grpc.problems import Refusal, stalled
 
 LARGE: Final = 1 << 20
@@ -27,7 +28,8 @@ PATIENCE: Final = 300.0  # and before its call is ended
 
 
 class Inbox:
-    def __init__(self, prompt: float = PROMPT) -> None:
+    def __init__(self, prompt: float = PROMPT, freight: Freight | None = None) -> None:
+        self.freight = freight or Freight()
         self.arriving = Turns(ARRIVING_ALL, each=ARRIVING_EACH)
         self.large = Turns(16, each=4)
         self.prompt = prompt

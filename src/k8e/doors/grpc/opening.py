@@ -17,6 +17,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Keys
 from k8e.doors.crowd import Crowd
+from k8e.doors.freight import Freight
 from k8e.doors.shapes import Json
 from k8e.settings import GatewaySettings
 
@@ -48,7 +49,9 @@ class Opening:
         agents: Attendance,
         folder: Path,
         crowd: Crowd | None = None,
+        freight: Freight | None = None,
     ) -> None:
+        self._freight = freight
         self._folder = folder
         self._crowd = crowd
         self._service = service
@@ -89,7 +92,7 @@ class Opening:
         prepare_environment()
         from k8e.doors.grpc.gateway import Gateway
 
-        return Gateway(self._service, self._keys, self._agents, self._folder, self._crowd)
+        return Gateway(self._service, self._keys, self._agents, self._folder, self._crowd, self._freight)
 
     async def attempt(self) -> None:
         """A gateway that cannot be opened is no reason to stop: the log says why, and status does."""

@@ -15,6 +15,7 @@ from k8e.core.model import MAX_MESSAGE
 from k8e.doors.shapes import Json, encode
 
 if TYPE_CHECKING:
+    from k8e.doors.freight import Load
     from k8e.doors.mcp.stream import Pieces
 
 MARK: Final = b"\x1e"
@@ -24,7 +25,8 @@ PATIENCE: Final = 60.0  # for an answer; a program that keeps passwords has half
 class Bridge:
     """Implements `Pieces` for what is the agent's."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, load: Load) -> None:
+        self._load = load
         self._pieces = pieces
         self._fresh = True  # a line begins
         self._told: bytearray | None = None  # of a line of ours that has begun
@@ -81,12 +83,14 @@ class Bridge:
         while piece:
             if self._told is not None:
                 words, end, piece = piece.partition(b"\n")
-                self._told += words
+                if len(self._told) + len(words) <= MAX_MESSAGE and self._load.try_add(len(words)):
+                    self._told += words
+                else:
+                    self._forget()  # which answers nothing
                 if end:
                     self._hear(bytes(self._told))
+                    self._forget()
                     self._told = None
-                elif len(self._told) > MAX_MESSAGE:
-                    self._told = bytearray()  # which answers nothing
             elif self._fresh and piece.startswith(MARK):
                 self._told, piece = bytearray(), piece[1:]
             else:
@@ -95,6 +99,10 @@ class Bridge:
                 self._fresh = bool(mark) or lines.endswith(b"\n")
                 piece = mark[1:] + rest
         return bytes(theirs)
+
+    def _forget(self) -> None:
+        self._load.free()
+        self._told = bytearray()
 
     def _hear(self, line: bytes) -> None:
         try:

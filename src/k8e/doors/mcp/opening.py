@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from k8e.core.access import may_see
+from k8e.core.access import find_payer, may_see
 from k8e.core.checks import check_name
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
@@ -20,6 +20,7 @@ from k8e.doors.addresses import list_names
 from k8e.doors.crowd import Crowd
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.fields import Fields, decode_object, invalid
+from k8e.doors.freight import Freight
 from k8e.doors.route import JSON, LINES, Route
 from k8e.doors.shapes import encode
 
@@ -41,8 +42,16 @@ log = logging.getLogger("k8e.doors.mcp")
 class Opening:
     """Where agents come in at the HTTP door."""
 
-    def __init__(self, service: Service, keys: Keys, names: Sequence[str] = (), crowd: Crowd | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        keys: Keys,
+        names: Sequence[str] = (),
+        crowd: Crowd | None = None,
+        freight: Freight | None = None,
+    ) -> None:
         """`names`: what other machines call this one, besides what it calls itself."""
+        self._freight = freight or Freight()
         self._crowd = crowd or Crowd()
         self._service = service
         self._keys = keys
@@ -97,7 +106,7 @@ class Opening:
         if front.keeps:
             guest = KeepingGuest(self._service, exchange.caller, tenant, front.name)
         await exchange.start_pieces(LINES)
-        bridge = Bridge(exchange) if answers else None
+        bridge = Bridge(exchange, exchange.load) if answers else None
         try:
             await self.attend(guest, bridge or exchange, front, Surroundings(cwd, home), bridge)
         finally:
@@ -131,7 +140,8 @@ class Opening:
         from k8e.doors.mcp.fronts import K8E, NOWHERE
         from k8e.doors.mcp.stream import Stream
 
-        stream = Stream(pieces, Desk(guest, front or K8E, surroundings or NOWHERE, bridge))
+        load = self._freight.load(find_payer(guest.caller.uid, guest.caller.tenant))
+        stream = Stream(pieces, Desk(guest, front or K8E, surroundings or NOWHERE, bridge), load)
         self._open.add(stream)
         try:
             await stream.serve()
@@ -164,7 +174,7 @@ class Opening:
             host=exchange.caller if ip.is_loopback else None,
             tenant=tenant,
         )
-        reception = Reception(self._service, Entrance(house, self._keys), tenant, self._spawn)
+        reception = Reception(self._service, Entrance(house, self._keys), tenant, self._spawn, self._freight)
         listener = Listener(reception, bound, certificates, self._crowd)
         self._open.add(listener)
         self._listeners.add(listener)

@@ -20,23 +20,26 @@ from starlette.types import Message, Receive, Scope, Send
 from k8e.core.access import find_payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
+from k8e.doors.freight import Freight, Load
 from k8e.doors.mcp.desk import Desk
 from k8e.doors.mcp.doorkeeper import Connection
 from k8e.doors.mcp.entrance import PATH, Entrance, Visitor, explain
 from k8e.doors.mcp.guest import Guest, PassingGuest, Service, destroy_all, invent_name
 from k8e.doors.mcp.sse import EventStream, refuse
-from k8e.doors.mcp.visits import SESSION, Visit, make_manager
+from k8e.doors.mcp.visits import BODY, SESSION, Visit, make_manager
 from k8e.doors.problems import Refusal
 from k8e.doors.sources import name_source
 
 CONNECTIONS: Final = 1000
 CONNECTIONS_PER_KEY: Final = 200
+BODY_PATIENCE: Final = 300.0  # for all of a request's body
 
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Reception:
-    def __init__(self, service: Service, entrance: Entrance, tenant: str, spawn: Spawn) -> None:
+    def __init__(self, service: Service, entrance: Entrance, tenant: str, spawn: Spawn, freight: Freight) -> None:
+        self._freight = freight
         self._service = service
         self._entrance = entrance
         self._tenant = tenant
@@ -51,25 +54,34 @@ class Reception:
         if scope["type"] != "http":
             return
         connection = Connection.of(scope)
+        load: Load | None = None
         try:
             visitor = await self._entrance.admit(scope)
-            if connection and not connection.admit(find_payer(visitor.caller.uid, visitor.caller.tenant)):
+            payer = find_payer(visitor.caller.uid, visitor.caller.tenant)
+            if connection and not connection.admit(payer):
                 raise Refusal(503, "too_many_connections", "you have too many connections", hint="use fewer at once")
             self._make_room(scope, visitor)
+            load = self._freight.load(payer)
+            receive = await read_whole(receive, load)
         except (Fault, Refusal) as problem:
+            if load is not None:
+                load.free()
             sent = Headers(scope=scope).getlist("authorization")
             response = explain(problem, sent)
-            if connection and response.status_code != 503:
+            if connection and response.status_code in (401, 403, 404, 421):
                 connection.distrust()
             if response.status_code in (401, 403):
                 source = name_source(str((scope.get("client") or ("unknown",))[0]))
                 self._service.turn_away("nobody", f"{scope['method']} {PATH}", problem.code, source)
             await response(scope, receive, send)
             return
-        if visitor.identity:
-            await self._serve_key(visitor, scope, receive, send)
-        else:
-            await self._serve(visitor, scope, receive, send)
+        try:
+            if visitor.identity:
+                await self._serve_key(visitor, scope, receive, send)
+            else:
+                await self._serve(visitor, scope, receive, send)
+        finally:
+            load.free()
 
     def _make_room(self, scope: Scope, visitor: Visitor) -> None:
         if SESSION in Headers(scope=scope) or _query(scope):
@@ -191,6 +203,30 @@ class Reception:
         for each in await self._service.sessions(Caller(0)):
             if each.tenant in self._handles:
                 await destroy_all(self._service, Caller(each.owner, each.tenant, confined=True), each.tenant)
+
+
+async def read_whole(receive: Receive, load: Load) -> Receive:
+    """The body of a request, which the SDK wants whole anyway; the way to read it there, and what comes after it."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_PATIENCE):
+            while (message := await receive())["type"] == "http.request":
+                piece = message.get("body", b"")
+                await load.add(len(piece))
+                body += piece
+                if len(body) > BODY:
+                    raise Refusal(413, "message_too_large", f"a message has more than {BODY} bytes", hint="send less")
+                if not message.get("more_body"):
+                    break
+    except TimeoutError:
+        raise Refusal(408, "too_slow", "the request's body did not come", hint="send it without pauses") from None
+    last: Message = {"type": "http.request", "body": bytes(body), "more_body": False}
+    pending = [last] if message["type"] == "http.request" else [message]
+
+    async def read() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return read
 
 
 def _query(scope: Scope) -> str:

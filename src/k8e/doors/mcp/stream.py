@@ -14,6 +14,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from k8e.core.model import MAX_MESSAGE
+from k8e.doors.freight import Load
 from k8e.doors.mcp.desk import Desk
 
 
@@ -33,6 +34,11 @@ class Lines:
         self._limit = limit
         self._pieces: list[bytes] = []
         self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Of the line that has begun."""
+        return self._size if self._size <= self._limit else 0
 
     def feed(self, data: bytes) -> list[bytes | None]:
         lines: list[bytes | None] = []
@@ -64,7 +70,9 @@ class Stream:
     """After the end of its input a connection stays until all that was asked is answered: scripts write everything
     and wait. A client that is gone is noticed by the door, which cancels this."""
 
-    def __init__(self, pieces: Pieces, desk: Desk) -> None:
+    def __init__(self, pieces: Pieces, desk: Desk, load: Load) -> None:
+        self._load = load
+        self._sizes: collections.Counter[types.RequestId] = collections.Counter()  # of what is not answered yet
         self._pieces = pieces
         self._desk = desk
         self._unanswered: collections.Counter[types.RequestId] = collections.Counter()
@@ -89,13 +97,16 @@ class Stream:
             self._receiving.cancel()
             sending.cancel()
             await asyncio.gather(self._receiving, sending, return_exceptions=True)
+            self._load.free()
 
     async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         lines = Lines()
         async with incoming:
             while (piece := await self._pieces.read_piece()) is not None:
+                await self._load.add(len(piece))
                 for line in lines.feed(piece):
                     await self._take(line, incoming)
+                self._load.remove(self._load.size - lines.size - self._sizes.total())
             for line in lines.finish():
                 await self._take(line, incoming)
             while self._unanswered:
@@ -114,6 +125,7 @@ class Stream:
             return
         if isinstance(message, types.JSONRPCRequest):
             self._unanswered[message.id] += 1
+            self._sizes[message.id] += len(line)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
             self._settle((message.params or {}).get("requestId"))
         await incoming.send(SessionMessage(message))
@@ -128,6 +140,7 @@ class Stream:
     def _settle(self, request_id: types.RequestId | None) -> None:
         if request_id is not None:
             self._unanswered.pop(request_id, None)
+            self._load.remove(self._sizes.pop(request_id, 0))
         self._settled.set()
 
     async def _write(self, message: types.JSONRPCMessage) -> None:

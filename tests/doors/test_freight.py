@@ -1,0 +1,137 @@
+"""Bytes under way: of one user and of all, while they arrive and until they are dealt with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import h11
+import pytest
+
+from k8e.core.access import Payer
+from k8e.core.errors import Fault
+from k8e.doors.frames import CONTENT_TYPE, FrameKind
+from k8e.doors.freight import LITTLE, WAITING, Freight
+from tests.doors.dialogue import FRAMES, House, open_house, pack_frame
+
+ALICE, BOB, CAROL = Payer(1000, ""), Payer(1001, ""), Payer(1002, "")
+MIB = 1 << 20
+
+
+async def test_one_payer_and_all_together_have_their_limits_and_a_little_always_goes() -> None:
+    freight = Freight(64 * MIB, 48 * MIB, patience=0.02)
+    alice, bob, carol = (freight.load(payer) for payer in (ALICE, BOB, CAROL))
+    await alice.add(48 * MIB)
+    with pytest.raises(Fault) as refused:
+        await alice.add(1)
+    assert (refused.value.code, refused.value.retry_after) == ("too_many_bytes", 1.0)
+    await bob.add(16 * MIB)
+    await carol.add(LITTLE)
+    with pytest.raises(Fault):
+        await carol.add(1)
+    for load in (alice, bob, carol):
+        load.free()
+    assert (freight.total, +freight._held, +freight._waiting) == (0, {}, {})
+
+
+async def test_who_waits_goes_on_when_there_is_room() -> None:
+    freight = Freight(64 * MIB, 16 * MIB, patience=60)
+    first, second = freight.load(ALICE), freight.load(ALICE)
+    await first.add(16 * MIB)
+    waiting = asyncio.create_task(second.add(MIB))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    first.free()
+    await waiting
+    assert second.size == MIB
+
+
+async def test_few_wait() -> None:
+    freight = Freight(64 * MIB, 16 * MIB, patience=60)
+    await freight.load(ALICE).add(16 * MIB)
+    waiting = [asyncio.create_task(freight.load(ALICE).add(1)) for _ in range(WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(Fault):
+        await freight.load(ALICE).add(1)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not freight._waiting
+
+
+# The door
+
+FREIGHT = 24 * MIB
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[tuple[House, Freight]]:
+    freight = Freight(FREIGHT, FREIGHT, patience=0.1)
+    async with open_house(tmp_path, freight=freight) as house:
+        yield house, freight
+        while freight.total:  # the last connection's task may not have ended yet
+            await asyncio.sleep(0.01)
+
+
+def send(path: Path, head: str, body: bytes, seconds: float) -> bytes:
+    """A client that sends as much as it can, and reads what it is told. Nothing: it was not told anything in time."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(seconds)
+        client.connect(str(path))
+        answer = b""
+        with contextlib.suppress(OSError):
+            client.sendall(f"{head} HTTP/1.1\r\nHost: localhost\r\n".encode() + body)
+        with contextlib.suppress(OSError):
+            while piece := client.recv(1 << 16):
+                answer += piece
+        return answer
+
+
+async def test_bodies_that_do_not_end_fill_no_memory(small: tuple[House, Freight]) -> None:
+    """Twenty clients of one user, each with a body whose last byte does not come."""
+    house, freight = small
+    session = await house.make_session()
+    size = 8 * MIB
+    body = f"Content-Type: application/octet-stream\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * (size - 1)
+    head = f"PUT /v1/sessions/{session}/files?path=f"
+    most = 0
+    sending = [asyncio.create_task(asyncio.to_thread(send, house.path, head, body, 2)) for _ in range(20)]
+    while not all(task.done() for task in sending):
+        most = max(most, freight.total)
+        await asyncio.sleep(0.01)
+    assert 2 * size - 2 <= most <= FREIGHT
+    answers = [answer for answer in await asyncio.gather(*sending) if answer]
+    assert len(answers) >= 15
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        told = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (told["code"], bool(told["retry_after"]), bool(told["hint"])) == ("too_many_bytes", True, True)
+
+
+async def test_the_first_frame_of_a_run_counts_too(small: tuple[House, Freight]) -> None:
+    house, _ = small
+    session = await house.make_session()
+    frame = pack_frame(FrameKind.REQUEST, b"x" * (30 * MIB)).data
+    fields = f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {len(frame)}\r\n\r\n".encode()
+    answer = await asyncio.to_thread(send, house.path, f"POST /v1/sessions/{session}/runs", fields + bytes(frame), 30)
+    assert answer.startswith(b"HTTP/1.1 429 ")
+
+
+async def test_input_counts_while_it_waits_and_no_longer(small: tuple[House, Freight]) -> None:
+    house, freight = small
+    session = await house.make_session()
+    fields: dict[str, Any] = {"code": "wc -c"}
+    async with await house.dial() as client:
+        await client.begin("POST", f"/v1/sessions/{session}/runs", FRAMES)
+        await client.send(pack_frame(FrameKind.REQUEST, json.dumps(fields).encode()))
+        for _ in range(2 * FREIGHT // MIB):
+            await client.send(pack_frame(FrameKind.STDIN, b"x" * (MIB // 2)))
+            assert freight.total <= FREIGHT
+        await client.send(h11.EndOfMessage())
+        answer = await client.read_answer()
+    assert str(FREIGHT).encode() in answer.body
