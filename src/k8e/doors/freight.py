@@ -15,7 +15,7 @@ from typing import Final
 from k8e.core.access import Payer
 from k8e.core.errors import Fault, Kind
 
-MOST: Final = 1 << 30  # of all; less where the machine has less than eight times as much
+MOST: Final = 4 << 30  # of all; less where the machine has less than eight times as much
 EACH: Final = 128 << 20  # of one payer at least: a message of the largest kind, and a second one
 LITTLE: Final = 4 << 20  # of one payer, whatever others have
 PATIENCE: Final = 10.0
