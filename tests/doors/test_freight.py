@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 async def test_one_payer_and_all_together_have_their_limits_and_a_little_always_goes() -> None:
-    freight = Freight(64 * MIB, 48 * MIB, patience=0.02)
+    freight = Freight(48 * MIB, 64 * MIB, patience=0.02)
     alice, bob, carol = (freight.load(payer) for payer in (ALICE, BOB, CAROL))
     await alice.add(48 * MIB)
     with pytest.raises(Fault) as refused:
@@ -40,7 +40,7 @@ async def test_one_payer_and_all_together_have_their_limits_and_a_little_always_
 
 
 async def test_who_waits_goes_on_when_there_is_room() -> None:
-    freight = Freight(64 * MIB, 16 * MIB, patience=60)
+    freight = Freight(16 * MIB, patience=60)
     first, second = freight.load(ALICE), freight.load(ALICE)
     await first.add(16 * MIB)
     waiting = asyncio.create_task(second.add(MIB))
@@ -52,7 +52,7 @@ async def test_who_waits_goes_on_when_there_is_room() -> None:
 
 
 async def test_few_wait() -> None:
-    freight = Freight(64 * MIB, 16 * MIB, patience=60)
+    freight = Freight(16 * MIB, patience=60)
     await freight.load(ALICE).add(16 * MIB)
     waiting = [asyncio.create_task(freight.load(ALICE).add(1)) for _ in range(WAITING)]
     await asyncio.sleep(0)

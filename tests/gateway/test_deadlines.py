@@ -16,7 +16,8 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import Call, Calls, Handler
+from k8e.doors.grpc.call import Call, Handler
+from k8e.doors.grpc.calls import Calls
 from k8e.doors.grpc.gateway import Credentials, Router
 from k8e.identity.authority import make_request
 from tests.doors.stand_in import StandIn

@@ -17,7 +17,8 @@ from k8e.cli.remote import contact
 from k8e.core.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import Call, Calls, Handler
+from k8e.doors.grpc.call import Call, Handler
+from k8e.doors.grpc.calls import Calls
 from k8e.doors.grpc.gateway import Credentials, Router
 from k8e.doors.grpc.inbox import ARRIVING_ALL, ARRIVING_EACH, SLOW_EACH, Inbox
 from k8e.doors.grpc.methods import METHODS

@@ -40,7 +40,9 @@ async def port(tmp_path: Path, crowd: Crowd) -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def open_address(folder: Path, crowd: Crowd, protocol: type[Doorkeeper] = Doorkeeper) -> AsyncIterator[int]:
+async def open_address(
+    folder: Path, crowd: Crowd, protocol: type[Doorkeeper] = Doorkeeper, freight: Freight | None = None
+) -> AsyncIterator[int]:
     spawned: list[asyncio.Task[None]] = []
 
     def spawn(work: Coroutine[Any, Any, None]) -> None:
@@ -50,7 +52,7 @@ async def open_address(folder: Path, crowd: Crowd, protocol: type[Doorkeeper] = 
         bound = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
         port = bound.getsockname()[1]
         house = House(port, ("127.0.0.1",), secure=False, host=ROOT)
-        reception = Reception(rig.service, Entrance(house, Keys(folder / "identity")), "", spawn, Freight())
+        reception = Reception(rig.service, Entrance(house, Keys(folder / "identity")), "", spawn, freight or Freight())
         listener = Listener(reception, bound, None, crowd, protocol)
         serving = asyncio.create_task(listener.serve())
         yield port

@@ -149,7 +149,7 @@ async def serve_watched(
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
-    crowd, freight = Crowd(), Freight()
+    crowd, freight = Crowd(), Freight(settings.quotas.request_bytes)
     agents = Agents(service, keys, settings.gateway.names, crowd, freight)
     gateway = Opening(service, keys, settings.gateway, agents, paths.run_dir, crowd, freight)
     others = (Identities(keys, gateway), agents, Approvals(service), Images(service), Warm(service, service))

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import os
 from typing import Final
 
 from k8e.core.access import Payer
 from k8e.core.errors import Fault, Kind
 
-MOST: Final = 4 << 30  # of all; less where the machine has less than eight times as much
-EACH: Final = 128 << 20  # of one payer at least: a message of the largest kind, and a second one
+EACH: Final = 512 << 20  # of one payer; [quotas] request_bytes says otherwise
+SHARES: Final = 4  # so many times as much of all together
 LITTLE: Final = 4 << 20  # of one payer, whatever others have
-PATIENCE: Final = 10.0
+PATIENCE: Final = 5.0
 WAITING: Final = 16  # of one payer, for room; each has something in a buffer
 
 
-def find_most() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(2 * EACH, min(MOST, memory // 8))
-
-
 class Freight:
-    def __init__(self, most: int | None = None, each: int | None = None, *, patience: float = PATIENCE) -> None:
-        self.most = most or find_most()
-        self.each = each or max(EACH, self.most // 4)
+    def __init__(self, each: int = EACH, most: int | None = None, *, patience: float = PATIENCE) -> None:
+        self.each = each
+        self.most = most or each * SHARES
         self._patience = patience
         self._held: collections.Counter[Payer] = collections.Counter()
         self._waiting: collections.Counter[Payer] = collections.Counter()
@@ -75,7 +69,7 @@ class Freight:
     def _refuse(self) -> Fault:
         error = "too many bytes of requests are under way"
         detail = f"one user or tenant has {self.each} at once, all together have {self.most}"
-        hint = "Send less at once, or one request after the other."
+        hint = "Send less at once, or one request after the other; [quotas] request_bytes in k8e.toml allows more."
         return Fault(Kind.EXHAUSTED, "too_many_bytes", error, detail=detail, hint=hint, retry_after=1.0)
 
 

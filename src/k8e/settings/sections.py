@@ -60,6 +60,7 @@ class QuotasSettings:
     concurrent_runs: int = key(0, count(0, 1_000_000))
     images: int = key(256, count(0, 1_000_000))
     image_bytes: int = key("64g", size("0", "1024t"))
+    request_bytes: int = key("512m", size("66m", "16t"))
 
 
 @dataclass(frozen=True, slots=True)

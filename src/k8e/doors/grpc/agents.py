@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import Call, Handler
+from k8e.doors.grpc.call import Call, Handler
 from k8e.doors.grpc.inbox import LARGE
 from k8e.doors.grpc.problems import Refusal, malformed
 

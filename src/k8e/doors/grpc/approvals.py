@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from k8e.core.contract import ApprovalService
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.calls import MARGIN, Call, Handler
+from k8e.doors.grpc.call import MARGIN, Call, Handler
 
 
 class Approvals:

@@ -1,9 +1,4 @@
-"""One call, whatever its method: who calls, what has arrived, until when, and how it ends.
-
-Messages arrive as bytes and are parsed here: what is no message is the caller's mistake, which gRPC's own way would
-call ours. They are taken from the connection one payer's turn after the other's, so that many large ones at once do not
-fill the memory.
-"""
+"""All calls that are under way, whatever their methods: who calls, how many there may be, and how they end."""
 
 from __future__ import annotations
 
@@ -11,193 +6,32 @@ import asyncio
 import collections
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from typing import Final
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from k8e.core.access import Payer, find_payer
 from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
-from k8e.core.model import Caller
 from k8e.doors.crowd import KNOWN_EACH, Strangers
-from k8e.doors.grpc.front import Front
-from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox
+from k8e.doors.grpc.call import Call, Context, Handler
+from k8e.doors.grpc.front import Connection, Front
+from k8e.doors.grpc.inbox import Inbox
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
-from k8e.doors.grpc.problems import Refusal, describe, internal_error, malformed, stalled, too_slow
+from k8e.doors.grpc.problems import Refusal, describe, internal_error, too_slow
 from k8e.doors.specs import make_meant
 
-MARGIN: Final = 30.0  # for a call beyond what it waits for
 CALLS_PER_PAYER: Final = 1000
-STRANGERS_PATIENCE: Final = 10.0
-STRANGERS_MESSAGE: Final = 64 << 10
 STRANGERS_CALLS, STRANGERS_CALLS_EACH = 64, 32  # of all of them, of one source
-_NOBODY: Final = -2  # strangers, told apart by where they are
 _TURNED_AWAY: Final = ("scope_missing", "too_many_calls")  # by us, where the service hears nothing of it
 
-M = TypeVar("M", bound=Message)
-Context = grpc.aio.ServicerContext[Any, Any]
-
 log = logging.getLogger("k8e.doors.grpc")
-
-
-@dataclass(frozen=True, slots=True)
-class Handler:
-    answer: Callable[[Call], Awaitable[None]]
-    seconds: float = 60.0  # for a caller who names no deadline, and nobody gets more without a reason
-    strangers: bool = False  # may call it
-    single: bool = False  # its one answer leaves together with the status: a turn of gRPC's wheels less
-
-
-class Call:
-    def __init__(
-        self,
-        context: Context,
-        admitted: Admission | Fault,
-        inbox: Inbox,
-        clock: asyncio.Timeout,
-        *,
-        single: bool,
-        source: str = "",
-    ) -> None:
-        self.source = source  # of a stranger
-        self.admission = admitted if isinstance(admitted, Admission) else None
-        self.refusal = admitted if isinstance(admitted, Fault) else None
-        self.withdrawn = False  # who called was somebody, and is not any more
-        self.given_up: Fault | Refusal | None = None  # why it ends before its time
-        self.answer = b""  # of a handler that gives a single one
-        self._single = single
-        self._opened = False
-        self._context = context
-        self._inbox = inbox
-        self._clock = clock
-        self._held = AsyncExitStack()
-        self._load = inbox.freight.load(self.payer)
-        self._task = asyncio.current_task()
-
-    @property
-    def caller(self) -> Caller:
-        assert self.admission is not None
-        return self.admission.caller
-
-    @property
-    def payer(self) -> Payer:
-        if self.admission is None:
-            return Payer(_NOBODY, self.source)
-        return find_payer(self.caller.uid, self.caller.tenant)
-
-    @property
-    def expired(self) -> bool:
-        return self.admission is not None and time.time() >= self.admission.expires
-
-    def allow(self, seconds: float) -> None:
-        """From now on; at most as long as whoever calls is somebody."""
-        if self.admission is not None:
-            seconds = min(seconds, self.admission.expires - time.time())
-        self._clock.reschedule(asyncio.get_running_loop().time() + seconds)
-
-    def withdraw(self) -> None:
-        self.withdrawn = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def give_up(self, problem: Fault | Refusal) -> None:
-        self.given_up = problem
-        self._clock.reschedule(asyncio.get_running_loop().time())
-
-    async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
-        """The next message, None after the last. The one before is forgotten."""
-        await self._forget()
-        if self.admission is None:
-            return await self._read_stranger(kind)
-        arrival = Arrival(self._inbox, self.payer, self.give_up)
-        async with arrival.expect(patience):
-            content = await self._context.read()
-            arrival.note()
-            if content is grpc.aio.EOF:
-                return None
-            assert isinstance(content, bytes)
-            if len(content) > LARGE:
-                await self._held.enter_async_context(self._inbox.large.take(self.payer))
-            await self._load.add(len(content))
-        return self._parse(kind, content)
-
-    async def _read_stranger(self, kind: type[M]) -> M | None:
-        """Strangers take no turns of those who are known: they have places of their own, and little to say."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(STRANGERS_PATIENCE, self.give_up, stalled(STRANGERS_PATIENCE))
-        try:
-            content = await self._context.read()
-        finally:
-            timer.cancel()
-        if content is grpc.aio.EOF:
-            return None
-        if len(content) > STRANGERS_MESSAGE:
-            raise malformed(f"a caller who is not logged in sends at most {STRANGERS_MESSAGE} bytes")
-        return self._parse(kind, content)
-
-    def _parse(self, kind: type[M], content: object) -> M:
-        assert isinstance(content, bytes)
-        try:
-            return kind.FromString(content)
-        except (DecodeError, ValueError, RecursionError) as error:
-            raise malformed(f"this is no {kind.__name__}") from error
-
-    def idle(self) -> AbstractContextManager[None]:
-        """In which `read_idly` may be called."""
-        return self._inbox.idle(self.payer)
-
-    async def read_idly(self, kind: type[M]) -> M | None:
-        """The same for a caller who may say nothing for hours: nobody else waits for them. Their messages are meant to
-        be small, which whoever reads them checks."""
-        await self._forget()
-        content = await self._context.read()
-        if content is grpc.aio.EOF:
-            return None
-        await self._load.add(len(content))
-        return self._parse(kind, content)
-
-    async def _forget(self) -> None:
-        """The message before."""
-        self._load.free()
-        await self._held.aclose()
-
-    async def read_one(self, kind: type[M]) -> M:
-        message = await self.read(kind)
-        if message is None:
-            raise malformed("there is no message")
-        return message
-
-    async def write(self, message: Message) -> None:
-        if self._single:
-            self.answer = message.SerializeToString()
-        else:
-            await self._open()
-            await self._context.write(message.SerializeToString())
-
-    async def _open(self) -> None:
-        """The metadata that go before the first message, sent before it and to the end. gRPC would send them with it,
-        and note that they were only after it has left: whoever is cut off while their first message waits for a slow
-        reader could not be told why, because gRPC would send them again and refuses to."""
-        if self._opened:
-            return
-        self._opened = True
-        opening = asyncio.ensure_future(self._context.send_initial_metadata(()))
-        opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when nobody waits any more
-        try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            await asyncio.wait({opening})
-            raise
-
-    async def close(self) -> None:
-        await self._forget()
 
 
 class Calls:
@@ -225,12 +59,13 @@ class Calls:
         try:
             admitted = self._admit(context)
             who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
-            source = self._examine(context, admitted)
+            connection = self._front.find(context.peer()) if self._front is not None else None
+            source = self._examine(context, connection, admitted)
             if isinstance(admitted, Fault) and not handler.strangers:
                 raise admitted
             if isinstance(admitted, Admission):
                 admitted = _aim(admitted, context)
-            answer = await self._answer(handler, context, admitted, source)
+            answer = await self._answer(handler, context, admitted, source, connection)
         except (Fault, Refusal) as error:
             problem = error
         except grpc.aio.AbortError:
@@ -257,12 +92,10 @@ class Calls:
         except Fault as fault:
             return fault
 
-    def _examine(self, context: Context, admitted: Admission | Fault) -> str:
+    def _examine(self, context: Context, connection: Connection | None, admitted: Admission | Fault) -> str:
         """Tells the connection whose it is. Answers where a stranger comes from."""
-        peer = context.peer()
-        connection = self._front.find(peer) if self._front is not None else None
         if connection is None:
-            return "" if isinstance(admitted, Admission) else peer
+            return "" if isinstance(admitted, Admission) else context.peer()
         if isinstance(admitted, Fault):
             connection.greet()
             connection.distrust()
@@ -273,14 +106,23 @@ class Calls:
             raise Fault(Kind.EXHAUSTED, "too_many_connections", error, hint=hint, retry_after=10.0)
         return ""
 
-    async def _answer(self, handler: Handler, context: Context, admitted: Admission | Fault, source: str) -> bytes:
+    async def _answer(
+        self,
+        handler: Handler,
+        context: Context,
+        admitted: Admission | Fault,
+        source: str,
+        connection: Connection | None,
+    ) -> bytes:
         call: Call | None = None
         try:
             async with asyncio.timeout(None) as clock:
-                call = Call(context, admitted, self._inbox, clock, single=handler.single, source=source)
+                where = (source, connection)
+                call = Call(context, admitted, self._inbox, clock, *where, single=handler.single)
                 call.allow(handler.seconds)
                 async with self._registered(call):
-                    await handler.answer(call)
+                    with connection.carry(call) if connection is not None else nullcontext():
+                        await handler.answer(call)
                 return call.answer
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -9,14 +9,19 @@ that it is not a stranger's any more. Costs a call some 60 microseconds (docs/ga
 from __future__ import annotations
 
 import asyncio
+import enum
 import secrets
 import socket
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
 
 from k8e.core.access import Payer
+from k8e.core.errors import Fault
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.crowd import Crowd, Place
+from k8e.doors.freight import Freight
+from k8e.doors.grpc.cargo import AROUND, REPLIES, Cargo
 from k8e.doors.sources import name_source
 
 DESCRIPTORS: Final = 3  # for one connection: here, and both ends of the unix socket
@@ -26,9 +31,26 @@ BACKLOG: Final = 512
 _SCHEME: Final = "unix-abstract:"
 
 
+class Reading(enum.Enum):
+    """Whether a call waits for a message."""
+
+    NOT = enum.auto()
+    SOON = enum.auto()
+    SOME_TIME = enum.auto()  # it may say nothing for hours
+
+
+class Carried(Protocol):
+    """A call, as far as it matters to its connection."""
+
+    reading: Reading
+
+    def give_up(self, problem: Fault) -> None: ...
+
+
 class Front:
-    def __init__(self, listener: socket.socket, inner: str, crowd: Crowd) -> None:
+    def __init__(self, listener: socket.socket, inner: str, crowd: Crowd, freight: Freight) -> None:
         """`inner`: the path of the socket that gRPC listens on."""
+        self.freight = freight
         self.crowd = crowd
         self._listener = listener
         self._inner = inner
@@ -88,11 +110,14 @@ class Connection:
         self._front = front
         self._client = client
         self._outer = Half(self._hear, self.abort)
-        self._inner = Half(self._outer.write, self._end)
+        self._inner = Half(self._tell, self._end)
         self._outer.other, self._inner.other = self._inner, self._outer
         self._heard = 0  # bytes, while it is a stranger's
         self._dialled = False
         self._tasks: list[asyncio.Task[Any]] = []
+        self._calls: set[Carried] = set()
+        self._cargo: Cargo | None = None  # of somebody known
+        self._waiting: asyncio.Task[None] | None = None  # for room
         self._ending: asyncio.TimerHandle | None = None
 
     @property
@@ -103,11 +128,61 @@ class Connection:
         self._front.crowd.greet(self.place)
 
     def admit(self, payer: Payer) -> bool:
-        return self._front.crowd.admit(self.place, payer)
+        if self.place.payer == payer:
+            return True
+        if not self._front.crowd.admit(self.place, payer):
+            return False
+        self._unload()
+        self._cargo = Cargo(self._front.freight.load(payer))
+        return True
 
     def distrust(self) -> None:
         self._heard = 0
+        self._unload()
         self._front.crowd.distrust(self.place)
+
+    # Bytes of messages on their way
+
+    @contextmanager
+    def carry(self, call: Carried) -> Iterator[None]:
+        self._calls.add(call)
+        self.hand_on(0)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+            if not self._calls and self._cargo is not None:
+                self._cargo.clear()
+
+    def hand_on(self, size: int) -> None:
+        """A message was."""
+        if self._cargo is not None:
+            self._cargo.take_out(size + AROUND)
+
+    def _unload(self) -> None:
+        if self._cargo is not None:
+            self._cargo.clear()
+            self._cargo = None
+
+    def _tell(self, data: bytes) -> None:
+        if self._cargo is not None:
+            self._cargo.take_out(len(data) // REPLIES)
+        self._outer.write(data)
+
+    async def _wait_for_room(self, cargo: Cargo) -> None:
+        """Nothing is read meanwhile. Where that does not help, the calls have to go whose messages are on their way:
+        those that wait for one, or else those that wait for one some time."""
+        try:
+            await cargo.wait()
+        except Fault as fault:
+            for reading in (Reading.SOON, Reading.SOME_TIME):
+                if late := [call for call in self._calls if call.reading is reading]:
+                    for call in late:
+                        call.give_up(fault)
+                    break
+            cargo.clear()
+        self._waiting = None
+        self._outer.resume()
 
     def start(self) -> None:
         self._tasks.append(attach(lambda: self._outer, self._client, self.abort))
@@ -119,6 +194,9 @@ class Connection:
             if self._heard > STRANGERS_BYTES:
                 self.abort()
                 return
+        elif self._cargo is not None and not self._cargo.add(len(data)):
+            self._outer.pause()
+            self._waiting = self._waiting or asyncio.create_task(self._wait_for_room(self._cargo))
         self._inner.write(data)
         if not self._dialled:
             self._dialled = True
@@ -138,8 +216,9 @@ class Connection:
     def abort(self) -> None:
         if self._ending is not None:
             self._ending.cancel()
-        for task in self._tasks:
+        for task in (*self._tasks, *([self._waiting] if self._waiting else ())):
             task.cancel()
+        self._unload()
         self._outer.abort()
         self._inner.abort()
         self._front.forget(self)
@@ -176,12 +255,18 @@ class Half(asyncio.Protocol):
             self._early.append(data)
 
     def pause_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
+        self.other.pause()
 
     def resume_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.resume_reading()
+        self.other.resume()
+
+    def pause(self) -> None:
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.transport is not None:
+            self.transport.resume_reading()
 
     def close(self) -> None:
         if self.transport is not None:

@@ -25,7 +25,8 @@ from k8e.doors.addresses import bracket, list_names, split_address
 from k8e.doors.crowd import Crowd
 from k8e.doors.freight import Freight
 from k8e.doors.grpc.agents import Attendance
-from k8e.doors.grpc.calls import Calls, Context, Handler
+from k8e.doors.grpc.call import Context, Handler
+from k8e.doors.grpc.calls import Calls
 from k8e.doors.grpc.front import BACKLOG, Front
 from k8e.doors.grpc.handlers import Handlers
 from k8e.doors.grpc.inbox import Inbox
@@ -145,7 +146,7 @@ class Gateway:
             listener = bind_port(host, port)
         except OSError as error:
             raise _closed(listen, error) from error
-        front = Front(listener, str(self._inner), self._crowd)
+        front = Front(listener, str(self._inner), self._crowd, self._inbox.freight)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
         server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys, self._inbox, front), by_path),))
         try:

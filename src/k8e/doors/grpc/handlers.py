@@ -16,7 +16,7 @@ from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.agents import Agents, Attendance
 from k8e.doors.grpc.approvals import Approvals
-from k8e.doors.grpc.calls import MARGIN, Call, Handler
+from k8e.doors.grpc.call import MARGIN, Call, Handler
 from k8e.doors.grpc.problems import malformed
 from k8e.link.model import Entry
 

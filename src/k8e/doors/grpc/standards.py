@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from k8e.core.errors import Fault, Kind
-from k8e.doors.grpc.calls import Call, Handler
+from k8e.doors.grpc.call import Call, Handler
 from k8e.doors.grpc.methods import SERVICE
 
 HEALTH: Final = "grpc.health.v1.Health"

@@ -13,6 +13,7 @@ import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
+from k8e.core.errors import Fault
 from k8e.core.model import MAX_MESSAGE
 from k8e.doors.freight import Load
 from k8e.doors.mcp.desk import Desk
@@ -100,18 +101,25 @@ class Stream:
             self._load.free()
 
     async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        lines = Lines()
         async with incoming:
-            while (piece := await self._pieces.read_piece()) is not None:
-                await self._load.add(len(piece))
-                for line in lines.feed(piece):
-                    await self._take(line, incoming)
-                self._load.remove(self._load.size - lines.size - self._sizes.total())
-            for line in lines.finish():
-                await self._take(line, incoming)
+            try:
+                await self._take_all(incoming)
+            except Fault as fault:  # there is no room for more: what was asked before is still answered
+                await self._write(refuse_bytes(fault))
             while self._unanswered:
                 self._settled.clear()
                 await self._settled.wait()
+
+    async def _take_all(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        lines = Lines()
+        while (piece := await self._pieces.read_piece()) is not None:
+            await self._load.add(len(piece))
+            for line in lines.feed(piece):
+                await self._take(line, incoming)
+            # What is left is the line that has begun, and what is not answered yet.
+            self._load.remove(self._load.size - lines.size - self._sizes.total())
+        for line in lines.finish():
+            await self._take(line, incoming)
 
     async def _take(self, line: bytes | None, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         if line is not None and not line.strip():
@@ -146,6 +154,12 @@ class Stream:
     async def _write(self, message: types.JSONRPCMessage) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
         await self._pieces.send_piece(line.encode() + b"\n")
+
+
+def refuse_bytes(fault: Fault) -> types.JSONRPCError:
+    data = {"code": fault.code, "detail": fault.detail, "hint": fault.hint, "retry_after": fault.retry_after}
+    error = types.ErrorData(code=types.INVALID_REQUEST, message=fault.error, data=data)
+    return types.JSONRPCError(jsonrpc="2.0", id=None, error=error)
 
 
 def refuse_line(line: bytes | None, error: ValueError) -> types.JSONRPCError:
