@@ -19,6 +19,7 @@ from bench.creates import measure_creates
 from bench.crowd import measure_crowd, measure_densities
 from bench.egress import measure_egress
 from bench.gateway import measure_gateway
+from bench.hostile import measure_hostile
 from bench.idle import measure_idle
 from bench.mcp import measure_mcp
 from bench.oneshot import measure_oneshots
@@ -41,6 +42,7 @@ GROUPS: dict[str, Group] = {
     "crowd": measure_crowd,
     "density": measure_densities,
     "egress": measure_egress,
+    "hostile": measure_hostile,
     "agent": measure_agent,
 }
 

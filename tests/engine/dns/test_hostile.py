@@ -15,13 +15,17 @@ import pytest
 from k8e.engine.local.dns import listeners
 from k8e.engine.local.dns.allowance import (
     ALL_AT_ONCE,
+    ALL_UPSTREAM,
     BURST,
     LEAST_AT_ONCE,
     MAX_AT_ONCE,
     MAX_CONNECTIONS,
     RATE,
+    UPSTREAM,
+    UPSTREAM_AT_ONCE,
     Allowance,
     Crowd,
+    Pace,
 )
 from k8e.engine.local.dns.queries import MAX_QUERY
 from tests.engine.dns.rig import PORT, Resolver, open_resolver, texts
@@ -64,6 +68,36 @@ async def test_rubbish_does_not_stop_it(resolver: Resolver) -> None:
         client.send(bytes(60_000))
     await works(resolver)
     await works(resolver, "bad")
+
+
+async def test_a_flood_of_new_names_goes_upstream_at_a_pace(resolver: Resolver, teacher: Teacher) -> None:
+    """Every question is for another name below a wildcard. Others are answered meanwhile."""
+    loop = asyncio.get_running_loop()
+    began, number = loop.time(), 0
+    with resolver.dial("bad") as client:
+        while len(teacher.asked) < UPSTREAM_AT_ONCE + 50:
+            for _ in range(20):
+                number += 1
+                client.send(dns.message.make_query(f"n{number}.example.com", "A").to_wire())
+            await asyncio.sleep(0.02)
+        asked, taken = len(teacher.asked), loop.time() - began
+        await works(resolver)
+    assert number > asked
+    assert asked <= UPSTREAM_AT_ONCE + UPSTREAM * taken + 1
+    assert taken >= 45 / UPSTREAM, "fifty more than at once take a second"
+
+
+async def test_a_pace_is_shared_by_a_crowd() -> None:
+    crowd = Crowd()
+    pace = Pace(UPSTREAM, 2, crowd)
+    assert pace.rate == UPSTREAM
+    crowd.busy = 100
+    assert pace.rate == ALL_UPSTREAM / 100
+    crowd.busy = 0
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.gather(*(pace.take() for _ in range(12)))
+    assert loop.time() - began >= 9.5 / UPSTREAM, "two at once, then one after the other"
 
 
 async def test_a_flood_of_slow_questions_leaves_others_their_share(resolver: Resolver, teacher: Teacher) -> None:

@@ -3,6 +3,8 @@ names."""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -14,7 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Pool
-from k8e.engine.local.network.admissions import GRACE, Admissions, Change, Target, split_ranges
+from k8e.engine.local.network.admissions import (
+    GRACE,
+    MAX_ENTRIES,
+    MAX_REASONS,
+    Admissions,
+    Change,
+    Target,
+    split_ranges,
+)
 from k8e.engine.local.network.rules import MAX_ADDRESSES
 from k8e.policy import EVERYTHING, Address, HostEntry, HostList
 
@@ -116,7 +126,9 @@ class History(RuleBasedStateMachine):
         seconds=st.integers(1, 300),
     )
     def resolve(self, entry: HostEntry, addresses: list[Address], seconds: int) -> None:
-        self.take(self.state.admit(entry, addresses, float(seconds), self.now))
+        change = self.state.admit(entry, addresses, float(seconds), self.now)
+        self.state.take(change)
+        self.kernel.apply(change)
         if entry in self.hosts.entries:
             for target in ((address, port) for address in addresses for port in entry.ports):
                 if entry == EVERYTHING and target[0] in PUBLIC:
@@ -186,7 +198,8 @@ def test_a_name_with_no_end_of_addresses_takes_the_place_of_its_oldest() -> None
     kernel.apply(change)
     for turn in range(MAX_ADDRESSES // 100 + 5):
         addresses = [ip_address(f"198.18.{turn}.{number}") for number in range(100)]
-        state, change = state.admit(hosts.entries[0], addresses, 1000.0 + turn, float(turn))
+        change = state.admit(hosts.entries[0], addresses, 1000.0 + turn, float(turn))
+        state.take(change)
         kernel.apply(change)
         assert len(kernel.names) <= MAX_ADDRESSES
     assert (ip_address(f"198.18.{turn}.99"), 443) in kernel.names
@@ -206,16 +219,67 @@ def test_a_list_that_falls_into_too_many_parts_is_refused_and_changes_nothing() 
 def test_an_address_that_is_good_for_long_enough_is_not_told_again() -> None:
     hosts = HostList.parse(["a.com"])
     state, _ = Admissions(WIRE).adopt(hosts, 0.0)
-    state, change = state.admit(hosts.entries[0], ADDRESSES[:1], 30.0, 0.0)
+    change = state.admit(hosts.entries[0], ADDRESSES[:1], 30.0, 0.0)
     assert change
-    again, change = state.admit(hosts.entries[0], ADDRESSES[:1], 30.0, 20.0)
-    assert not change
-    _, change = again.admit(hosts.entries[0], ADDRESSES[:1], 30.0, 45.0)
-    assert change
+    state.take(change)
+    assert not state.admit(hosts.entries[0], ADDRESSES[:1], 30.0, 20.0)
+    assert state.admit(hosts.entries[0], ADDRESSES[:1], 30.0, 45.0)
 
 
 def test_names_of_a_list_that_was_left_admit_nothing() -> None:
     state, _ = Admissions(WIRE).adopt(HostList.parse(["b.com"]), 0.0)
-    after, change = state.admit(HostList.parse(["a.com"]).entries[0], ADDRESSES, 30.0, 0.0)
-    assert not change
-    assert after == state
+    assert not state.admit(HostList.parse(["a.com"]).entries[0], ADDRESSES, 30.0, 0.0)
+
+
+def test_what_is_not_taken_leaves_no_trace() -> None:
+    """The kernel may refuse it."""
+    hosts = HostList.parse(["a.com", "b.com"])
+    state, _ = Admissions(WIRE).adopt(hosts, 0.0)
+    first = state.admit(hosts.entries[0], ADDRESSES[:2], 30.0, 0.0)
+    assert (state.marks, state.openings) == ({}, {})
+    assert state.admit(hosts.entries[0], ADDRESSES[:2], 30.0, 0.0) == first
+    state.take(first)
+    before = (dict(state.marks), dict(state.openings))
+    assert state.admit(hosts.entries[1], ADDRESSES[:3], 30.0, 0.0)
+    assert (state.marks, state.openings) == before
+
+
+def test_an_address_of_many_entries_has_a_few_reasons_and_a_list_not_too_many() -> None:
+    """Of which a name server can make as many as it likes: every address gets another set of names."""
+    hosts = HostList.parse([f"*.n{number}.com:443" for number in range(500)])
+    state, _ = Admissions(WIRE).adopt(hosts, 0.0)
+    for entry in hosts.entries[:100]:
+        state.take(state.admit(entry, ADDRESSES[:1], 30.0, 0.0))
+    assert max(map(len, state.marks)) == MAX_ENTRIES
+    chance = random.Random(1)
+    with pytest.raises(EngineError) as raised:
+        for turn in range(10 * MAX_REASONS):
+            entry = chance.choice(hosts.entries)
+            state.take(state.admit(entry, [ip_address(f"198.18.0.{turn % 97}")], 30.0 + turn, 0.0))
+    assert raised.value.control == "network list"
+    assert len(state.marks) == MAX_REASONS
+
+
+def test_what_an_answer_costs_does_not_grow_with_what_is_open() -> None:
+    """Counted, not timed: what is looked at of what is there already."""
+    hosts = HostList.parse(["*.a.com"])
+    costs = []
+    for filled in (0, MAX_ADDRESSES):
+        state, _ = Admissions(WIRE).adopt(hosts, 0.0)
+        for turn in range(filled // 32):
+            addresses = [ip_address(f"45.{turn >> 8}.{turn & 255}.{number}") for number in range(16)]
+            state.take(state.admit(hosts.entries[0], addresses, 600.0, 0.0))
+        assert len(state.openings) == filled
+        looked = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal looked
+            looked += event in ("call", "c_call")
+
+        new = [ip_address(f"46.0.0.{number}") for number in range(16)]
+        sys.setprofile(count)
+        change = state.admit(hosts.entries[0], new, 600.0, 1.0)
+        state.take(change)
+        sys.setprofile(None)
+        costs.append(looked)
+    assert costs[1] - costs[0] < MAX_ADDRESSES // 2, "not once for each that is there"

@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import change_messages
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.notes import MORE
-from k8e.engine.local.network.rules import KEPT_REFUSALS, wire_sets
+from k8e.engine.local.network.rules import KEPT_REFUSALS, MAX_ADDRESSES, wire_sets
 from k8e.engine.local.network.shares import read_shares
 from k8e.engine.local.network.table import Table
 from k8e.policy import HostList
@@ -169,6 +171,28 @@ async def test_questions_do_not_fill_the_machines_memory_of_connections(network:
     await run_inside(inside, sys.executable, "-c", QUESTIONS, str(most + 3000))
     assert most * 0.9 < count_connections() - before <= most + 100
     assert await resolve(beside, wire, "one.com") == ["45.90.31.1"]
+
+
+async def test_what_a_wildcard_admits_without_end_is_bounded_in_time_and_number(network: Network) -> None:
+    """A name server that has sixteen new addresses for every name, remembered upstream or not. The list can be changed
+    meanwhile."""
+    await open_with(network, "x", "*.wild.com")
+    entry = HostList.parse(["*.wild.com"]).entries[0]
+
+    async def admit(number: int) -> None:
+        addresses = [ip_address(f"45.{number >> 8}.{number & 255}.{each}") for each in range(16)]
+        await network._admit("x", entry, f"n{number}.wild.com", addresses, 3600.0)
+
+    began = time.monotonic()
+    many = int(network_module.ADMISSIONS_AT_ONCE) + 60
+    flood = [asyncio.create_task(admit(number)) for number in range(many)]
+    await asyncio.sleep(0)
+    await network.set_hosts("x", HostList.parse(["*.wild.com", "45.90.40.7"]))
+    assert not all(each.done() for each in flood), "nobody who changes a list waits for all of them"
+    await asyncio.gather(*flood)
+    assert time.monotonic() - began >= 55 / network_module.ADMISSIONS
+    assert len(network._attachments["x"].admissions.openings) == MAX_ADDRESSES
+    assert len(network._ground.table.elements(f"names4_{network._attachments['x'].wire.index}")) == MAX_ADDRESSES
 
 
 async def test_names_that_flood_stay_bounded(network: Network) -> None:

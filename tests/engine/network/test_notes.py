@@ -53,7 +53,7 @@ def full_state() -> Admissions:
     state, _ = Admissions(WIRE).adopt(hosts, 0.0)
     for name in ("one.com", "two.com"):
         (entry,) = hosts.entries_for_name(name)
-        state, _ = state.admit(entry, [ip_address("45.90.31.1"), ip_address("2a0b:4340::1")], 100.0, 0.0)
+        state.take(state.admit(entry, [ip_address("45.90.31.1"), ip_address("2a0b:4340::1")], 100.0, 0.0))
     return state
 
 

@@ -8,6 +8,7 @@ the kernel and only then answered; all others never leave the machine and are re
     server        all of it together
 """
 
+from k8e.engine.local.dns.allowance import Pace
 from k8e.engine.local.dns.resolv_conf import ResolvConf, Server, resolv_conf_for_sandbox
 from k8e.engine.local.dns.server import Admit, NameServer, Refused
 from k8e.engine.local.dns.upstream import Upstream, UpstreamFailed
@@ -15,6 +16,7 @@ from k8e.engine.local.dns.upstream import Upstream, UpstreamFailed
 __all__ = [
     "Admit",
     "NameServer",
+    "Pace",
     "Refused",
     "ResolvConf",
     "Server",

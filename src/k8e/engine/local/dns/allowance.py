@@ -6,6 +6,7 @@ buffer of the kernel that belongs to that sandbox alone.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 RATE = 300.0  # questions per second, sustained
@@ -14,6 +15,11 @@ MAX_AT_ONCE = 64  # questions of one sandbox while others are quiet
 LEAST_AT_ONCE = 4  # and what it keeps however many there are
 ALL_AT_ONCE = 256  # shared out among those that ask
 MAX_CONNECTIONS = 8
+# Questions that go on to the machine's name servers: of one sandbox, per second and at once after a quiet moment, and
+# per second of all that ask. Each costs the loop more than one that is answered here, a socket, and for half a minute
+# an entry in the machine's table of connections.
+UPSTREAM, UPSTREAM_AT_ONCE = 50.0, 200.0
+ALL_UPSTREAM = 400.0
 
 
 @dataclass(slots=True)
@@ -25,6 +31,28 @@ class Crowd:
     @property
     def share(self) -> int:
         return max(LEAST_AT_ONCE, min(MAX_AT_ONCE, ALL_AT_ONCE // max(1, self.busy)))
+
+
+class Pace:
+    """So many turns per second, in the order in which they were asked for. With a crowd, fewer when it is large."""
+
+    def __init__(self, rate: float, at_once: float, crowd: Crowd | None = None) -> None:
+        self._rate = rate
+        self._at_once = at_once
+        self._crowd = crowd
+        self._turns = at_once  # below zero: so many wait
+        self._since = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self._rate if self._crowd is None else min(self._rate, ALL_UPSTREAM / max(1, self._crowd.busy))
+
+    async def take(self) -> None:
+        now, rate = asyncio.get_running_loop().time(), self.rate
+        self._turns = min(self._at_once, self._turns + (now - self._since) * rate) - 1
+        self._since = now
+        if self._turns < 0:
+            await asyncio.sleep(-self._turns / rate)
 
 
 class Allowance:

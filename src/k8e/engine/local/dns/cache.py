@@ -30,6 +30,10 @@ class Cache:
         mixed = tuple(random.sample(finding.records, len(finding.records)))
         return replace(finding.aged(now - since), records=mixed)
 
+    def has(self, key: Key, now: float) -> bool:
+        finding, since = self._findings.get(key, (None, 0.0))
+        return finding is not None and now - since < finding.ttl
+
     def put(self, key: Key, finding: Finding, now: float) -> None:
         if finding.ttl <= 0:
             return

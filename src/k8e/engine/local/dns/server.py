@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import dns.message
 import dns.rcode
 
-from k8e.engine.local.dns.allowance import Allowance, Crowd
+from k8e.engine.local.dns.allowance import UPSTREAM, UPSTREAM_AT_ONCE, Allowance, Crowd, Pace
 from k8e.engine.local.dns.answers import build_reply, encode_reply
 from k8e.engine.local.dns.dialogue import Admit as AdmitStep
 from k8e.engine.local.dns.dialogue import AskUpstream, Failure, Result, Step, Tell, answer_query
@@ -40,7 +40,9 @@ class _Desk:
     hosts: HostList
     hostname: str
     allowance: Allowance
+    pace: Pace
     listeners: list[Listener] = field(default_factory=list)
+    complained: bool = False
     refused: dict[str, float] = field(default_factory=dict)  # names of the last moments, the newest last
 
     def remember(self, name: str, now: float) -> None:
@@ -96,7 +98,8 @@ class NameServer:
                     sock.close()
             raise
         now = asyncio.get_running_loop().time()
-        desk = self._desks[sandbox] = _Desk(sandbox, hosts, hostname.lower(), Allowance(self._crowd, now))
+        pace = Pace(UPSTREAM, UPSTREAM_AT_ONCE, self._crowd)
+        desk = self._desks[sandbox] = _Desk(sandbox, hosts, hostname.lower(), Allowance(self._crowd, now), pace)
 
         async def answer(wire: bytes, stream: bool) -> bytes:
             return await self._answer(desk, wire, stream)
@@ -147,6 +150,8 @@ class NameServer:
     async def _take(self, desk: _Desk, step: Step) -> Result:
         match step:
             case AskUpstream(name, kind):
+                if not self._upstream.remembers(name, kind):
+                    await desk.pace.take()
                 try:
                     return await self._upstream.ask(name, kind)
                 except UpstreamFailed as error:
@@ -155,7 +160,9 @@ class NameServer:
                 try:
                     await self._admit(desk.sandbox, entry, name, addresses, seconds)
                 except Exception:  # whatever it was, the kernel may not know: fail closed
-                    log.exception("names: %s: the addresses of %s could not be admitted", desk.sandbox, name)
+                    if not desk.complained:  # once: a sandbox may be able to make it happen as often as it likes
+                        log.exception("names: %s: the addresses of %s could not be admitted", desk.sandbox, name)
+                    desk.complained = True
                     return Failure("the addresses could not be admitted")
             case Tell(name, reason, address):
                 desk.remember(name, asyncio.get_running_loop().time())

@@ -62,6 +62,10 @@ class Upstream:
             self._avoided.clear()
         return current
 
+    def remembers(self, name: str, kind: int) -> bool:
+        """Whether the answer costs no question."""
+        return self.configuration == self._known and self._cache.has((name, kind), asyncio.get_running_loop().time())
+
     async def ask(self, name: str, kind: int) -> Finding:
         """Raises UpstreamFailed. The same question is asked once at a time, and goes on when one who asked leaves."""
         loop = asyncio.get_running_loop()

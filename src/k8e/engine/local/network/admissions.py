@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from k8e.engine import EngineError
@@ -28,6 +28,7 @@ from k8e.engine.local.network.elements import (
     range_element,
 )
 from k8e.engine.local.network.netlink import Message
+from k8e.engine.local.network.queue import Queue
 from k8e.engine.local.network.rules import MAX_ADDRESSES, MAX_BLOCKS
 from k8e.policy import EVERYTHING, NOTHING, Address, AddressKind, HostEntry, HostList, excess, kind_of
 
@@ -38,6 +39,8 @@ Target = tuple[Address, int]
 # order, and so is a client that holds on to an address a little longer than it was told to.
 GRACE = 60.0
 _MOST_MARKS = 1 << 15
+MAX_REASONS = 4096  # of one list
+MAX_ENTRIES = 8  # of one reason, for what a name leads to
 _EVERYTHING = HostList((EVERYTHING,))
 
 
@@ -73,52 +76,95 @@ class Change:
     opened: tuple[tuple[Target, Opening], ...] = ()
     ranges: tuple[tuple[Range, int], ...] | None = None  # with their marks; None: as they are
     every: int = 0  # the mark of whatever is public; only together with ranges
+    reasons: tuple[tuple[Reason, int], ...] = ()  # of `live`, when something was admitted
 
     def __bool__(self) -> bool:
         return bool(self.dead or self.live or self.closed or self.opened or self.ranges is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admissions:
-    """Nothing here is ever changed in place: a change that the kernel refuses leaves no trace."""
+    """A list, and what of it is open. Asked for a change, nothing here changes until it is taken: one that the kernel
+    refuses leaves no trace. To admit an answer costs the same however many there were before: this is done in the
+    daemon's loop, and who asks for it is a sandbox."""
 
     wire: Wire
     hosts: HostList = NOTHING
-    marks: Mapping[Reason, int] = field(default_factory=dict)
-    openings: Mapping[Target, Opening] = field(default_factory=dict)
+    marks: dict[Reason, int] = field(default_factory=dict)
+    openings: dict[Target, Opening] = field(default_factory=dict)
+    _last: int = field(default=0, compare=False)  # number of the mark that was given last
+    _queues: dict[int, Queue] = field(default_factory=lambda: {4: Queue(), 6: Queue()}, compare=False)
+    _taken: set[int] = field(default_factory=set, compare=False)  # marks
 
-    def admit(
-        self, entry: HostEntry, addresses: Iterable[Address], seconds: float, now: float
-    ) -> tuple[Admissions, Change]:
-        """An entry's name was found to lead there, for so many seconds."""
+    def __post_init__(self) -> None:
+        self._taken.update(self.marks.values())
+        self._last = max((mark & 0xFFFF for mark in self._taken), default=self._last)
+        for target, opening in self.openings.items():
+            self._queues[target[0].version].add(target, opening.end)
+
+    def admit(self, entry: HostEntry, addresses: Iterable[Address], seconds: float, now: float) -> Change:
+        """What has to change because an entry's name was found to lead there, for so many seconds."""
         if entry not in self.hosts.entries:
-            return self, Change()  # removed while its name was being asked for
-        marks, until = dict(self.marks), now + seconds + GRACE
-        openings = {target: opening for target, opening in self.openings.items() if opening.end > now}
-        closed, opened = [], []
+            return Change()  # removed while its name was being asked for
+        fresh: dict[Reason, int] = {}
+        free = self._free_marks()
+        until = now + seconds + GRACE
+        closed: dict[Target, Opening] = {}
+        opened: dict[Target, Opening] = {}
         for target in _targets(entry, addresses):
-            before = openings.get(target)
+            before = self.openings.get(target)
             known = {} if before is None else {each: end for each, end in before.until.items() if end > now}
-            if known.get(entry, now) + GRACE / 2 >= until:
+            if target in opened or known.get(entry, now) + GRACE / 2 >= until:
                 continue  # good for long enough
-            ends = known | {entry: max(until, known.get(entry, until))}
-            opening = Opening(self._mark_for(frozenset(ends), marks), ends)
+            ends = _latest(known | {entry: max(until, known.get(entry, until))})
             if before is not None:
-                closed.append((target, before))
-            openings[target] = opening
-            opened.append((target, opening))
-        for version in (4, 6):
-            closed += _make_room(openings, version)
-        gone = {target for target, _ in closed}
-        opened = [(target, opening) for target, opening in opened if target in openings or target not in gone]
-        change = Change(live=_new(marks, self.marks), closed=tuple(closed), opened=tuple(opened))
-        return replace(self, marks=marks, openings=openings), change
+                closed[target] = before
+            reason = frozenset(ends)
+            mark = self.marks.get(reason) or fresh.get(reason)
+            if mark is None:
+                if len(self.marks) + len(fresh) >= MAX_REASONS:
+                    cause = f"its entries lead to the same addresses in more than {MAX_REASONS} combinations"
+                    raise EngineError("network list", cause, "list fewer entries that overlap")
+                mark = fresh[reason] = next(free)
+            opened[target] = Opening(mark, ends)
+        for version, queue in self._queues.items():
+            coming = [target for target in opened if target[0].version == version]
+            surplus = len(queue) + sum(target not in closed for target in coming) - MAX_ADDRESSES
+            if surplus > 0:
+                # A name with no end of addresses takes the oldest ones' place.
+                closed |= {target: self.openings[target] for target in queue.first(surplus, without=opened)}
+        return Change(
+            live=tuple(sorted(fresh.values())),
+            closed=tuple(closed.items()),
+            opened=tuple(opened.items()),
+            reasons=tuple(fresh.items()),
+        )
+
+    def take(self, change: Change) -> None:
+        """What was admitted is in force."""
+        for reason, mark in change.reasons:
+            self.marks[reason] = mark
+            self._taken.add(mark)
+            self._last = mark & 0xFFFF
+        for target, _ in change.closed:
+            if self.openings.pop(target, None) is not None:
+                self._queues[target[0].version].remove(target)
+        for target, opening in change.opened:
+            self.openings[target] = opening
+            self._queues[target[0].version].add(target, opening.end)
 
     def adopt(self, hosts: HostList, now: float) -> tuple[Admissions, Change]:
         """Another list is in force from now on."""
         entries = frozenset(hosts.entries)
         marks = {reason: mark for reason, mark in self.marks.items() if reason & entries or _stands_in(hosts, reason)}
         dead = tuple(sorted(set(self.marks.values()) - set(marks.values())))
+        free = self._free_marks()
+
+        def mark_for(reason: Reason) -> int:
+            if reason not in marks:
+                marks[reason] = next(free)
+            return marks[reason]
+
         openings: dict[Target, Opening] = {}
         closed, opened = [], []
         for target, opening in self.openings.items():
@@ -128,24 +174,20 @@ class Admissions:
                 continue
             closed.append((target, opening))
             if ends:
-                openings[target] = Opening(self._mark_for(frozenset(ends), marks), ends)
+                openings[target] = Opening(mark_for(frozenset(ends)), ends)
                 opened.append((target, openings[target]))
         ranges = split_ranges(entry for entry in hosts.entries if entry.network is not None)
         if len(ranges) > MAX_BLOCKS:
             raise EngineError("network list", f"its blocks fall into {len(ranges)} parts, more than {MAX_BLOCKS}")
-        marked = tuple((each, self._mark_for(each.reason, marks)) for each in ranges)
-        every = self._mark_for(frozenset({EVERYTHING}), marks) if EVERYTHING in entries else 0
+        marked = tuple((each, mark_for(each.reason)) for each in ranges)
+        every = mark_for(frozenset({EVERYTHING})) if EVERYTHING in entries else 0
         change = Change(dead, _new(marks, self.marks), tuple(closed), tuple(opened), marked, every)
-        return replace(self, hosts=hosts, marks=marks, openings=openings), change
+        return Admissions(self.wire, hosts, marks, openings, self._last), change
 
-    def _mark_for(self, reason: Reason, marks: dict[Reason, int]) -> int:
-        if reason not in marks:
-            taken = {*marks.values(), *self.marks.values()}
-            last = max((mark & 0xFFFF for mark in taken), default=0)
-            # Upwards, so that the mark of something revoked is not soon somebody else's.
-            numbers = itertools.chain(range(last + 1, _MOST_MARKS), range(1, last + 1))
-            marks[reason] = next(mark for mark in map(self.wire.mark, numbers) if mark not in taken)
-        return marks[reason]
+    def _free_marks(self) -> Iterator[int]:
+        """Upwards, so that the mark of something revoked is not soon somebody else's."""
+        numbers = itertools.chain(range(self._last + 1, _MOST_MARKS), range(1, self._last + 1))
+        return (mark for mark in map(self.wire.mark, numbers) if mark not in self._taken)
 
 
 def _targets(entry: HostEntry, addresses: Iterable[Address]) -> Iterator[Target]:
@@ -163,11 +205,11 @@ def _new(marks: Mapping[Reason, int], before: Mapping[Reason, int]) -> tuple[int
     return tuple(sorted(set(marks.values()) - set(before.values())))
 
 
-def _make_room(openings: dict[Target, Opening], version: int) -> list[tuple[Target, Opening]]:
-    """A name with no end of addresses takes the oldest ones' place."""
-    of_version = [target for target in openings if target[0].version == version]
-    surplus = sorted(of_version, key=lambda target: openings[target].end)[: max(0, len(of_version) - MAX_ADDRESSES)]
-    return [(target, openings.pop(target)) for target in surplus]
+def _latest(ends: dict[HostEntry, float]) -> dict[HostEntry, float]:
+    """Those that last longest: more than a few reasons for one address tell nobody anything."""
+    if len(ends) <= MAX_ENTRIES:
+        return ends
+    return dict(sorted(ends.items(), key=lambda each: each[1])[-MAX_ENTRIES:])
 
 
 def split_ranges(entries: Iterable[HostEntry]) -> tuple[Range, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from k8e.engine import EngineError, Refusal
-from k8e.engine.local.dns import NameServer, Server, Upstream
+from k8e.engine.local.dns import NameServer, Pace, Server, Upstream
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import Admissions, Change, change_messages
 from k8e.engine.local.network.connections import cut_connections, forget_connections
@@ -32,6 +32,8 @@ from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"
 _PAUSE, _LONG_PAUSE = 0.1, 5.0  # seconds
+# Answers that are admitted for one sandbox: per second, and at once after a quiet moment.
+ADMISSIONS, ADMISSIONS_AT_ONCE = 50.0, 200.0
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +47,7 @@ class Attachment:
     namespace: int = -1  # a descriptor, until the sandbox is in there
     notes: Notes = field(default_factory=Notes)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pace: Pace = field(default_factory=lambda: Pace(ADMISSIONS, ADMISSIONS_AT_ONCE))
 
 
 class Network:
@@ -210,12 +213,31 @@ class Network:
     async def _admit(
         self, sandbox: str, entry: HostEntry, name: str, addresses: Sequence[Address], seconds: float
     ) -> None:
+        """Bounded in time: what a sandbox has its name servers say costs all of us the kernel's and the loop's time."""
         attachment = self._attachment(sandbox)
         attachment.notes.learn(name, addresses)
+        if not attachment.admissions.admit(entry, addresses, seconds, time.monotonic()):
+            return
+        await attachment.pace.take()
         async with attachment.lock:
-            after, change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
+            change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
             if change:
-                await self._apply(attachment, after, change)
+                await self._open_names(attachment, change)
+
+    async def _open_names(self, attachment: Attachment, change: Change) -> None:
+        """The record first, as for a list: a mark that it does not know is closed by the next daemon."""
+        known = attachment.admissions
+
+        def apply() -> None:
+            if change.reasons:
+                EgressRecord.of(known, more=change.reasons).save(attachment.record)
+            self._commit(change_messages(self._ground.table.name, attachment.wire, change, time.monotonic()))
+
+        try:
+            await finish_in_thread(apply)
+        except OSError as error:
+            raise EngineError("network list", f"cannot be recorded: {error}") from error
+        known.take(change)
 
     def _refuse_name(self, sandbox: str, name: str, reason: str, address: str) -> None:
         if attachment := self._attachments.get(sandbox):

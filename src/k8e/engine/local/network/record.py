@@ -6,7 +6,7 @@ The addresses themselves are in the kernel, with the time that each has left.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,10 @@ class EgressRecord:
     marks: tuple[tuple[int, tuple[str, ...]], ...]
 
     @classmethod
-    def of(cls, admissions: Admissions) -> EgressRecord:
-        marks = ((mark, tuple(sorted(map(str, reason)))) for reason, mark in admissions.marks.items())
+    def of(cls, admissions: Admissions, more: Sequence[tuple[Reason, int]] = ()) -> EgressRecord:
+        """`more` are marks that it is about to have."""
+        known = (*admissions.marks.items(), *more)
+        marks = ((mark, tuple(sorted(map(str, reason)))) for reason, mark in known)
         return cls(admissions.hosts.texts, tuple(sorted(marks)))
 
     def save(self, path: Path) -> None:
