@@ -15,9 +15,11 @@ import pytest
 from k8e.engine.local.dns import listeners
 from k8e.engine.local.dns.allowance import (
     ALL_AT_ONCE,
+    ALL_RATE,
     ALL_UPSTREAM,
     BURST,
     LEAST_AT_ONCE,
+    LEAST_RATE,
     MAX_AT_ONCE,
     MAX_CONNECTIONS,
     RATE,
@@ -85,6 +87,14 @@ async def test_a_flood_of_new_names_goes_upstream_at_a_pace(resolver: Resolver, 
     assert number > asked
     assert asked <= UPSTREAM_AT_ONCE + UPSTREAM * taken + 1
     assert taken >= 45 / UPSTREAM, "fifty more than at once take a second"
+
+
+async def test_many_that_flood_share_what_the_daemon_reads() -> None:
+    crowd = Crowd()
+    assert crowd.rate == RATE
+    for busy in (1, 5, 20, 1000):
+        crowd.busy = busy
+        assert crowd.rate == max(LEAST_RATE, min(RATE, ALL_RATE / busy))
 
 
 async def test_a_pace_is_shared_by_a_crowd() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-RATE = 300.0  # questions per second, sustained
+RATE = 300.0  # questions per second, sustained, while others are quiet
+LEAST_RATE = 20.0  # and what it keeps
+ALL_RATE = 1500.0  # shared out among those that ask: each takes the daemon a quarter of a millisecond
 BURST = 600.0
 MAX_AT_ONCE = 64  # questions of one sandbox while others are quiet
 LEAST_AT_ONCE = 4  # and what it keeps however many there are
@@ -27,6 +29,10 @@ class Crowd:
     """How many sandboxes have questions under way."""
 
     busy: int = 0
+
+    @property
+    def rate(self) -> float:
+        return max(LEAST_RATE, min(RATE, ALL_RATE / max(1, self.busy)))
 
     @property
     def share(self) -> int:
@@ -72,7 +78,7 @@ class Allowance:
         return self._at_once < self._crowd.share and self._can_pay(now)
 
     def _can_pay(self, now: float) -> bool:
-        self._tokens = min(BURST, self._tokens + (now - self._since) * RATE)
+        self._tokens = min(BURST, self._tokens + (now - self._since) * self._crowd.rate)
         self._since = now
         return self._tokens >= 1
 
