@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--only GROUP ...]`."""
+"""`python -m bench [--quick] [--only GROUP ...] [--publish]`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from bench.hostile import measure_hostile
 from bench.idle import measure_idle
 from bench.mcp import measure_mcp
 from bench.oneshot import measure_oneshots
+from bench.publish import publish
 from bench.runs import measure_runs
 from bench.samples import Measure, machine_facts, render
 from bench.stream import measure_streams
@@ -69,18 +71,25 @@ def main() -> None:
     parser.add_argument(
         "--results", type=Path, default=RESULTS / "latest", metavar="STEM", help="STEM.json and STEM.md"
     )
+    parser.add_argument(
+        "--publish", action="store_true", help="also draw the picture and write the tables of docs/performance.md"
+    )
     options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("sandboxes need root")
     facts = machine_facts()
     facts["mode"] = "quick" if options.quick else "full"
+    began = time.monotonic()
     measures = asyncio.run(collect(options.quick, options.only))
+    facts["minutes"] = round((time.monotonic() - began) / 60, 1)
     page = "\n".join([render(facts, measures), render_budgets(measures)])
     options.results.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": facts, "measures": [measure.as_dict() for measure in measures]}
     options.results.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     options.results.with_suffix(".md").write_text(page)
     print(page)
+    if options.publish:
+        publish(record, measures)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,18 @@ async def spawn(*argv: str) -> None:
         raise RuntimeError(f"a baseline failed: {' '.join(argv)}")
 
 
+async def time_first_words(*argv: str) -> float:
+    """Milliseconds until a program has said something. That it ends, and what is cleared away then, is not counted."""
+    started = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    said = await process.stdout.read(1)
+    spent = (time.perf_counter() - started) * 1000
+    if not said or await process.wait() != 0:
+        raise RuntimeError(f"a baseline failed: {' '.join(argv)}")
+    return spent
+
+
 async def measure_ready(launcher: Launcher, where: str, count: int) -> Measure:
     async def ready() -> float:
         started = time.perf_counter()

@@ -60,12 +60,13 @@ def install_package(command: str, *packages: str) -> bool:
     return run_quietly(*apt) and shutil.which(command) is not None
 
 
-def bubblewrap() -> OneShot:
+def bubblewrap(*command: str) -> OneShot:
     names = ("bin", "sbin", "lib", "lib64")
     links = [word for name in names if os.path.islink(f"/{name}") for word in ("--symlink", f"usr/{name}", f"/{name}")]
     unshared = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net")
     shape = ("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
-    return OneShot("bwrap ... true", ("bwrap", *unshared, *shape, *links, "/usr/bin/true"))
+    words = command or ("/usr/bin/true",)
+    return OneShot(f"bwrap ... {os.path.basename(words[0])}", ("bwrap", *unshared, *shape, *links, *words))
 
 
 def podman(

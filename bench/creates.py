@@ -1,16 +1,18 @@
-"""Sandboxes that were not there: from the pool, cold, and a hundred at once."""
+"""Sandboxes that were not there: from the pool, cold, and many at once; until the first command has answered. What a
+sandbox's end takes is counted neither of ours nor of the baselines."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from bench.agent import spawn
+from bench.agent import time_first_words
 from bench.baselines import bubblewrap
 from bench.daemon import Daemon, serving
 from bench.samples import Measure
@@ -19,8 +21,10 @@ from k8e.engine.local import LocalEngine
 from k8e.link.model import ExecSpec
 
 LIMITS = Limits(cpus=float(os.cpu_count() or 1))
-TRUE = ExecSpec.of("/usr/bin/true", stdin=False)
+WORDS = ("/usr/bin/echo", "1")
+ECHO = ExecSpec.of(*WORDS, stdin=False)
 COLD = "[pool]\nenabled = false\n"
+MANY = "[quotas]\nsessions = 1000\ncpus = 1000.0\nmemory = 1099511627776\ncreates_per_minute = 100000\n"
 
 
 def pool_of(count: int) -> str:
@@ -41,48 +45,44 @@ def make_bundle(engine: LocalEngine, model: str, bundle: Path, argv: list[str], 
 
 
 async def measure_cold(engine: LocalEngine, runtime: Runtime, scratch: Path, count: int) -> Measure:
-    """Create and first command, against the bare runtime running `true` in the same bundle on the same disk."""
+    """Create and first command, against the bare runtime running the same in the same bundle on the same disk."""
     binary = engine.runtime(runtime)
     spec = SandboxSpec(runtime, limits=LIMITS)
     model = f"model-{runtime.value}"
     await engine.create(model, spec)
     bundle = scratch / f"bundle-{runtime.value}"
-    make_bundle(engine, model, bundle, ["/usr/bin/true"], "/k8e-bench/cold")
-
-    async def bare() -> None:
-        name = secrets.token_hex(4)
-        await spawn(binary.binary, "--root", str(scratch / "bare"), *binary.flags, "run", "--bundle", str(bundle), name)
-
+    make_bundle(engine, model, bundle, list(WORDS), "/k8e-bench/cold")
+    words = (binary.binary, "--root", str(scratch / "bare"), *binary.flags, "run", "--bundle", str(bundle))
     ours, baseline = [], []
     try:
         for number in range(count):
             started = time.perf_counter()
             await engine.create(f"cold-{number}", spec)
             sandbox, _ = await engine.attach(f"cold-{number}")
-            await (await sandbox.start(TRUE)).wait()
+            process = await sandbox.start(ECHO)
+            assert await process.stdout.read() == b"1\n"
             ours.append((time.perf_counter() - started) * 1000)
+            process.discard()
             await engine.destroy(f"cold-{number}")
-            started = time.perf_counter()
-            await bare()
-            baseline.append((time.perf_counter() - started) * 1000)
+            baseline.append(await time_first_words(*words, secrets.token_hex(4)))
     finally:
         await engine.destroy(model)
     name = os.path.basename(binary.binary)
     return Measure(
-        f"{runtime.value}: create + true, cold", "ms", tuple(ours), f"{name} run, same bundle", tuple(baseline)
+        f"{runtime.value}: create + first command, cold", "ms", tuple(ours), f"{name} run, same bundle", tuple(baseline)
     )
 
 
 async def create_and_run(daemon: Daemon, runtime: str) -> tuple[str, float]:
     started = time.perf_counter()
     session = await daemon.create(runtime)
-    await daemon.run(session, "true")
+    await daemon.call("POST", f"/v1/sessions/{session}/runs", {"argv": list(WORDS)})
     return session, (time.perf_counter() - started) * 1000
 
 
 async def measure_claims(daemon: Daemon, runtime: str, warm: int, count: int) -> Measure:
     """Each claim finds the pool full, and nothing else going on."""
-    shot = bubblewrap()
+    shot = bubblewrap(*WORDS)
     ours, baseline = [], []
     for _ in range(2):  # what the first one of a kind prepares is not a claim; from the second on the pool keeps some
         session, _ = await create_and_run(daemon, runtime)
@@ -92,18 +92,49 @@ async def measure_claims(daemon: Daemon, runtime: str, warm: int, count: int) ->
         session, spent = await create_and_run(daemon, runtime)
         ours.append(spent)
         await daemon.destroy(session)
-        started = time.perf_counter()
-        await spawn(*shot.argv)
-        baseline.append((time.perf_counter() - started) * 1000)
-    return Measure(f"{runtime}: create + true, from the pool", "ms", tuple(ours), shot.name, tuple(baseline))
+        baseline.append(await time_first_words(*shot.argv))
+    name = f"{runtime}: create + first command, from the pool"
+    return Measure(name, "ms", tuple(ours), shot.name, tuple(baseline))
 
 
-async def measure_burst(daemon: Daemon, runtime: str, count: int) -> Measure:
-    """That many at once; each is timed from the moment when all were asked for."""
-    made = await asyncio.gather(*(create_and_run(daemon, runtime) for _ in range(count)))
-    for session, _ in made:
-        await daemon.destroy(session)
-    return Measure(f"{runtime}: create + true, {count} at once", "ms", tuple(spent for _, spent in made))
+async def measure_burst(daemon: Daemon, runtime: str, bare: Bare, count: int, rounds: int) -> Measure:
+    """That many at once, and as many bare starts of the runtime; each is timed from the moment when all were asked
+    for."""
+    ours: list[float] = []
+    baseline: list[float] = []
+    for _ in range(rounds):
+        made = await asyncio.gather(*(create_and_run(daemon, runtime) for _ in range(count)))
+        ours += [spent for _, spent in made]
+        for session, _ in made:
+            await daemon.destroy(session)
+        baseline += await asyncio.gather(*(bare() for _ in range(count)))
+    name = f"{runtime}: create + first command, {count} at once"
+    return Measure(name, "ms", tuple(ours), f"{count} bare starts at once", tuple(baseline))
+
+
+Bare = Callable[[], Awaitable[float]]
+
+
+@contextlib.asynccontextmanager
+async def bare_starts(scratch: Path, runtime: Runtime) -> AsyncIterator[Bare]:
+    """The runtime alone, with a bundle of ours."""
+    folder = scratch / f"bare-{runtime.value}"
+    folder.mkdir(mode=0o711)
+    engine = LocalEngine(folder / "state", folder / "run")
+    await engine.probe()
+    binary, model, bundle = engine.runtime(runtime), f"model-{runtime.value}", folder / "bundle"
+    await engine.create(model, SandboxSpec(runtime, limits=LIMITS))
+    make_bundle(engine, model, bundle, list(WORDS), "/k8e-bench/burst")
+    words = (binary.binary, "--root", str(folder / "bare"), *binary.flags, "run", "--bundle", str(bundle))
+
+    async def start() -> float:
+        return await time_first_words(*words, secrets.token_hex(4))
+
+    try:
+        yield start
+    finally:
+        await engine.destroy(model)
+        await engine.close()
 
 
 async def measure_creates(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
@@ -112,7 +143,7 @@ async def measure_creates(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
     try:
         reports = [report for report in await engine.probe() if report.available]
         for report in reports:
-            yield await measure_cold(engine, report.runtime, scratch, 5 if quick else 20)
+            yield await measure_cold(engine, report.runtime, scratch, 5 if quick else 30)
     finally:
         for left in await engine.list():
             await engine.destroy(left)
@@ -121,5 +152,10 @@ async def measure_creates(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
         runtime = report.runtime.value
         async with serving(scratch / f"pool-{runtime}", pool_of(4)) as daemon:
             yield await measure_claims(daemon, runtime, 4, 10 if quick else 40)
-        async with serving(scratch / f"burst-{runtime}") as daemon:
-            yield await measure_burst(daemon, runtime, 20 if quick else 100)
+        async with (
+            serving(scratch / f"burst-{runtime}", MANY) as daemon,
+            bare_starts(scratch, report.runtime) as bare,
+        ):
+            yield await measure_burst(daemon, runtime, bare, 20, 1 if quick else 3)
+            if not quick:
+                yield await measure_burst(daemon, runtime, bare, 100, 1)

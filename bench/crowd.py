@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench.creates import COLD
+from bench.creates import COLD, MANY
 from bench.daemon import Daemon, serving
 from bench.samples import Measure
 
@@ -77,8 +77,7 @@ async def measure_crowd(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
 
 
 async def measure_densities(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    settings = COLD + "[quotas]\nsessions = 1000\ncpus = 1000.0\nmemory = 1099511627776\ncreates_per_minute = 100000\n"
-    async with serving(scratch / "density", settings) as daemon:
+    async with serving(scratch / "density", COLD + MANY) as daemon:
         for runtime in await daemon.runtimes():
             sizes = [10, 30] if quick else [10, 100, 500] if runtime == "native" else [10, 100]
             async for measure in measure_density(daemon, runtime, sizes, 50):

@@ -78,9 +78,17 @@ class Daemon:
         while int((await self.call("GET", "/v1/status"))["warm"]) < count:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.05)
 
+    async def wait_ended(self) -> None:
+        """Until no session is there any more, nor on its way out."""
+        while any(each["phase"] != "destroyed" for each in await self.sessions()):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.002)
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        return list((await self.call("GET", "/v1/sessions?phase=all"))["sessions"])
+
     async def stop(self) -> None:
         with contextlib.suppress(Refused):
-            for session in (await self.call("GET", "/v1/sessions?phase=all"))["sessions"]:
+            for session in await self.sessions():
                 if session["phase"] == "active":
                     await self.destroy(session["session_id"])
         for _, writer in self._idle:

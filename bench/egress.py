@@ -154,7 +154,7 @@ async def measure_egress(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
             try:
                 assert server.stdout is not None
                 await server.stdout.readline()
-                async for measure in measure_wire(network, inside, wire, far, names, 2 if quick else 10):
+                async for measure in measure_wire(network, inside, wire, far, names, 2 if quick else 30):
                     yield measure
             finally:
                 server.kill()

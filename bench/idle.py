@@ -40,7 +40,20 @@ async def measure_warm(scratch: Path, runtime: str, count: int) -> tuple[float, 
         return await asyncio.to_thread(lambda: tuple(shared_mib(cgroups, name) for name in cgroups.sandboxes()))
 
 
-async def measure_floor(engine: LocalEngine, runtime: Runtime, scratch: Path) -> float:
+async def measure_in_turn(
+    engine: LocalEngine, runtime: Runtime, scratch: Path, count: int, rounds: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    warm: list[float] = []
+    floors: list[float] = []
+    for number in range(rounds):
+        place = scratch / f"{runtime.value}-{number}"
+        place.mkdir(mode=0o711)
+        floors += [await measure_floor(engine, runtime, place, turn) for turn in range(count)]
+        warm += await measure_warm(place, runtime.value, count)
+    return tuple(warm), tuple(floors)
+
+
+async def measure_floor(engine: LocalEngine, runtime: Runtime, scratch: Path, turn: int) -> float:
     """The runtime with the same bundle, and `sleep` in the place of the agent."""
     binary = engine.runtime(runtime)
     model = f"floor-{runtime.value}"
@@ -49,7 +62,7 @@ async def measure_floor(engine: LocalEngine, runtime: Runtime, scratch: Path) ->
     name = f"floor-{secrets.token_hex(4)}"
     try:
         group = Cgroups("k8e-bench")
-        bundle = scratch / f"floor-bundle-{runtime.value}"
+        bundle = scratch / f"floor-bundle-{turn}"
         make_bundle(engine, model, bundle, ["/usr/bin/sleep", "1000"], group.path_of(name))
         words = (binary.binary, "--root", root, *binary.flags)
         await spawn(*words, "run", "--detach", "--bundle", str(bundle), name)
@@ -64,15 +77,14 @@ async def measure_floor(engine: LocalEngine, runtime: Runtime, scratch: Path) ->
 
 
 async def measure_idle(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    count = 3 if quick else 8
+    count, rounds = (3, 1) if quick else (8, 4)
     (scratch / "e").mkdir(mode=0o711)
     engine = LocalEngine(scratch / "e" / "state", scratch / "e" / "run")
     try:
         reports = [report for report in await engine.probe() if report.available]
-        floors = {report.runtime: await measure_floor(engine, report.runtime, scratch) for report in reports}
+        for report in reports:
+            warm, floors = await measure_in_turn(engine, report.runtime, scratch, count, rounds)
+            name = f"{report.runtime.value}: memory of a warm sandbox"
+            yield Measure(name, "MiB", warm, "the bare runtime with `sleep`", floors)
     finally:
         await engine.close()
-    for runtime, floor in floors.items():
-        taken = await measure_warm(scratch, runtime.value, count)
-        name = f"{runtime.value}: memory of a warm sandbox"
-        yield Measure(name, "MiB", taken, "the bare runtime with `sleep`", (floor,))

@@ -1,12 +1,12 @@
-"""One command as a whole process, the way a shell or an agent types it: ours in a warm session, others in a fresh
-sandbox each, a bare interpreter beside them. All in turn, so that a noisy moment hits all alike."""
+"""One command as a whole process, the way a shell or an agent types it: ours in a session that is there, others in a
+fresh sandbox each (their end counted, as it is in `agentkernel`), a bare interpreter beside them. All in turn, so that
+a noisy moment hits all alike."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from bench.daemon import ROOT, serving
 from bench.samples import Measure
 from k8e.engine.local.runtime import OWN_BINARIES
 
-BARE = OneShot("python3 -c pass", (sys.executable, "-c", "pass"))
+BARE = OneShot("/usr/bin/python3 -c pass", ("/usr/bin/python3", "-c", "pass"))
 
 
 def take(shot: OneShot) -> float:

@@ -1,9 +1,8 @@
-"""`python -m bench.plot`: the comparison as a picture (docs/performance.svg, .png), from bench/results/latest.json."""
+"""The comparison as a picture (docs/performance.svg, .png), from what one run has measured."""
 
 from __future__ import annotations
 
 import html
-import json
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-WIDTH, LABELS, ROW, GAP = 900, 290, 26, 46
+WIDTH, LABELS, ROW, GAP = 900, 330, 26, 46
 OURS, OTHERS = "#0b7a75", "#b9c0c7"
 FONT = "font-family='DejaVu Sans, Helvetica, Arial, sans-serif'"
 
@@ -44,32 +42,40 @@ def read_panels(record: dict[str, Any]) -> list[Panel]:
 
     cli = "{}: k8e sandbox run true"
     python = "{}: run print(1), python"
-    pool = "{}: create + true, from the pool"
-    cold = "{}: create + true, cold"
+    pool = "{}: create + first command, from the pool"
+    cold = "{}: create + first command, cold"
     panels = [
         Panel(
-            "One command, typed in a shell (whole process)",
+            "One command in a session that exists already, whole process",
             (
-                *baseline(cli.format("native"), "python3 -c pass, no sandbox"),
+                *baseline(cli.format("native"), "/usr/bin/python3 -c pass, no sandbox"),
                 *ours(cli.format("native"), "k8e sandbox run true (native)"),
                 *ours(cli.format("gvisor"), "k8e sandbox run true (gVisor)"),
+            ),
+        ),
+        Panel(
+            "One command in a fresh sandbox, whole process, until the sandbox is gone again",
+            (
                 *other("bwrap ... true"),
                 *other("sandbox-runtime true"),
+                *ours("agentkernel run true, warm, and its sandbox gone", "agentkernel run true, from a pool (gVisor)"),
+                *ours("agentkernel run true, cold, and its sandbox gone", "agentkernel run true, cold (gVisor)"),
                 *other("podman run true (runc)"),
                 *other("podman run true (runsc)"),
             ),
         ),
         Panel(
-            "print(1) in Python, in a session that is there",
+            "print(1) in Python, in a session that exists already",
             (
-                *baseline(python.format("native"), "python3 -c 'print(1)', no sandbox"),
+                *baseline(python.format("native"), "/usr/bin/python3 -c 'print(1)', no sandbox"),
                 *ours(python.format("native"), "k8e (native)"),
                 *ours(python.format("gvisor"), "k8e (gVisor)"),
             ),
         ),
         Panel(
-            "A new sandbox and its first command",
+            "A new sandbox, until its first command has answered (its end not counted, of none)",
             (
+                *baseline(pool.format("native"), "bwrap ... echo"),
                 *ours(pool.format("native"), "k8e, from the pool (native)"),
                 *ours(pool.format("gvisor"), "k8e, from the pool (gVisor)"),
                 *ours(cold.format("native"), "k8e, cold (native)"),
@@ -109,11 +115,11 @@ def draw(panels: Sequence[Panel], footer: str) -> str:
     return f"{head}\n<rect width='100%' height='100%' fill='white'/>\n{body}\n</svg>\n"
 
 
-def main() -> None:
-    record = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
+def draw_record(record: dict[str, Any], target: Path) -> None:
+    """As SVG and as PNG."""
     facts = record["machine"]
-    footer = f"p50, less is better. {facts['date']}, {facts['cpus']} cores, {facts['cpu']}, kernel {facts['kernel']}."
-    target = ROOT / "docs" / "performance.svg"
+    what = f"p50, less is better. {facts['mode']} run of {facts['date']}, commit {facts['commit']}"
+    footer = f"{what}, {facts['cpus']} cores, {facts['cpu']}, kernel {facts['kernel']}."
     target.write_text(draw(read_panels(record), footer))
     if not shutil.which("rsvg-convert"):
         subprocess.run(
@@ -123,7 +129,3 @@ def main() -> None:
             stdout=subprocess.DEVNULL,
         )
     subprocess.run(["rsvg-convert", "-o", str(target.with_suffix(".png")), str(target)], check=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,8 @@ from typing import Any
 
 from k8e.engine.local.runtime import OWN_BINARIES
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -93,6 +95,7 @@ def machine_facts() -> dict[str, Any]:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": version("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
         "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),
@@ -106,13 +109,16 @@ def machine_facts() -> dict[str, Any]:
 
 def render(facts: dict[str, Any], measures: Sequence[Measure]) -> str:
     lines = [
-        "| measure | p50 | p90 | p99 | unit | n | baseline | its p50 | ratio |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| measure | p50 | p90 | p99 | unit | n | baseline | its p50 | its p99 | its n | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for measure in measures:
         ours, other = percentiles(measure.samples), percentiles(measure.baseline)
         numbers = " | ".join(f"{ours[rank]:.3g}" for rank in ("p50", "p90", "p99"))
-        compared = f"{measure.baseline_name} | {other['p50']:.3g} | {measure.ratio:.2f}" if other else " | | "
+        compared = " | | | | "
+        if other:
+            both = f"{other['p50']:.3g} | {other['p99']:.3g} | {len(measure.baseline)}"
+            compared = f"{measure.baseline_name} | {both} | {measure.ratio:.2f}"
         lines.append(f"| {measure.name} | {numbers} | {measure.unit} | {len(measure.samples)} | {compared} |")
     about = ", ".join(f"{key} {value}" for key, value in facts.items())
     return "\n".join([*lines, "", f"Measured on: {about}.", ""])

@@ -57,7 +57,7 @@ def through_a_pipe(size: int) -> float:
 
 
 async def measure_streams(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    size, count = (256 * MIB, 2) if quick else (1024 * MIB, 5)
+    size, count = (256 * MIB, 2) if quick else (512 * MIB, 30)
     async with serving(scratch / "stream") as daemon:
         for runtime in await daemon.runtimes():
             session = await daemon.create(runtime, limits={"cpus": 2.0})
