@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -49,8 +50,9 @@ GROUPS: dict[str, Group] = {
 }
 
 
-async def collect(quick: bool, names: list[str]) -> list[Measure]:
-    measures = []
+async def collect(quick: bool, names: list[str]) -> tuple[list[Measure], list[str]]:
+    """What was measured, and what became of groups that failed: the others are measured all the same."""
+    measures, failures = list[Measure](), list[str]()
     for name in names:
         scratch = Path(tempfile.mkdtemp(prefix="k8e-bench-"))
         os.chmod(scratch, 0o711)
@@ -59,9 +61,12 @@ async def collect(quick: bool, names: list[str]) -> list[Measure]:
                 ratio = f"{measure.ratio:.2f} of {measure.baseline_name}" if measure.ratio is not None else ""
                 print(f"{measure.name}: {measure.p50:.3g} {measure.unit} {ratio}", file=sys.stderr, flush=True)
                 measures.append(measure)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this group's
+            traceback.print_exc()
+            failures.append(f"{name} failed: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
         finally:
-            shutil.rmtree(scratch)
-    return measures
+            shutil.rmtree(scratch, ignore_errors=True)
+    return measures, failures
 
 
 def main() -> None:
@@ -80,16 +85,17 @@ def main() -> None:
     facts = machine_facts()
     facts["mode"] = "quick" if options.quick else "full"
     began = time.monotonic()
-    measures = asyncio.run(collect(options.quick, options.only))
+    measures, failures = asyncio.run(collect(options.quick, options.only))
     facts["minutes"] = round((time.monotonic() - began) / 60, 1)
-    page = "\n".join([render(facts, measures), render_budgets(measures)])
+    page = "\n".join([render(facts, measures), render_budgets(measures), *(f"- {each}" for each in failures)])
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    record = {"machine": facts, "measures": [measure.as_dict() for measure in measures]}
+    record = {"machine": facts, "measures": [measure.as_dict() for measure in measures], "failures": failures}
     options.results.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     options.results.with_suffix(".md").write_text(page)
     print(page)
     if options.publish:
         publish(record, measures)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ pytestmark = needs_root
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("K8E_KILLS", "8"))
 LIVES = 3  # until one reaches the step that it is to die at
+LOOKS = {"AgentLink.commands", "BareEngine.health"}  # how often a daemon looks is not the same each time
 CLASSES = {"BareEngine": BareEngine, "Store": Store, "AgentLink": AgentLink}
 
 
@@ -109,14 +110,19 @@ def make_place(folder: Path, name: str) -> Path:
 
 
 async def learn_steps(folder: Path, orders: dict[str, Any]) -> list[str]:
-    """Those of every life: how often a daemon looks after its sandboxes is not the same each time."""
+    """Those of every life; of looks, the first two."""
     lives = []
     for number in range(2):
         place, story = make_place(folder, f"learnt-{number}"), Story()
         assert await live_and_die(place, story, orders) == 0, story.end
         lives.append(story.end["steps"])
         await remove_sandboxes(place)
-    return [step for step in lives[0] if step in lives[1]]
+    return [step for step in lives[0] if step in lives[1] and not is_late_look(step)]
+
+
+def is_late_look(step: str) -> bool:
+    name, number, _ = step.split(" ")
+    return name in LOOKS and int(number) > 2
 
 
 def has_changed(step: str) -> bool:
@@ -195,7 +201,7 @@ async def check_service(rig: Rig, alive: set[str]) -> None:
 
 
 async def test_killed_at_every_step_it_leaves_nothing_half_done(folder: Path) -> None:
-    async for place, story in die_at_each(folder, 80, {}):
+    async for place, story in die_at_each(folder, 60, {}):
         async with open_rig(place) as rig:
             alive = await check_sessions(rig, story)
             if "one" in alive:
