@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,3 +244,19 @@ async def test_who_says_nothing_or_too_much_is_not_kept(tmp_path: Path) -> None:
             await gateway.close(0)
         assert not (tmp_path / "gw.sock").exists()
     assert (crowd._used, crowd._strangers.count) == (0, 0)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="there is no IPv6 here")
+@pytest.mark.parametrize("listen", ["[::]:0", "0.0.0.0:0"])
+async def test_every_address_is_one_family_or_both(tmp_path: Path, listen: str) -> None:
+    async with open_rig(tmp_path) as rig:
+        keys = Keys(tmp_path / "identity")
+        gateway = Gateway(rig.service, keys, Agents(rig.service, keys), tmp_path)
+        await gateway.open(listen, [])
+        port = int(gateway.endpoint.rpartition(":")[2])
+        try:
+            assert "BEGIN" in await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+            if listen.startswith("["):
+                assert "BEGIN" in await asyncio.to_thread(ssl.get_server_certificate, ("::1", port))
+        finally:
+            await gateway.close(0)
