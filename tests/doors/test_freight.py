@@ -17,6 +17,7 @@ from k8e.core.access import Payer
 from k8e.core.errors import Fault
 from k8e.doors.frames import CONTENT_TYPE, FrameKind
 from k8e.doors.freight import LITTLE, WAITING, Freight
+from k8e.doors.grpc.cargo import Cargo
 from tests.doors.dialogue import FRAMES, House, open_house, pack_frame
 
 ALICE, BOB, CAROL = Payer(1000, ""), Payer(1001, ""), Payer(1002, "")
@@ -62,6 +63,25 @@ async def test_few_wait() -> None:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert not freight._waiting
+
+
+async def test_what_comes_in_on_a_connection_counts_until_it_is_handed_on() -> None:
+    freight = Freight(16 * MIB, patience=0.02)
+    cargo = Cargo(freight.load(ALICE))
+    for _ in range(100):
+        assert cargo.add(MIB // 10)
+    assert 8 * MIB <= freight.total <= 10 * MIB
+    cargo.take_out(9 * MIB)
+    assert freight.total <= MIB
+    assert not cargo.add(20 * MIB)
+    with pytest.raises(Fault):
+        await cargo.wait()
+    assert freight.total <= 16 * MIB
+    cargo.take_out(100 * MIB)
+    assert freight.total == 0
+    assert cargo.add(3 * MIB)
+    cargo.clear()
+    assert freight.total == 0
 
 
 # The door

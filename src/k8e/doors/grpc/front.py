@@ -181,6 +181,8 @@ class Connection:
                         call.give_up(fault)
                     break
             cargo.clear()
+        if cargo is not self._cargo:  # whose it was is not known any more
+            cargo.clear()
         self._waiting = None
         self._outer.resume()
 
