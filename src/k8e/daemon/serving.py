@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GRACE = 10.0  # for requests that are under way when we are told to stop
 SUCCESSION = 20.0  # for a daemon that is stopping to be gone
 
+STDERR = 2
 LOG_SIZE = 16 << 20  # of each of two files
 
 log = logging.getLogger("k8e.daemon")
@@ -85,7 +86,7 @@ def run_daemon(
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
-    watchdog = Watchdog(lambda: handler.stream.fileno())
+    watchdog = Watchdog(lambda: handler.stream.fileno() if handler.stream else STDERR)  # none while it is changed
     try:
         asyncio.run(serve(engine, paths, settings, announce, watchdog, detached=detached))
     finally:
