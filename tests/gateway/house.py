@@ -27,7 +27,7 @@ from tests.core.bare_engine import BareEngine
 PATIENCE = 60.0
 # A connection of one's own, though the address and the options be the same.
 ALONE = (
-    *contact.OPTIONS,
+    *contact.list_options(),
     ("grpc.use_local_subchannel_pool", 1),
     # Who is refused tries again at once.
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -29,6 +29,7 @@ from sandbox_client._model import (
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
+_RUNS = ("Exec", "ExecStream", "PipInstall")
 
 
 class AsyncSandboxClient:
@@ -404,7 +405,7 @@ class AsyncSandboxClient:
         try:
             return await method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise translate(error) from error
+            raise translate(error, runs=name in _RUNS) from error
 
     async def _upload(self, name: str, pieces: Any, response: Any) -> Any:
         method = (await self._open()).stream_unary(
@@ -428,7 +429,7 @@ class AsyncSandboxClient:
             async for message in call:
                 yield message
         except grpc.RpcError as error:
-            raise translate(error) from error
+            raise translate(error, runs=name in _RUNS) from error
         finally:
             call.cancel()  # for whoever leaves early; afterwards it means nothing
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DETAIL = "sandbox-error-bin"
+# gRPC says one status for a connection that never came to be and for one that broke; these are its words for the first.
+# What has other words counts as broken, so that a command that may have run is never called one that did not.
+NEVER_SENT = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
 
 class SandboxError(Exception):
@@ -125,8 +128,9 @@ _BY_STATUS: dict[grpc.StatusCode, type[SandboxError]] = {
 }
 
 
-def translate(error: grpc.RpcError) -> SandboxError:
-    """A call's failure as one of ours. What the gateway says about it is text and numbers, nothing else."""
+def translate(error: grpc.RpcError, *, runs: bool = False) -> SandboxError:
+    """A call's failure as one of ours. What the gateway says about it is text and numbers, nothing else. `runs`: the
+    call was to run a command."""
     from sandbox_client.sandbox_pb2 import ErrorDetail
 
     status = error.code()
@@ -146,7 +150,10 @@ def translate(error: grpc.RpcError) -> SandboxError:
                 field=found.field,
                 retry_after=found.retry_after,
             )
-    if status is grpc.StatusCode.UNAVAILABLE and ("certificate" in said.lower() or "handshake" in said.lower()):
+    if runs and status is grpc.StatusCode.UNAVAILABLE and not any(words in said.lower() for words in NEVER_SENT):
+        hint = "the command may have run, and may still: look at the log of the session"
+        return RunLost("the gateway went away before it had answered", code="run_lost", detail=said, hint=hint)
+    if status is grpc.StatusCode.UNAVAILABLE and ("certificate" in said.lower() or "handshake failed" in said.lower()):
         hint = "the address answers with another certificate than the one this client trusts: check address and key"
         return ServerNotTrusted(
             "the server is not the gateway that it should be", code="server_not_trusted", detail=said, hint=hint

@@ -28,6 +28,7 @@ from sandbox_client._model import (
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
+_RUNS = ("Exec", "ExecStream", "PipInstall")
 
 
 class SandboxClient:
@@ -401,7 +402,7 @@ class SandboxClient:
         try:
             return method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise translate(error) from error
+            raise translate(error, runs=name in _RUNS) from error
 
     def _upload(self, name: str, pieces: Any, response: Any) -> Any:
         method = (self._open()).stream_unary(
@@ -425,7 +426,7 @@ class SandboxClient:
             for message in call:
                 yield message
         except grpc.RpcError as error:
-            raise translate(error) from error
+            raise translate(error, runs=name in _RUNS) from error
         finally:
             call.cancel()  # for whoever leaves early; afterwards it means nothing
 

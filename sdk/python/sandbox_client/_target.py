@@ -34,7 +34,11 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MESSAGE + (1 << 20)),
     ("grpc.max_send_message_length", MESSAGE + (1 << 20)),
     ("grpc.enable_retries", 0),  # a command is run once
-    ("grpc.keepalive_time_ms", 60_000),
+    # A gateway that hangs is noticed, however long a command is silent.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # what newer versions go by
+    ("grpc.http2.max_pings_without_data", 0),
 )
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 

@@ -7,7 +7,9 @@ export const OPTIONS: ChannelOptions = {
   "grpc.max_receive_message_length": MESSAGE,
   "grpc.max_send_message_length": MESSAGE,
   "grpc.enable_retries": 0, // a command is run once
-  "grpc.keepalive_time_ms": 60_000,
+  // A gateway that hangs is noticed, however long a command is silent.
+  "grpc.keepalive_time_ms": 30_000,
+  "grpc.keepalive_timeout_ms": 20_000,
 };
 
 export interface Target {

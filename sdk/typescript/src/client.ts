@@ -31,6 +31,7 @@ import { type Wanted, findTarget } from "./target.js";
 
 const SMALL = 4 << 20; // a file up to here goes in one message
 const PIECE = 1 << 20;
+const RUNS = new Set(["Exec", "ExecStream", "PipInstall"]);
 const MARGIN = 30; // seconds for the way there and back, on top of what the command may take
 const CREATE_SECONDS = 180;
 const FILE_SECONDS = 600;
@@ -424,7 +425,8 @@ export class SandboxClient {
   async #call(name: string, request: Message, seconds = MARGIN): Promise<Message> {
     const client = await this.#connect();
     return new Promise((resolve, reject) => {
-      const done = (error: ServiceError | null, response: Message) => (error ? reject(translate(error)) : resolve(response));
+      const done = (error: ServiceError | null, response: Message) =>
+        error ? reject(translate(error, RUNS.has(name))) : resolve(response);
       method(client, name).call(client, request, this.#metadata, { deadline: deadline(seconds) }, done);
     });
   }
@@ -467,7 +469,7 @@ export class SandboxClient {
         yield message;
       }
     } catch (error) {
-      throw translate(error as ServiceError);
+      throw translate(error as ServiceError, RUNS.has(name));
     } finally {
       call.cancel(); // for whoever leaves early; afterwards it means nothing
     }

@@ -83,14 +83,23 @@ const BY_STATUS = new Map<Status, typeof SandboxError>([
   [Status.DATA_LOSS, RunLost],
 ]);
 
-/** A call's failure as one of ours. What the gateway says about it is text and numbers, nothing else. */
-export function translate(failure: ServiceError): SandboxError {
+/** gRPC says one status for a connection that never came to be and for one that broke; these are its words for the first.
+ * What has other words counts as broken, so that a command that may have run is never called one that did not. */
+const NEVER_SENT = /no connection established|failed to connect|name resolution failed/i;
+
+/** A call's failure as one of ours. What the gateway says about it is text and numbers, nothing else. `runs`: the call was
+ * to run a command. */
+export function translate(failure: ServiceError, runs = false): SandboxError {
   const kind = BY_STATUS.get(failure.code) ?? InternalError;
   const said = failure.details ?? "";
   const [value] = failure.metadata?.get("sandbox-error-bin") ?? [];
   const found = value instanceof Buffer ? decodeErrorDetail(value) : undefined;
   if (found) {
     return new kind(found.error || said, found, { cause: failure });
+  }
+  if (runs && failure.code === Status.UNAVAILABLE && !NEVER_SENT.test(said) && !/certificate|handshake|altname/i.test(said)) {
+    const hint = "the command may have run, and may still: look at the log of the session";
+    return new RunLost("the gateway went away before it had answered", { code: "run_lost", detail: said, hint }, { cause: failure });
   }
   if (failure.code === Status.UNAVAILABLE && /certificate|handshake|altname/i.test(said)) {
     const hint = "the address answers with another certificate than the one this client trusts: check address and key";

@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from k8e.cli.client import BYTES
-from k8e.cli.ending import UNREACHABLE, Failure, read_some
+from k8e.cli.ending import Failure, read_some
 from k8e.cli.remote import contact, messages
 from k8e.cli.remote.discovery import Target
 from k8e.cli.remote.replies import LiveReply, Reply
@@ -57,6 +57,7 @@ class RemoteClient:
         self._channel = contact.open_channel(target.endpoint, target.roots, target.key, target.certificate)
         self._feeding = threading.Event()
         self._descriptor = -1
+        self._harmless = True
         self._meant: tuple[tuple[str, str], ...] = ()  # whose sessions the request is about
         self._table: Mapping[tuple[str, ...], Callable[[Asked], Reply]] = {
             ("GET", "status"): self._status,
@@ -93,6 +94,7 @@ class RemoteClient:
         path, _, query = target.partition("?")
         words = [urllib.parse.unquote(word, errors="surrogateescape") for word in path.split("/")[2:]]
         values = self._take_meant(words, query)
+        self._harmless = method == "GET"
         handler = self._table.get((method, *("*" if index == 1 else word for index, word in enumerate(words))))
         if handler is None:
             raise Failure("not_remote", "this is not possible over a gateway", hint="use it on the gateway's machine")
@@ -116,6 +118,7 @@ class RemoteClient:
         path, _, query = target.partition("?")
         session_id = urllib.parse.unquote(path.split("/")[3], errors="surrogateescape")
         self._take_meant(["sessions"], query)
+        self._harmless = False
         try:
             spec = specs.read_run_spec(session_id, Fields(json.loads(first)))
             start = pb.ExecInput(start=messages.write_run(spec))
@@ -141,8 +144,8 @@ class RemoteClient:
     def _explain(self, error: Any) -> Reply:
         detail = contact.read_detail(error)
         if detail is None:
-            failure = contact.explain(self.endpoint, error)
-            if failure.status == UNREACHABLE:
+            failure = contact.explain(self.endpoint, error, harmless=self._harmless)
+            if failure.body["code"] != "message_too_large":
                 raise failure from error
             return Reply(413, shapes.encode(failure.body))
         return Reply(_STATUS.get(error.code(), 500), shapes.encode(contact.show_detail(detail)))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from k8e.cli.ending import UNREACHABLE, Failure
+from k8e.cli.client import find_patience
+from k8e.cli.ending import FAILED, UNREACHABLE, Failure
 from k8e.cli.remote.files import Credentials
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
@@ -26,15 +27,27 @@ if TYPE_CHECKING:
     from k8e.identity.keytext import ApiKey
 
 PORT = 50051
+LOG = "a command that was running may still be: `k8e sandbox log SESSION` lists them"
 PATIENCE = 20.0
 
-OPTIONS = (
-    ("grpc.enable_retries", 0),  # nothing is ever sent twice
-    ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
-    ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
+# gRPC says one status for a connection that never came to be and for one that broke; these are its words for the first.
+# What has other words counts as broken, so that a command that may have run is never called one that did not.
+NEVER_SENT = ("failed to connect", "connections to all backends failing", "dns resolution failed")
+
+
+def list_options() -> list[tuple[str, int]]:
+    """A gateway that hangs is noticed by pings, however silent a command is. Connecting may take 20 seconds, as gRPC
+    has it."""
+    patience = int(find_patience() * 1000)
+    return [
+        ("grpc.enable_retries", 0),  # nothing is ever sent twice
+        ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
+        ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
+        ("grpc.keepalive_time_ms", patience),
+        ("grpc.keepalive_timeout_ms", patience * 2 // 3),
+        ("grpc.http2.ping_timeout_ms", patience * 2 // 3),  # what newer versions go by
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 def read_endpoint(text: str) -> str:
@@ -111,7 +124,7 @@ def list_chain(connection: ssl.SSLSocket) -> list[bytes]:
 
 
 def open_channel(endpoint: str, roots: bytes | None, key: bytes, certificate: bytes) -> grpc.Channel:
-    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(roots, key, certificate), OPTIONS)
+    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(roots, key, certificate), list_options())
 
 
 def log_in(endpoint: str, key: ApiKey) -> Credentials:
@@ -176,7 +189,8 @@ def show_detail(detail: pb.ErrorDetail) -> dict[str, Any]:
     return body
 
 
-def explain(endpoint: str, error: Any) -> Failure:
+def explain(endpoint: str, error: Any, *, harmless: bool = True) -> Failure:
+    """`harmless`: what was asked for changes nothing, so that it may be asked again."""
     detail = read_detail(error)
     if detail is not None:
         return Failure.of(show_detail(detail))
@@ -184,5 +198,8 @@ def explain(endpoint: str, error: Any) -> Failure:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Failure("message_too_large", "a message has more than 64 MiB", detail=text, hint="send it in parts")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Failure("deadline_exceeded", f"{endpoint} did not answer in time", detail=text, status=UNREACHABLE)
+        status = UNREACHABLE if harmless else FAILED
+        return Failure("deadline_exceeded", f"{endpoint} did not answer in time", detail=text, hint=LOG, status=status)
+    if not harmless and not any(words in str(text).lower() for words in NEVER_SENT):
+        return Failure("connection_lost", f"{endpoint} went away before it had answered", detail=text, hint=LOG)
     return unreachable(endpoint, text)

@@ -1,0 +1,142 @@
+"""A gateway that hangs, or is killed, hangs no client: the command line, agents and the library say so, and whether a
+command may have run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from sandbox_client import DeadlineExceeded, RunLost, SandboxClient, Unavailable
+from tests.cli.machine import Machine, make_folder, run_launcher, wait_until
+from tests.cli.test_silence import stopped
+from tests.gateway.house import House
+
+PATIENCE = "6"  # pings are 6 seconds apart, and answered within 4
+
+
+class Place:
+    """A gateway, and somebody elsewhere who has a key for it and has logged in."""
+
+    def __init__(self, machine: Machine, daemon: subprocess.Popen[bytes]) -> None:
+        self.machine = machine
+        self.daemon = daemon
+        self.house = House(machine)
+        self.key = self.house.make_key("far", tenant_ids=["acme"])
+        home = machine.folder / "home"
+        home.mkdir()
+        there = {"K8E_SANDBOX_ENDPOINT": self.house.endpoint, "K8E_SANDBOX_APIKEY": self.key}
+        self.far = Machine(machine.folder, home, {**there, "K8E_RUN_DIR": str(home / "no"), "K8E_PATIENCE": PATIENCE})
+        self.session = str(self.far.run("true").json["session_id"])
+
+    def wait_for(self, name: str) -> None:
+        wait_until(lambda: name in self.far.run("ls").json["stdout"].split())
+
+    def kill(self) -> None:
+        self.daemon.kill()
+        self.daemon.wait()
+        self.daemon.returncode = 0  # as expected
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    if os.geteuid() != 0:
+        pytest.skip("the daemon needs root")
+    with make_folder() as folder:
+        with (folder / "k8e.toml").open("a") as file:
+            file.write('[gateway]\nlisten = "127.0.0.1:0"\n')
+        machine = Machine(folder, folder)
+        with contextlib.ExitStack() as stack:
+            stack.callback(clear_up, machine)
+            daemon = stack.enter_context(run_launcher(machine))
+            place = Place(machine, daemon)
+            stack.callback(close, place.house)
+            yield place
+
+
+def close(house: House) -> None:
+    with contextlib.suppress(grpc.RpcError, OSError):  # its gateway may be gone
+        house.close()
+
+
+def clear_up(machine: Machine) -> None:
+    with run_launcher(machine):
+        for session in machine.live_sessions():
+            machine.k8e("sandbox", "destroy", session)
+
+
+def test_one_that_hangs_is_said(place: Place) -> None:
+    far = place.far
+    words = ["sandbox", "run", "--timeout", "1000", "--session-id", place.session]
+    with contextlib.ExitStack() as stack:
+        whole = stack.enter_context(far.start(*words, "touch whole; sleep 1000"))
+        raw = stack.enter_context(far.start(*words, "touch raw; sleep 1000", "--raw"))
+        agent = stack.enter_context(far.start("sandbox-mcp"))
+        assert agent.stdin
+        assert agent.stdout
+        agent.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        agent.stdin.flush()
+        assert b'"id":1' in agent.stdout.readline()
+        place.wait_for("whole")
+        place.wait_for("raw")
+        stack.enter_context(stopped(place.daemon))
+        commands = (["sandbox", "sessions"], ["sandbox", "run", "touch late"], ["sandbox", "create"])
+        for client in [stack.enter_context(far.start(*command)) for command in commands]:
+            said, _ = client.communicate(timeout=60)
+            assert (client.returncode, b'"unreachable"' in said) == (2, True), said
+        said, _ = whole.communicate(timeout=60)
+        assert (whole.returncode, b'"connection_lost"' in said) == (1, True), said
+        _, told = raw.communicate(timeout=60)
+        assert (raw.returncode, b'"connection_lost"' in told) == (1, True), told
+        assert agent.wait(60) != 0
+        assert agent.stderr
+        assert b'"code": "' in agent.stderr.read()
+    assert "late" not in far.run("ls").json["stdout"]
+
+
+def test_one_that_is_killed_leaves_a_commands_end_unknown(place: Place) -> None:
+    far = place.far
+    with contextlib.ExitStack() as stack:
+        words = ["sandbox", "run", "--timeout", "1000", "--session-id", place.session]
+        whole = stack.enter_context(far.start(*words, "touch whole; sleep 1000"))
+        raw = stack.enter_context(far.start(*words, "touch raw; sleep 1000", "--raw"))
+        place.wait_for("whole")
+        place.wait_for("raw")
+        place.kill()
+        said, _ = whole.communicate(timeout=60)
+        _, told = raw.communicate(timeout=60)
+        assert [whole.returncode, raw.returncode] == [1, 1]
+        assert b'"connection_lost"' in said
+        assert b'"connection_lost"' in told
+        done = far.run("true")
+        assert (done.code, done.json["code"]) == (2, "unreachable")
+
+
+def test_a_command_that_is_silent_is_not_cut(place: Place) -> None:
+    """For longer than several pings."""
+    done = place.far.run("sleep 14; echo done", "--timeout", "60", "--raw")
+    assert (done.code, done.stdout) == (0, b"done\n")
+
+
+def test_the_library_tells_both_apart(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox_client._requests.MARGIN", 2.0)  # which a call has on top of its command
+    with SandboxClient(place.house.endpoint, "acme", api_key=place.key) as client:
+        stream = iter(client.exec_stream(place.session, "echo ready; sleep 1000", 1000))
+        assert next(stream).data == b"ready\n"
+        with stopped(place.daemon), pytest.raises(DeadlineExceeded):
+            client.exec(place.session, "sleep 1000", timeout=1)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(client.exec, place.session, "touch ran; sleep 1000", 1000)
+            place.wait_for("ran")
+            place.kill()
+            with pytest.raises(RunLost):
+                running.result()
+        with pytest.raises(RunLost):
+            list(stream)
+        with pytest.raises(Unavailable):
+            client.exec(place.session, "true")
