@@ -111,7 +111,12 @@ def login_local(path: str) -> Identity:
         while piece := connection.recv(1 << 16):
             answer += piece
     status, _, content = answer.partition(b"\r\n\r\n")
-    found: dict[str, Any] = json.loads(content)
+    try:
+        found: dict[str, Any] = dict(json.loads(content))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unavailable(
+            "what answers at the daemon's socket is no daemon", code="unreachable", detail=f"{path}: {error}"
+        ) from error
     if not status.startswith(b"HTTP/1.1 20"):
         raise Unavailable(
             str(found.get("error", "")),
