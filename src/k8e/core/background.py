@@ -10,6 +10,7 @@ session ends; beyond KEPT_OUTPUT bytes the oldest goes first.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -18,7 +19,7 @@ from k8e.core import checks
 from k8e.core.access import may_see
 from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
-from k8e.core.foreground import GRACE, Foreground
+from k8e.core.foreground import ALLOWANCE, GRACE, Foreground
 from k8e.core.journal import warn
 from k8e.core.live import Live
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, Phase, RunResult, RunSpec, Status
@@ -26,9 +27,9 @@ from k8e.core.output import HeadTail
 from k8e.core.provisioning import STATE, read_into
 from k8e.core.records import RunRecord
 from k8e.core.runs import Facts, Runs, check_run, place_run
-from k8e.core.sessions import Opened
+from k8e.core.sessions import SILENCE, Opened
 from k8e.core.translation import translated
-from k8e.core.verdict import judge, suspect_oom
+from k8e.core.verdict import TIMEOUT_CODE, judge, suspect_oom
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost
 from k8e.link.model import ByteReader, CommandInfo, ExecSpec, Outcome, Sandbox
 
@@ -39,6 +40,8 @@ KEPT_OUTPUT: Final = 32 << 20  # bytes, of one session
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 0.01  # the agent tells nobody who is not attached that a command has ended
 _GLANCE: Final = 5.0
+_ANSWER: Final = 10.0  # within which callers hear something, whatever the sandbox does
+_START: Final = 30.0  # likewise, of a start
 _LOOKS: Final = round(2 * GRACE / _PAUSE)  # then the order is given again: it may have been lost with a connection
 
 
@@ -54,7 +57,14 @@ class Background:
         plan = check_run(spec)
         if spec.stdin:
             checks.refuse("stdin", "cannot be given to a background run", "Write it to a file that the command reads.")
-        opened = await self._sessions.open(caller, spec.session_id)
+        live = self._sessions.find(caller, spec.session_id)
+        due = asyncio.get_running_loop().time() + min(plan.timeout or _START, _START) + ALLOWANCE
+        try:
+            async with asyncio.timeout_at(due):
+                opened = await self._sessions.enter(live)
+        except TimeoutError:
+            self._sessions.doubt(live)
+            raise _describe_silence("reaching the sandbox") from None
         if len(opened.live.background) >= MAX_BACKGROUND:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
@@ -64,20 +74,25 @@ class Background:
         launching = self._sessions.tasks.spawn(self._launch(opened, plan, about, give_back), watched=True)
         launching.add_done_callback(lambda _: give_back())
         try:
-            await asyncio.wait({launching})
+            await asyncio.wait({launching}, timeout=max(0.0, due - asyncio.get_running_loop().time()))
         except asyncio.CancelledError:
             self._sessions.tasks.spawn(self._take_back(caller, launching))
             raise
+        if not launching.done():
+            self._sessions.tasks.spawn(self._take_back(caller, launching))
+            self._sessions.doubt(opened.live)
+            raise _describe_silence("starting the command")
         return launching.result()
 
     async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts, give_back: Callable[[], None]) -> RunResult:
         live = opened.live
         with live.in_use():
-            record, mark = await self._runs.record(live, about, background=True)
+            record, mark = await self._runs.record(live, self._runs.new_record(live, background=True), about)
             spec = replace(plan, stdin=False, detached=True, window=OUTPUT_LIMIT)
             live.background.add(record.run_id)
             give_back()  # the session counts it from here on
             live.marks[record.run_id] = mark
+            live.due[record.run_id] = self._sessions.clock.monotonic() + (plan.timeout or 0) + ALLOWANCE
             try:
                 process = await self._runs.launch(opened, record, spec)
                 try:
@@ -124,12 +139,29 @@ class Background:
         record, live, session_id = await self.find(caller, run_id)
         if live is None or not record.background or live.phase is Phase.STOPPED:
             return record.show(session_id)
-        return await self._undisturbed(self._poll(live, record))
+        try:
+            return await self._undisturbed(live, self._poll(live, record))
+        except TimeoutError:
+            return self._show_silent(live, record)
 
-    async def _undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
-        """To its end, although whoever asked may leave: given up half way it would leave the command attached to."""
+    def _show_silent(self, live: Live, record: RunRecord) -> RunResult:
+        """One of which the sandbox says nothing. When its time is over that is what is known of it."""
+        shown = record.show(live.session_id)
+        took = max(0, round((self._sessions.clock.wall() - record.started) * 1000))
+        reason = f"the sandbox did not answer within {_ANSWER:g} s"
+        over = self._sessions.clock.monotonic() > live.due.get(record.run_id, math.inf)
+        if record.finished is None and over:
+            return replace(shown, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE, duration_ms=took, reason=reason)
+        return replace(shown, duration_ms=took if record.finished is None else shown.duration_ms, reason=reason)
+
+    async def _undisturbed(self, live: Live, work: Coroutine[Any, Any, T], seconds: float = _ANSWER) -> T:
+        """To its end, although whoever asked may leave, or hear before (TimeoutError) that the sandbox does not answer:
+        given up half way it would leave the command attached to."""
         task = self._sessions.tasks.spawn(work, watched=True)
-        await asyncio.wait({task})
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            self._sessions.doubt(live)
+            raise TimeoutError
         return task.result()
 
     async def _poll(self, live: Live, record: RunRecord) -> RunResult:
@@ -185,7 +217,10 @@ class Background:
         if foreground is not None:
             await foreground.end()
         if live is not None and record.background:
-            await self._undisturbed(self._kill(live, record))
+            try:
+                await self._undisturbed(live, self._kill(live, record))
+            except TimeoutError:
+                raise _describe_silence("killing the run") from None
 
     async def _kill(self, live: Live, record: RunRecord) -> None:
         with live.in_use(), translated("killing the run"):
@@ -215,8 +250,13 @@ class Background:
 
     async def collect(self, live: Live) -> None:
         """Brings home what has ended, and thereby finds out what still runs."""
-        if not live.background:
-            return
+        if live.background:
+            try:
+                await self._undisturbed(live, self._collect_all(live))
+            except TimeoutError:
+                raise _describe_silence("collecting runs") from None
+
+    async def _collect_all(self, live: Live) -> None:
         async with live.collecting:
             # In this order: what is on record here was started before the agent is asked.
             records = await self._store.runs(live.sandbox, unfinished=True)
@@ -252,6 +292,7 @@ class Background:
     def _forget(self, live: Live, record: RunRecord) -> None:
         live.background.discard(record.run_id)
         live.marks.pop(record.run_id, None)
+        live.due.pop(record.run_id, None)
 
     async def _lose(self, live: Live, record: RunRecord) -> RunResult:
         self._forget(live, record)
@@ -310,6 +351,11 @@ class Background:
         await self._store.forget_output(dropped)
         for run_id in dropped:
             await opened.sandbox.remove(_output_path(run_id))
+
+
+def _describe_silence(subject: str) -> Fault:
+    hint = f"It may or may not have happened. A sandbox that stays silent for {SILENCE:g} s is ended."
+    return Fault(Kind.LOST, "sandbox_unreachable", f"{subject}: the sandbox did not answer in time", hint=hint)
 
 
 def _output_path(run_id: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
@@ -10,15 +11,19 @@ from k8e.core.journal import note
 from k8e.core.live import Gone, Live
 from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
 from k8e.core.records import RunRecord
-from k8e.core.sessions import LOST, Sessions, describe_end
+from k8e.core.sessions import OUT_OF_MEMORY, Sessions, describe_end
 from k8e.core.translation import translate
-from k8e.core.verdict import OOM_CODE, judge, suspect_oom
+from k8e.core.verdict import OOM_CODE, TIMEOUT_CODE, judge, suspect_oom
 from k8e.link.model import Outcome
+
+# Of a command whose sandbox is silent, by whether it began.
+_KNOWN: Final = {None: "whether it began is not known", False: "nothing was run", True: "how it ended is not known"}
 
 
 class Endings:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
+        self._settled: dict[str, RunRecord] = {}  # that timed out, and of which the sandbox may still say something
 
     async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
         """A command's end was seen."""
@@ -48,8 +53,11 @@ class Endings:
             await self._sessions.examine(live)
             if live.gone.done():
                 error = live.gone.result()  # which is why the link broke
-        if live.record.reason == LOST and live.oom_kills > record.oom_before:
-            return self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
+            else:
+                self._sessions.doubt(live)
+        if live.record.reason == OUT_OF_MEMORY and live.oom_kills > record.oom_before:
+            ended = self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
+            return replace(ended, reason=_describe_loss(live))
         self._put(replace(record, status=Status.LOST), live)
         if not isinstance(error, Gone):
             raise translate(error, "the command") from error
@@ -69,9 +77,28 @@ class Endings:
             hint="Create a new session; look at what the command had done before you run it again.",
         ) from error
 
+    def time_out(self, live: Live, record: RunRecord, *, began: bool | None = None) -> RunResult:
+        """The sandbox did not say in time how it ended, or that it began. The caller hears that now; the sandbox is
+        asked once more, and ended if it stays silent."""
+        self._sessions.doubt(live)
+        record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
+        shown = self._put(record, live)
+        self._settled[record.run_id] = replace(record, finished=self._sessions.clock.wall())
+        return replace(shown, reason=f"the sandbox did not answer in time: {_KNOWN[began]}")
+
+    def since(self, started: float) -> int:
+        return max(0, round((self._sessions.clock.wall() - started) * 1000))
+
+    def forget(self, record: RunRecord) -> None:
+        """Nothing will be heard of it any more."""
+        self._settled.pop(record.run_id, None)
+
     def _put(self, record: RunRecord, live: Live) -> RunResult:
         """Written in the background: who waited for the command has its result, whatever becomes of the record."""
-        record = self._close(record, live)
+        if (settled := self._settled.pop(record.run_id, None)) is not None:
+            record = settled  # the caller was told, and that stands
+        else:
+            record = self._close(record, live)
         self._sessions.tasks.spawn(self._sessions.store.finish_run(record))
         return record.show(live.session_id)
 
@@ -95,3 +122,8 @@ class Endings:
         )
         note("run_ended", run=record.run_id, sandbox=record.sandbox, status=status, exit_code=record.exit_code)
         return replace(record, finished=self._sessions.clock.wall())
+
+
+def _describe_loss(live: Live) -> str:
+    kept = "its files are kept" if live.record.persistent else "its files are gone"
+    return f"{describe_end(live.record.reason)}: {kept}"

@@ -9,7 +9,6 @@ from k8e.core import checks
 from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
 from k8e.core.provisioning import file_identity
 from k8e.core.sessions import Opened, Sessions
-from k8e.core.translation import translated
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import Entry, FileType
 
@@ -23,7 +22,7 @@ class Files:
         checks.check_content("content", content)
         opened = await self._sessions.open(caller, session_id)
         identity = file_identity(opened.place)
-        with opened.live.in_use(), translated(f"writing {path}"):
+        with self._sessions.using(opened.live, f"writing {path}"):
             try:
                 await opened.sandbox.write_file(target, content, append=append, identity=identity)
             except AgentError as error:
@@ -50,7 +49,7 @@ class Files:
         opened = await self._sessions.open(caller, session_id)
         identity = file_identity(opened.place)
         counted = _Counted(pieces)
-        with opened.live.in_use(), translated(f"writing {path}"):
+        with self._sessions.using(opened.live, f"writing {path}"):
             # Before the first piece is taken: it could not be sent a second time.
             await opened.sandbox.mkdir(target.rstrip(b"/").rpartition(b"/")[0] or b"/", identity=identity)
             await opened.sandbox.write_file(target, counted, append=append, mode=permissions, identity=identity)
@@ -70,7 +69,7 @@ class Files:
         self, opened: Opened, source: bytes, path: str, offset: int, length: int | None
     ) -> AsyncGenerator[bytes, None]:
         identity = file_identity(opened.place)
-        with opened.live.in_use(), translated(f"reading {path}"):
+        with self._sessions.using(opened.live, f"reading {path}"):
             stream = opened.sandbox.read_stream(source, offset=offset, length=length, identity=identity)
             async for piece in stream:
                 yield piece
@@ -78,7 +77,7 @@ class Files:
     async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
         source = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
-        with opened.live.in_use(), translated(f"reading {path}"):
+        with self._sessions.using(opened.live, f"reading {path}"):
             return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=file_identity(opened.place))
 
     async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
@@ -86,7 +85,7 @@ class Files:
         top = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
         identity = file_identity(opened.place)
-        with opened.live.in_use(), translated(f"looking at {path}"):
+        with self._sessions.using(opened.live, f"looking at {path}"):
             found = await opened.sandbox.stat(top, identity=identity)
             if found.type is not FileType.DIRECTORY:
                 return found, ()
@@ -96,14 +95,14 @@ class Files:
         """With those above it; fine when it is there."""
         target = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
-        with opened.live.in_use(), translated(f"making {path}"):
+        with self._sessions.using(opened.live, f"making {path}"):
             await opened.sandbox.mkdir(target, identity=file_identity(opened.place))
 
     async def list(self, caller: Caller, session_id: str, path: str, *, since: float) -> Sequence[Entry]:
         top = checks.check_path("path", path) if path else WORKSPACE
         checks.check_number("since", since, 0, 1 << 40)
         opened = await self._sessions.open(caller, session_id)
-        with opened.live.in_use(), translated(f"listing {path or 'the workspace'}"):
+        with self._sessions.using(opened.live, f"listing {path or 'the workspace'}"):
             entries = await opened.sandbox.list_dir(top, recursive=True, identity=file_identity(opened.place))
         prefix = top.rstrip(b"/") + b"/"
         return [replace(entry, name=prefix + entry.name) for entry in entries if entry.mtime_ns >= since * 1e9]

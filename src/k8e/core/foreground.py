@@ -21,15 +21,31 @@ from k8e.link.errors import LinkError
 from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 
 GRACE: Final = 2.0  # between TERM and KILL
+# The caller has its answer within the timeout and a second. So there is less of it for a command that timed out, and
+# what the sandbox has not said then is not waited for.
+TIMEOUT_GRACE: Final = 0.5
+ALLOWANCE: Final = 0.85
 _AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks for each costs half the speed
+
+
+class Overdue(Exception):
+    """The sandbox did not say in time how a command ended."""
 
 
 class Foreground:
     """Implements `contract.LiveRun`. Whether or not anybody asks for the result, the end is waited for and recorded."""
 
     def __init__(
-        self, endings: Endings, tasks: Tasks, live: Live, record: RunRecord, mark: Mark, process: Process
+        self,
+        endings: Endings,
+        tasks: Tasks,
+        live: Live,
+        record: RunRecord,
+        mark: Mark,
+        process: Process,
+        due: float,
     ) -> None:
+        """`due`: when the caller has to have its answer, in the loop's time."""
         self.record = record
         self.live = live
         self._gone = live.gone  # this life's: a session that is started again has another one
@@ -37,6 +53,8 @@ class Foreground:
         self._tasks = tasks
         self._process = process
         self._mark = mark
+        self._due = due
+        self._collecting = False
         self._broken = False
         self._use = contextlib.ExitStack()
         self._use.enter_context(live.in_use())
@@ -92,11 +110,14 @@ class Foreground:
         await queue.put(None)
 
     async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
-        await asyncio.wait({self._gone})
-        await queue.put(None)
+        either: set[asyncio.Future[Any]] = {self._gone, self.settled}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._lost:
+            await queue.put(None)
 
     async def collect(self, stdin: bytes) -> RunResult:
         """All of it: both streams within bounds, and the result."""
+        self._collecting = True
         stdout, stderr = HeadTail(), HeadTail()
         readers = [
             asyncio.create_task(read_into(self._process.stdout, stdout)),
@@ -170,6 +191,9 @@ class Foreground:
         try:
             try:
                 outcome = await self._wait()
+            except Overdue:
+                self._broken = True
+                return self._endings.time_out(self.live, self._count(), began=True)
             except (LinkError, Gone) as error:
                 self._broken = True
                 return await self._endings.conclude(self.live, self.record, error)
@@ -180,9 +204,39 @@ class Foreground:
     async def _wait(self) -> Outcome:
         waiting = asyncio.create_task(self._process.wait())
         either: set[asyncio.Future[Any]] = {waiting, self._gone}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        loop = asyncio.get_running_loop()
+        while not waiting.done() and not self._gone.done():
+            if (left := self._due - loop.time()) <= 0:
+                self._tasks.spawn(self._clear_away(waiting))
+                raise Overdue
+            await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not self._collecting and (self._process.stdout.queued or self._process.stderr.queued):
+                # The caller's own reader holds it up: the result comes behind the output.
+                self._due = max(self._due, loop.time() + ALLOWANCE)
         if waiting.done():
             return waiting.result()
         waiting.cancel()
         await asyncio.wait({waiting})
         raise self._gone.result()
+
+    async def _clear_away(self, waiting: asyncio.Task[Outcome]) -> None:
+        """Nobody waits for it any more, but what a sandbox that comes back to life makes of it."""
+        with contextlib.suppress(LinkError):
+            await self._process.end(0)
+            self._process.discard()
+            either: set[asyncio.Future[Any]] = {waiting, self._gone}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        self._endings.forget(self.record)
+
+    def _count(self) -> RunRecord:
+        """With what is known of its output."""
+        stdout, stderr = self._process.stdout, self._process.stderr
+        began = self.record.started
+        return replace(
+            self.record,
+            stdout_bytes=stdout.position + stdout.queued,
+            stderr_bytes=stderr.position + stderr.queued,
+            duration_ms=self._endings.since(began),
+        )

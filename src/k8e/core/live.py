@@ -14,7 +14,10 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, Phase, Session
 from k8e.core.records import SessionRecord
 
-REMEMBERED = 1000  # names of sessions that are gone, for a better answer than "never heard of it"
+REMEMBERED = 1000  # ends of sessions of one payer, for a better answer than "never heard of it"
+REMEMBERED_IN_ALL = 5000
+
+GONE_HINT = "Create a new session; what was in the old one is gone."
 
 Name = tuple[int, str, str]  # owner, tenant, session id
 
@@ -39,6 +42,8 @@ class Live:
         self.env = env
         self.uses = 0  # in flight
         self.oom_kills = 0  # the last number heard
+        self.oom_at: float | None = None  # when it was heard first, on the monotonic clock
+        self.doubted: asyncio.Task[None] | None = None  # asks a sandbox that did not answer in time once more
         self.unsaved = False  # the last use is not in the store yet
         self.background: set[str] = set()  # ids of runs that were not seen to end
         self.collecting = asyncio.Lock()
@@ -47,6 +52,7 @@ class Live:
         self.refusals = Notes()
         self.hearing = asyncio.Lock()  # while the engine is asked for refusals
         self.marks: dict[str, Mark] = {}  # where background runs began, by their ids
+        self.due: dict[str, float] = {}  # when they have to have ended, on the monotonic clock
         self.building: asyncio.Task[None] | None = None
         self.moving: asyncio.Task[None] | None = None  # from running to stopped, or back
         self.ending: asyncio.Task[None] | None = None
@@ -102,9 +108,10 @@ class Live:
         """It runs again, and nothing of what ran before: whoever waited for that has been told."""
         self.record = replace(self.record, phase=Phase.ACTIVE, reason="")
         self.env = env
-        self.oom_kills = 0
+        self.oom_kills, self.oom_at = 0, None
         self.background.clear()
         self.marks.clear()
+        self.due.clear()
         self.gone = asyncio.get_running_loop().create_future()
         self.touch()
 
@@ -147,7 +154,7 @@ class Registry:
     def __init__(self) -> None:
         self._by_sandbox: dict[str, Live] = {}
         self._by_id: dict[str, dict[Name, Live]] = {}
-        self._ended: dict[Name, str] = {}
+        self._ended: dict[Payer, dict[Name, str]] = {}  # why; the latest last. By payer: none pushes out another's
 
     def __iter__(self) -> Iterator[Live]:
         return iter(list(self._by_sandbox.values()))
@@ -173,7 +180,7 @@ class Registry:
         self._by_sandbox[live.sandbox] = live
         if live.parent is not None:
             live.parent.children.append(live)
-        self._ended.pop(live.name, None)
+        self._forget_end(live.name)
 
     def remove(self, live: Live) -> None:
         del self._by_sandbox[live.sandbox]
@@ -185,10 +192,21 @@ class Registry:
             del self._by_id[live.session_id]
 
     def remember_end(self, name: Name, reason: str) -> None:
-        self._ended.pop(name, None)
-        self._ended[name] = reason
-        if len(self._ended) > REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+        self._forget_end(name)
+        ended = self._ended.setdefault(find_payer(*name[:2]), {})
+        ended[name] = reason
+        if len(ended) > REMEMBERED:
+            self._forget_end(next(iter(ended)))
+        elif sum(map(len, self._ended.values())) > REMEMBERED_IN_ALL:
+            most = max(self._ended.values(), key=len)
+            self._forget_end(next(iter(most)))
+
+    def _forget_end(self, name: Name) -> None:
+        payer = find_payer(*name[:2])
+        ended = self._ended.get(payer, {})
+        ended.pop(name, None)
+        if not ended:
+            self._ended.pop(payer, None)
 
     def find(self, caller: Caller, session_id: str) -> Live:
         namesakes = self._by_id.get(session_id, {})
@@ -217,14 +235,14 @@ class Registry:
         return live if live and may_see(caller, live.record.owner, live.record.tenant) else None
 
     def missing(self, caller: Caller, session_id: str) -> Fault:
-        reason = self._ended.get((caller.uid, caller.tenant or "default", session_id), "")
-        return Fault(
-            Kind.NOT_FOUND,
-            "session_not_found",
-            f"there is no session {session_id}",
-            detail=reason,
-            hint="List your sessions, or create one.",
-        )
+        """Says why it is gone to whom it would have been shown."""
+        ends = (end for ended in self._ended.values() for end in ended.items())
+        reasons = [why for name, why in ends if name[2] == session_id and may_see(caller, *name[:2])]
+        if reasons:
+            error, hint = f"there is no session {session_id} any more", GONE_HINT
+        else:
+            error, hint = f"there is no session {session_id}", "List your sessions, or create one."
+        return Fault(Kind.NOT_FOUND, "session_not_found", error, detail=reasons[-1] if reasons else "", hint=hint)
 
     def visible(self, caller: Caller) -> list[Live]:
         return [live for live in self if may_see(caller, live.record.owner, live.record.tenant)]

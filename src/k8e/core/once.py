@@ -18,7 +18,7 @@ from k8e.core.creation import Creation
 from k8e.core.foreground import Foreground
 from k8e.core.live import Live
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
-from k8e.core.runs import Runs, check_run
+from k8e.core.runs import NotBegun, Runs, check_run
 from k8e.core.sessions import DESTROYED, FINISHED, Sessions
 
 # Sandboxes of one payer that are being taken down, before the next is made: who starts more than can be cleared away
@@ -77,7 +77,7 @@ class Once:
 class OnceRun:
     """Implements `contract.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
 
-    def __init__(self, sessions: Sessions, live: Live, run: Foreground, *, keep: bool) -> None:
+    def __init__(self, sessions: Sessions, live: Live, run: Foreground | NotBegun, *, keep: bool) -> None:
         self._sessions = sessions
         self._live = live
         self._run = run
@@ -123,7 +123,7 @@ class OnceRun:
             end_with(self._sessions, self._live, self._run)
 
 
-def end_with(sessions: Sessions, live: Live, run: Foreground) -> None:
+def end_with(sessions: Sessions, live: Live, run: Foreground | NotBegun) -> None:
     if run.settled.done():
         sessions.end(live, FINISHED)
     else:

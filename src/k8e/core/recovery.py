@@ -17,14 +17,26 @@ from k8e.core.model import Phase, Status
 from k8e.core.provisioning import recall_env
 from k8e.core.records import RunRecord, SessionRecord
 from k8e.core.runs import Runs
-from k8e.core.sessions import ABANDONED, DESTROYED, FINISHED, LOST, PARENT_ENDED, STOPPED, Opened, describe_end
+from k8e.core.sessions import (
+    ABANDONED,
+    DESTROYED,
+    FINISHED,
+    LOST,
+    NOT_ADOPTED,
+    PARENT_ENDED,
+    STOPPED,
+    UNRESPONSIVE,
+    Opened,
+    describe_end,
+)
 from k8e.core.translation import translated
 from k8e.core.verdict import judge
 from k8e.engine import EngineError
 from k8e.link.errors import LinkError
 from k8e.link.model import CommandInfo
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 32  # most of the time is spent waiting for agents
+_PATIENCE: Final = 20.0  # with one sandbox: nobody is served meanwhile
 
 
 class Recovery:
@@ -110,19 +122,24 @@ class Recovery:
     async def _adopt(self, live: Live) -> None:
         # Asked first: dialling an agent that is dead takes its time.
         if not (await self._sessions.examine(live)).alive:
-            await asyncio.wait({self._sessions.give_up(live)})
+            await asyncio.wait({self._sessions.give_up(live, LOST)})
             return
         try:
-            opened = await self._sessions.enter(live)
-            # Before anything else: what runs in there must not have more than the record says for longer than need be.
-            await self._egress.restore(live)
-            if live.record.env_keys:
-                live.env = await recall_env(opened.sandbox)
-            await self._match_runs(opened)
-        except (Fault, LinkError) as error:
+            async with asyncio.timeout(_PATIENCE):
+                await self._take_over(live)
+        except (Fault, LinkError, TimeoutError) as error:
             # Nobody could use it as it was meant to be.
             warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
-            await asyncio.wait({self._sessions.give_up(live)})
+            silent = isinstance(error, LinkError | TimeoutError)
+            await asyncio.wait({self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED)})
+
+    async def _take_over(self, live: Live) -> None:
+        opened = await self._sessions.enter(live)
+        # Before anything else: what runs in there must not have more than the record says for longer than need be.
+        await self._egress.restore(live)
+        if live.record.env_keys:
+            live.env = await recall_env(opened.sandbox)
+        await self._match_runs(opened)
 
     async def _match_runs(self, opened: Opened) -> None:
         live = opened.live

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -16,9 +16,9 @@ from k8e.core import checks
 from k8e.core.denials import Mark
 from k8e.core.endings import Endings
 from k8e.core.errors import Fault, Kind
-from k8e.core.foreground import GRACE, Foreground
+from k8e.core.foreground import ALLOWANCE, TIMEOUT_GRACE, Foreground
 from k8e.core.live import Live
-from k8e.core.model import Caller, RunResult, RunSpec
+from k8e.core.model import Caller, Chunk, RunResult, RunSpec
 from k8e.core.provisioning import merge_env
 from k8e.core.records import RunRecord
 from k8e.core.sessions import Opened, Sessions
@@ -49,40 +49,58 @@ class Runs:
         """In the session that the spec names, or in that one."""
         return await (await self._start(caller, spec, live, stdin=bool(spec.stdin))).collect(spec.stdin)
 
-    async def start(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> Foreground:
+    async def start(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> Foreground | NotBegun:
         run = await self._start(caller, spec, live, stdin=True)
         if spec.stdin:
             self.sessions.tasks.spawn(run.feed(spec.stdin))
         return run
 
-    async def _start(self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool) -> Foreground:
+    async def _start(self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool) -> Foreground | NotBegun:
         began = self.sessions.clock.monotonic()
         plan = replace(check_run(spec), stdin=stdin)
-        opened = await (self.sessions.enter(live) if live else self.sessions.open(caller, spec.session_id))
+        due = asyncio.get_running_loop().time() + (plan.timeout or 0) + ALLOWANCE
+        live = live or self.sessions.find(caller, spec.session_id)
+        record, about = self.new_record(live, background=False), self.describe(caller, spec)
+        try:
+            async with asyncio.timeout_at(due):
+                opened = await self.sessions.enter(live)
+        except TimeoutError:
+            return await self._give_up(live, record, about)
         plan = place_run(opened, plan, spec)
-        give_back = self.take(opened.live)
-        launching = self.sessions.tasks.spawn(self._launch(opened, plan, self.describe(caller, spec)), watched=True)
+        give_back = self.take(live)
+        launching = self.sessions.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:
-            await asyncio.wait({launching})
+            await asyncio.wait({launching}, timeout=due - asyncio.get_running_loop().time())
         except asyncio.CancelledError:
-            self.sessions.tasks.spawn(self._take_back(launching))
+            self.sessions.tasks.spawn(self._take_back(launching, record))
             raise
+        if not launching.done():
+            self.sessions.tasks.spawn(self._take_back(launching, record))
+            result = self.endings.time_out(live, replace(record, duration_ms=self.endings.since(record.started)))
+            return NotBegun(result)
         self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
         return launching.result()
+
+    async def _give_up(self, live: Live, record: RunRecord, about: Facts) -> NotBegun:
+        """There was no way into the sandbox: nothing ran, and that is on record like every other run."""
+        await self.sessions.audit.record("run_started", run=record.run_id, **live.identity, **about)
+        await self.sessions.store.insert_run(record, KEPT_RUNS)
+        took = replace(record, duration_ms=self.endings.since(record.started))
+        return NotBegun(self.endings.time_out(live, took, began=False))
 
     def take(self, live: Live) -> Callable[[], None]:
         """Counts one more run of the session's payer, until what is returned is called."""
         return self.sessions.quotas.take_run(live.payer, self.sessions.registry)
 
-    async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts) -> Foreground:
+    async def _launch(self, opened: Opened, plan: ExecSpec, record: RunRecord, about: Facts, due: float) -> Foreground:
         with opened.live.in_use():
             async with self.starts.take(opened.live.payer):
-                record, mark = await self.record(opened.live, about, background=False)
+                record, mark = await self.record(opened.live, record, about)
                 spec = self.parking.choose(plan)
                 process = await self.launch(opened, record, spec)
             self.parking.started(spec, process)
-            run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process)
+            run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process, due)
         self.running[run.run_id] = run
         saving = asyncio.get_running_loop().call_later(_LONG, self._save_command, run)
         run.settled.add_done_callback(lambda _: saving.cancel())
@@ -93,23 +111,27 @@ class Runs:
     def _save_command(self, run: Foreground) -> None:
         self.sessions.tasks.spawn(self.sessions.store.set_command(run.run_id, run.command, run.record.oom_before))
 
-    async def _take_back(self, launching: asyncio.Task[Foreground]) -> None:
-        """Who asked for it left while it was started."""
+    async def _take_back(self, launching: asyncio.Task[Foreground], record: RunRecord) -> None:
+        """Who asked for it left, or was told that it takes too long, while it was started."""
         await asyncio.wait({launching})
         if not launching.cancelled() and launching.exception() is None:
             launching.result().leave()
+        else:
+            self.endings.forget(record)
 
     def describe(self, caller: Caller, spec: RunSpec) -> Facts:
         return {"caller": caller.label, **self.sessions.audit.describe_run(spec)}
 
-    async def record(self, live: Live, about: Facts, *, background: bool) -> tuple[RunRecord, Mark]:
-        """Puts it on record and into the audit log; what is refused from now on is refused during the run."""
-        record = RunRecord(
+    def new_record(self, live: Live, *, background: bool) -> RunRecord:
+        return RunRecord(
             run_id=f"run-{secrets.token_hex(8)}",
             sandbox=live.sandbox,
             background=background,
             started=self.sessions.clock.wall(),
         )
+
+    async def record(self, live: Live, record: RunRecord, about: Facts) -> tuple[RunRecord, Mark]:
+        """Puts it on record and into the audit log; what is refused from now on is refused during the run."""
         await self.sessions.audit.record("run_started", run=record.run_id, **live.identity, **about)
         # At once, because this is on the way of every command.
         inserting = asyncio.ensure_future(self.sessions.store.insert_run(record, KEPT_RUNS))
@@ -138,6 +160,51 @@ class Runs:
             raise translate(error, "starting the command") from error
 
 
+class NotBegun:
+    """Implements `contract.LiveRun` for a command of which its sandbox did not say in time that it began."""
+
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+        self.settled: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+        self.settled.set_result(result)
+
+    @property
+    def run_id(self) -> str:
+        return self._result.run_id
+
+    @property
+    def session_id(self) -> str:
+        return self._result.session_id
+
+    async def output(self) -> AsyncGenerator[Chunk, None]:
+        for _ in ():
+            yield Chunk(1, b"")
+
+    async def collect(self, stdin: bytes) -> RunResult:
+        return self._result
+
+    async def feed(self, stdin: bytes) -> None:
+        pass
+
+    async def write_stdin(self, data: bytes) -> None:
+        pass
+
+    async def close_stdin(self) -> None:
+        pass
+
+    async def signal(self, number: int) -> None:
+        pass
+
+    async def resize(self, rows: int, columns: int) -> None:
+        pass
+
+    async def result(self) -> RunResult:
+        return self._result
+
+    async def kill(self) -> None:
+        pass
+
+
 def _when_settled(launching: asyncio.Task[Foreground], callback: Callable[[], None]) -> None:
     """Calls back when the command has ended, or has not even started."""
     if launching.cancelled() or launching.exception() is not None:
@@ -159,7 +226,7 @@ def check_run(spec: RunSpec) -> ExecSpec:
         env,
         checks.check_path("workdir", spec.workdir) if spec.workdir else b"",
         timeout=checks.check_timeout(spec.timeout),
-        grace=GRACE,
+        grace=TIMEOUT_GRACE,
         terminal=TerminalSize(spec.terminal.rows, spec.terminal.columns) if spec.terminal else None,
     )
 

@@ -52,7 +52,6 @@ from k8e.core.runs import Runs
 from k8e.core.sessions import Sessions
 from k8e.core.store import Store
 from k8e.core.tasks import Tasks
-from k8e.core.translation import translated
 from k8e.engine import Engine, Limits
 from k8e.engine.images import Credentials, Report
 from k8e.link.model import CommandInfo, Entry
@@ -204,7 +203,8 @@ class Service:
 
     async def expire(self) -> Sequence[str]:
         """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
-        holders = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE and live.background]
+        active = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE and live.background]
+        holders = [live for live in active if not live.collecting.locked()]  # whose agent does not answer may hold it
         await asyncio.gather(*(self._collect(live) for live in holders))
         return await self._sessions.expire()
 
@@ -292,7 +292,7 @@ class Service:
     @counted
     async def ps(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]:
         opened = await self._sessions.open(caller, session_id)
-        with opened.live.in_use(), translated("listing commands"):
+        with self._sessions.using(opened.live, "listing commands"):
             return [command for command in await opened.sandbox.commands() if command.running]
 
     @counted

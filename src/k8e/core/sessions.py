@@ -7,7 +7,8 @@ finish, and whoever comes second waits for the first instead of doing it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from k8e.core.clock import Clock
 from k8e.core.environments import Environments
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note, warn
-from k8e.core.live import Live, Registry
+from k8e.core.live import GONE_HINT, Live, Registry
 from k8e.core.metrics import Metrics
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.parking import Parking
@@ -29,18 +30,25 @@ from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
 from k8e.core.witness import Witness
 from k8e.engine import Engine, EngineError, Health, Place, RuntimeReport
-from k8e.link.errors import LinkError
+from k8e.link.errors import LinkError, LinkLost, LinkTimeout
 from k8e.link.model import Sandbox
 from k8e.settings import Settings
 
 DESTROYED: Final = "destroyed"
 EXPIRED: Final = "expired"
 LOST: Final = "lost"
+OUT_OF_MEMORY: Final = "out_of_memory"
+UNRESPONSIVE: Final = "unresponsive"
+NOT_ADOPTED: Final = "not_adopted"
 STOPPED: Final = "stopped"
 ABANDONED: Final = "abandoned"  # before it was ready; such a session leaves no record
 FINISHED: Final = "finished"  # its one command has ended; nor does such a session
 PARENT_ENDED: Final = "parent_ended"
 UNBOUND: Final = "unbound"
+
+SILENCE: Final = 30.0  # of a sandbox that was asked something, before it is ended
+_AFTERMATH: Final = 10.0  # from a kill for want of memory to the end of the sandbox that it explains
+DEAD: Final = frozenset({LOST, OUT_OF_MEMORY, UNRESPONSIVE, NOT_ADOPTED})  # the sandbox ended; no caller asked for it
 
 # Those that somebody can use, or have back.
 _THERE: Final = frozenset({Phase.ACTIVE, Phase.STOPPING, Phase.STOPPED, Phase.STARTING})
@@ -49,6 +57,9 @@ _ENDS: Final = {
     DESTROYED: "it was destroyed",
     EXPIRED: "it expired: nobody used it for longer than its ttl",
     LOST: "its sandbox ended by itself",
+    OUT_OF_MEMORY: "its sandbox ran out of memory, and the machine ended it",
+    UNRESPONSIVE: f"its sandbox did not answer for {SILENCE:g} s and was ended: too many processes, or no CPU left",
+    NOT_ADOPTED: "a new daemon could not take its sandbox over, for a reason that is in its log",
     STOPPED: "it was stopped",
     FINISHED: "it was there for one command, which has ended",
     PARENT_ENDED: "its parent ended or was stopped, and it with it",
@@ -178,15 +189,43 @@ class Sessions:
         except EngineError as error:
             warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
             return Health(alive=True, oom_kills=0)
-        live.oom_kills = max(live.oom_kills, health.oom_kills)
+        if health.oom_kills > live.oom_kills:
+            live.oom_kills, live.oom_at = health.oom_kills, self.clock.monotonic()
         if not health.alive and live.phase is Phase.ACTIVE:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
-            self.give_up(live)
+            # One that memory took a command from may live on, and die of something else.
+            lately = live.oom_at is not None and self.clock.monotonic() - live.oom_at <= _AFTERMATH
+            self.give_up(live, OUT_OF_MEMORY if lately else LOST)
         return health
 
-    def give_up(self, live: Live) -> asyncio.Task[None]:
-        """A session whose sandbox is dead."""
-        return self.halt(live, LOST) if live.record.persistent else self.end(live, LOST)
+    def give_up(self, live: Live, reason: str) -> asyncio.Task[None]:
+        """A session whose sandbox is dead, or as good as dead."""
+        return self.halt(live, reason) if live.record.persistent else self.end(live, reason)
+
+    def doubt(self, live: Live) -> None:
+        """A sandbox did not answer in time: it is asked once more, and ended if it stays silent."""
+        if live.phase is Phase.ACTIVE and (live.doubted is None or live.doubted.done()):
+            live.doubted = self.tasks.spawn(self._ask(live))
+
+    @contextmanager
+    def using(self, live: Live, subject: str) -> Iterator[None]:
+        """For whatever a caller asks of the agent: counts as a use, and a sandbox that does not answer is doubted."""
+        with live.in_use(), translated(subject):
+            try:
+                yield
+            except (LinkLost, LinkTimeout):
+                self.doubt(live)
+                raise
+
+    async def _ask(self, live: Live) -> None:
+        try:
+            async with asyncio.timeout(SILENCE):
+                sandbox, _ = await self.engine.attach(live.sandbox)
+                await sandbox.commands()
+        except (TimeoutError, LinkError, EngineError) as error:
+            if live.phase is Phase.ACTIVE and (await self.examine(live)).alive:
+                warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox, cause=error)
+                self.give_up(live, UNRESPONSIVE)
 
     def describe_loss(self, live: Live) -> Fault:
         if live.phase in _THERE:
@@ -196,7 +235,7 @@ class Sessions:
             "session_not_found",
             f"there is no session {live.session_id} any more",
             detail=describe_end(live.record.reason),
-            hint="Create a new session; what was in the old one is gone.",
+            hint=GONE_HINT,
         )
 
     async def probe(self) -> Sequence[RuntimeReport]:
@@ -292,7 +331,7 @@ class Sessions:
         if reason == ABANDONED or live.record.fleeting:
             await self.store.forget_session(live.sandbox)
         else:
-            await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason == LOST)
+            await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason in DEAD)
             self.registry.remember_end(live.name, describe_end(reason))
         live.enter(Phase.DESTROYED)
         self.registry.remove(live)

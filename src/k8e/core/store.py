@@ -31,7 +31,8 @@ from k8e.core.records import (
 )
 from k8e.policy import HostList
 
-KEPT_SESSIONS: Final = 1000  # records of sessions that are gone
+KEPT_SESSIONS: Final = 1000  # records of sessions that are gone, of one tenant
+KEPT_IN_ALL: Final = 5000
 
 _NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
 
@@ -118,9 +119,16 @@ class Store(Database):
             gone = Phase.DESTROYED.value
             connection.execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (gone, reason, sandbox))
             connection.execute(
-                "DELETE FROM sessions WHERE phase = ? AND rowid <= "
-                "(SELECT rowid FROM sessions WHERE phase = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
-                (gone, gone, KEPT_SESSIONS),
+                "DELETE FROM sessions WHERE phase = ?1 AND (owner, tenant) = "
+                "(SELECT owner, tenant FROM sessions WHERE sandbox = ?2) AND rowid <= "
+                "(SELECT rowid FROM sessions WHERE phase = ?1 AND (owner, tenant) = "
+                "(SELECT owner, tenant FROM sessions WHERE sandbox = ?2) ORDER BY rowid DESC LIMIT 1 OFFSET ?3)",
+                (gone, sandbox, KEPT_SESSIONS),
+            )
+            connection.execute(
+                "DELETE FROM sessions WHERE phase = ?1 AND rowid <= "
+                "(SELECT rowid FROM sessions WHERE phase = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)",
+                (gone, KEPT_IN_ALL),
             )
 
         await self._transact(work)

@@ -190,6 +190,10 @@ class ByteReader(Protocol):
         """Where in the whole stream the last read ended; what was dropped before it counts."""
 
     @property
+    def queued(self) -> int:
+        """Bytes that have come and were not read yet."""
+
+    @property
     def dropped(self) -> int:
         """Bytes lost while nobody was attached."""
 

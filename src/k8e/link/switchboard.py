@@ -34,9 +34,9 @@ class Timing:
     reply: float = 60.0  # to a request, or for progress of one
     long_reply: float = 900.0  # to one that walks a whole tree
     margin: float = 10.0  # for a result, beyond what the command itself may take
-    quiet: float = 10.0  # before a silent agent is asked whether it lives
-    pong: float = 20.0  # for it to say so
-    reconnect: float = 30.0  # from the break of the last useful connection to giving up
+    quiet: float = 5.0  # before a silent agent is asked whether it lives
+    pong: float = 15.0  # for it to say so
+    reconnect: float = 15.0  # from the break of the last useful connection to giving up
     stable: float = 0.2  # a connection that lasted this long was a good one
     first_backoff: float = 0.002
     last_backoff: float = 0.1

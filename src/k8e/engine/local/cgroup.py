@@ -111,7 +111,15 @@ class Cgroups:
         """Kills until nobody is left. Blocks while they die: call it in a thread."""
         self._kill_until(sandbox, time.monotonic() + deadline)
 
+    def _thaw(self, sandbox: str) -> None:
+        """Who is frozen does not die (v1), or stays as it is when the group is removed under it."""
+        for directory in self._directories(sandbox):
+            for file, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+                with contextlib.suppress(OSError):  # only one of the hierarchies has it, and perhaps not this one
+                    Path(directory, file).write_text(word)
+
     def _kill_until(self, sandbox: str, end: float) -> None:
+        self._thaw(sandbox)
         while pids := self.processes(sandbox):
             if time.monotonic() > end:
                 raise EngineError("processes", f"{len(pids)} of {sandbox} outlive SIGKILL, among them {min(pids)}")

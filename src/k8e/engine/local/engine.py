@@ -45,7 +45,7 @@ from k8e.engine.local.trials import Trials
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.dial import UnixDialer
-from k8e.link.errors import LinkError
+from k8e.link.errors import LinkError, LinkLost
 from k8e.link.model import ExecSpec, Sandbox
 from k8e.policy import Address, HostList
 
@@ -88,6 +88,7 @@ class LocalEngine:
         self._links: dict[str, AgentLink] = {}
         self._places: dict[str, Place] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
+        self._dialling: dict[str, asyncio.Task[AgentLink]] = {}
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._trials = Trials(self._try_out)
 
@@ -261,8 +262,29 @@ class LocalEngine:
                 paths = self.layout.sandbox(sandbox)
                 record = await asyncio.to_thread(Record.load, paths.record)
                 instance = bytes.fromhex(record.instance)
-                self._links[sandbox] = await AgentLink.open(UnixDialer(paths.socket), instance=instance)
+                dialling = asyncio.create_task(AgentLink.open(UnixDialer(paths.socket), instance=instance))
+                self._links[sandbox] = await self._dial(sandbox, dialling)
             return self._links[sandbox]
+
+    async def _dial(self, sandbox: str, dialling: asyncio.Task[AgentLink]) -> AgentLink:
+        """Until the agent answers, or the sandbox is stopped or destroyed: nobody waits for a silent one's end."""
+        self._dialling[sandbox] = dialling
+        try:
+            await asyncio.wait({dialling})
+        except asyncio.CancelledError:
+            await cancel_and_wait(dialling)
+            if not dialling.cancelled() and dialling.exception() is None:
+                await dialling.result().close()
+            raise
+        finally:
+            del self._dialling[sandbox]
+        if dialling.cancelled():
+            raise LinkLost("the sandbox is being ended")
+        return dialling.result()
+
+    def _hang_up(self, sandbox: str) -> None:
+        if dialling := self._dialling.get(sandbox):
+            dialling.cancel()
 
     async def health(self, sandbox: str) -> Health:
         # The kernel answers from memory, sooner than a thread could be told; this is on the way of every command.
@@ -329,6 +351,7 @@ class LocalEngine:
     async def _rest(self, sandbox: str) -> None:
         """What stays is the directory with the record, which keeps the range of ids, and the disk's image."""
         paths = self.layout.sandbox(sandbox)
+        self._hang_up(sandbox)
         async with self._lock(sandbox):
             await self._halt(sandbox)
             try:
@@ -378,6 +401,7 @@ class LocalEngine:
         await self._remove(sandbox)
 
     async def _remove(self, sandbox: str) -> None:
+        self._hang_up(sandbox)
         async with self._lock(sandbox):
             await self._destroy(sandbox)
 
