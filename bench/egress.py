@@ -18,6 +18,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from bench.samples import Measure, measure_pairs
+from k8e.damage import Damages
 from k8e.engine.local.far_end import FarWire, Names, name_server
 from k8e.engine.local.network.addresses import MAX_WIRES, Pool, Wire
 from k8e.engine.local.network.network import Network
@@ -137,7 +138,11 @@ async def measure_wire(
 async def measure_egress(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
     async with name_server() as names:
         network = Network(
-            secrets.token_hex(4), lambda sandbox: scratch / f"{sandbox}.json", pool=Pool(), nameservers=[names.server]
+            secrets.token_hex(4),
+            lambda sandbox: scratch / f"{sandbox}.json",
+            pool=Pool(),
+            nameservers=[names.server],
+            damages=Damages(scratch),
         )
         try:
             async for measure in measure_changes(network, [1, 50] if quick else [1, 100, 500]):

@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
+from k8e.damage import Damage
 from k8e.engine import EngineError, Health, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local.images import LocalImages
@@ -196,6 +197,16 @@ class BareEngine:
     def count_oom_kill(self, sandbox: str) -> None:
         kills = self._top(sandbox) / "oom_kills"
         kills.write_text(str(int(kills.read_text()) + 1))
+
+    def damages(self) -> Sequence[Damage]:
+        return ()
+
+    async def set_aside(self, sandbox: str) -> str:
+        await self._halt(sandbox)
+        kept = self._folder.with_name("kept") / sandbox
+        kept.parent.mkdir(exist_ok=True)
+        self._top(sandbox).rename(kept)
+        return str(kept)
 
     async def default_egress(self) -> HostList:
         return HostList.parse(DEFAULT_HOSTS)

@@ -25,6 +25,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import warn
 from k8e.core.metrics import Metrics
 from k8e.core.model import RunSpec
+from k8e.damage import Damage, Damaged, Damages, check_own
 from k8e.settings import AuditSettings
 
 MAX_WAITING: Final = 10_000  # lines
@@ -45,6 +46,7 @@ class AuditFile:
         self._size = size
         self._files = files
         self._descriptor = -1
+        self.damages = Damages(path.parent)
 
     def write(self, content: bytes, *, sync: bool) -> None:
         """All of it or nothing. OSError."""
@@ -74,6 +76,13 @@ class AuditFile:
             self._descriptor = -1
 
     def _open(self) -> None:
+        for path in (self._path, *(Path(f"{self._path}.{number}") for number in range(1, self._files))):
+            try:
+                check_own(path.lstat())
+            except FileNotFoundError:
+                continue
+            except Damaged as error:  # it could not be written, or others could have written it
+                self.damages.set_aside(path, error)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         size = os.fstat(self._descriptor).st_size
@@ -106,6 +115,13 @@ class Audit:
         self._writing: asyncio.Task[None] | None = None
         self._lost = 0  # since the last line that was written
         self._unsynced = False
+
+    def note_damages(self, damages: Sequence[Damage] = ()) -> None:
+        """Files that were found damaged, the log's own among them."""
+        own = self._file.damages.take() if self._file else ()
+        for each in (*own, *damages):
+            warn("state_damaged", path=each.path, cause=each.cause, aside=each.aside)
+            self.note("state_damaged", path=each.path, cause=each.cause, aside=each.aside)
 
     def note(self, event: str, **fields: object) -> None:
         """Nobody waits for it: for what has happened already, and for what must not be kept from happening."""

@@ -154,11 +154,11 @@ class Background:
             return replace(shown, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE, duration_ms=took, reason=reason)
         return replace(shown, duration_ms=took if record.finished is None else shown.duration_ms, reason=reason)
 
-    async def _undisturbed(self, live: Live, work: Coroutine[Any, Any, T], seconds: float = _ANSWER) -> T:
+    async def _undisturbed(self, live: Live, work: Coroutine[Any, Any, T]) -> T:
         """To its end, although whoever asked may leave, or hear before (TimeoutError) that the sandbox does not answer:
         given up half way it would leave the command attached to."""
         task = self._sessions.tasks.spawn(work, watched=True)
-        await asyncio.wait({task}, timeout=seconds)
+        await asyncio.wait({task}, timeout=_ANSWER)
         if not task.done():
             self._sessions.doubt(live)
             raise TimeoutError

@@ -22,7 +22,7 @@ from k8e.core.model import (
     SessionSpec,
     Terminal,
 )
-from k8e.engine import Limits
+from k8e.engine import Limits, Runtime
 from k8e.engine.reference import InvalidReference, parse_reference
 from k8e.policy import HostList, InvalidEntry
 from k8e.profiles.amounts import describe_amount
@@ -57,6 +57,9 @@ _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "inodes": (64, 1 << 32),
     "open_files": (16, 1 << 20),
 }
+
+# gVisor's own kernel takes this much before the first command.
+_MEMORY: Final[Mapping[Runtime, int]] = {Runtime.GVISOR: 32 << 20}
 
 # `--`: bash takes what follows -c for another option when it begins with a dash. The others take it as it is.
 COMMANDS: Final[Mapping[Language, tuple[bytes, ...]]] = {
@@ -205,6 +208,14 @@ def check_limits(limits: Limits) -> None:
         check_number(f"limits.{name}", value, lowest, highest)
         if name != "cpus" and not isinstance(value, int):
             refuse(f"limits.{name}", "must be a whole number")
+
+
+def check_memory(runtime: Runtime, limits: Limits) -> None:
+    """What a runtime needs that was not known when the limits were looked at."""
+    lowest = _MEMORY.get(runtime, 0)
+    if limits.memory < lowest:
+        cause = f"must be at least {describe_amount('memory', lowest)} with the runtime {runtime.value}"
+        refuse("limits.memory", cause, "Give it more memory, or choose the runtime native, which needs 16 MiB.")
 
 
 def check_image(value: object, field: str = "image") -> str:

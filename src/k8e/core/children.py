@@ -141,6 +141,7 @@ class Children:
         # From here to where it is registered nothing is waited for: a parent that ends, or may reach less, knows it.
         self._check_parent(parent)
         record = replace(self._make_record(parent.record, spec), digest=digest)
+        checks.check_memory(record.runtime, record.limits)
         child = Live(record, self._sessions.clock, env, parent)
         self._creation.register(child)
         child.touch()

@@ -61,6 +61,7 @@ class Creation:
         hosts = await self._choose_hosts(caller, spec)
         runtime = await self.choose_runtime(spec.runtime)
         record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting, digest=digest)
+        checks.check_memory(runtime, record.limits)
         with self._sessions.pool.foreground():
             claimed = await self._claim(spec, record)
             live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
@@ -297,6 +298,7 @@ class Creation:
         runtime = await self.choose_runtime(spec.runtime)
         digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         template = Template(runtime, digest, spec.limits or self.default_limits, spec.shape)
+        checks.check_memory(runtime, template.limits)
         self._reserved[f"{caller.label}/{name}"] = spec.image
         if number:
             with translated("making sandboxes ahead"):

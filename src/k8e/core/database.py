@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from k8e.core.errors import Fault, Kind
+from k8e.damage import Damaged, Damages, check_own
 
 T = TypeVar("T")
 
@@ -129,6 +130,10 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
 )
 
 
+# The first column of each table, as far as that names a row.
+_KEYS: Final = {"sessions": "sandbox", "runs": "run_id", "warm": "sandbox", "approvals": "approval_id"}
+
+
 class StoreFailed(Fault):
     def __init__(self, cause: object, hint: str = "") -> None:
         if not hint and type(cause) is sqlite3.DatabaseError:  # not one of its kinds: the file is not what it should be
@@ -139,7 +144,51 @@ class StoreFailed(Fault):
         )
 
 
-def _open(path: Path) -> sqlite3.Connection:
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+
+
+def _open(path: Path, damages: Damages) -> tuple[sqlite3.Connection, bool]:
+    """With whether there was one before. A damaged one is set aside, and a new one takes its place."""
+    before = _check_files(path, damages)
+    try:
+        return _connect(path), before
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF not in _DAMAGED:
+            raise
+        _set_aside(path, error, damages)
+        return _connect(path), False
+
+
+def _check_files(path: Path, damages: Damages) -> bool:
+    """Whether there is a database that may be opened."""
+    for file in (path, *_beside(path)):
+        try:
+            found = file.lstat()
+            check_own(found)
+        except FileNotFoundError:
+            if file == path:
+                return False
+            continue
+        except Damaged as error:
+            _set_aside(path, f"{file.name}: {error}", damages)
+            return False
+        if file == path and not found.st_size:
+            damages.set_aside(path, "it is empty")  # SQLite would take that for a new one
+            return False
+    return True
+
+
+def _beside(path: Path) -> list[Path]:
+    return [path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm")]
+
+
+def _set_aside(path: Path, cause: object, damages: Damages) -> None:
+    for file in (path, *_beside(path)):
+        if os.path.lexists(file):
+            damages.set_aside(file, cause)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
     # Made here, so that nobody else can read it from its first moment on.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -147,6 +196,11 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
+        (sound,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if sound != "ok":
+            error = sqlite3.DatabaseError(sound)
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
         _migrate(connection)
     except BaseException:
         connection.close()
@@ -172,22 +226,29 @@ def _migrate(connection: sqlite3.Connection) -> None:
 
 
 class Database:
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, damages: Damages, *, known: bool = True
+    ) -> None:
         self._connection = connection
         self._thread = thread
+        self.damages = damages
+        self.unread: set[str] = set()  # sandboxes of sessions whose rows could not be read
+        self.known = known  # False: there was none, or none that could be used, so that what it does not have may exist
 
     @classmethod
     async def open(cls, path: Path) -> Self:
         thread = ThreadPoolExecutor(1, "k8e-store")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _open, path)
+            damages = Damages(path.parent)
+            opening = asyncio.get_running_loop().run_in_executor(thread, _open, path, damages)
+            connection, known = await opening
         except (sqlite3.Error, OSError) as error:
             thread.shutdown()
             raise StoreFailed(error) from error
         except BaseException:
             thread.shutdown()
             raise
-        return cls(connection, thread)
+        return cls(connection, thread, damages, known=known)
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
@@ -195,6 +256,19 @@ class Database:
 
     async def _query(self, statement: str, *values: object) -> list[Any]:
         return await self._call(lambda: self._connection.execute(statement, values).fetchall())
+
+    async def _read(self, read: Callable[[Any], T], table: str, statement: str, *values: object) -> list[T]:
+        """Rows as what they are. One that cannot be read is as if it were not there; it is told once, and removed."""
+        found = []
+        for row in await self._query(statement, *values):
+            try:
+                found.append(read(row))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self.damages.tell(Path(f"k8e.db:{table}/{row[0]}"), f"the row cannot be read: {error}")
+                if table == "sessions":
+                    self.unread.add(row[0])
+                await self._execute(f"DELETE FROM {table} WHERE {_KEYS[table]} = ?", row[0])
+        return found
 
     async def _execute(self, statement: str, *values: object) -> None:
         await self._transact(lambda connection: connection.execute(statement, values))

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from k8e.core.database import StoreFailed
 from k8e.core.provisioning import Variables, read_variables, write_variables
+from k8e.damage import Damaged, Damages, own_directory, read_own
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_MAGIC: Final = b"k8e environment "  # and the sha256 of what follows its line
 
 
 class Environments:
     def __init__(self, folder: Path | None) -> None:
         """Without a folder nothing can be kept, and whoever needs it is told."""
         self._folder = folder
+        self.damages = Damages(folder.parent if folder else Path("/nowhere"))
 
     async def keep(self, sandbox: str, env: Variables) -> None:
         """On the disk when it returns."""
@@ -56,27 +61,50 @@ class Environments:
 
     def _keep(self, sandbox: str, env: Variables) -> None:
         path = self._path(sandbox)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        own_directory(path.parent, 0o700, self.damages)
         draft = path.with_suffix(".new")
         with contextlib.suppress(FileNotFoundError):
             draft.unlink()
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, write_variables(env))
+            content = write_variables(env)
+            os.write(file, _MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
             os.fsync(file)
         finally:
             os.close(file)
+        if path.is_dir() and not path.is_symlink():
+            self.damages.set_aside(path, "it is a directory")
         draft.rename(path)
 
     def _recall(self, sandbox: str) -> Variables:
+        path = self._path(sandbox)
         try:
-            return read_variables(self._path(sandbox).read_bytes())
+            return _read(read_own(path))
         except FileNotFoundError:
+            return ()
+        except Damaged as error:
+            self.damages.set_aside(path, error)
             return ()
 
     def _forget_others(self, sandboxes: frozenset[str]) -> None:
         assert self._folder is not None
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._folder):
-                if name not in sandboxes:
-                    (self._folder / name).unlink(missing_ok=True)
+        if not os.path.lexists(self._folder):
+            return
+        own_directory(self._folder, 0o700, self.damages)
+        for name in os.listdir(self._folder):
+            path = self._folder / name
+            if name in sandboxes:
+                self._recall(name)  # whoever is to start it hears before that one is damaged
+            elif path.is_dir() and not path.is_symlink():
+                self.damages.set_aside(path, "it is a directory")
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _read(content: bytes) -> Variables:
+    head, _, rest = content.partition(b"\n")
+    if not head.startswith(_MAGIC):
+        raise Damaged("it is no list of variables")
+    if hashlib.sha256(rest).hexdigest().encode() != head.removeprefix(_MAGIC):
+        raise Damaged("its content is not what was written")
+    return read_variables(rest)

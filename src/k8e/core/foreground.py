@@ -23,8 +23,8 @@ from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 GRACE: Final = 2.0  # between TERM and KILL
 # The caller has its answer within the timeout and a second. So there is less of it for a command that timed out, and
 # what the sandbox has not said then is not waited for.
-TIMEOUT_GRACE: Final = 0.5
-ALLOWANCE: Final = 0.85
+TIMEOUT_GRACE: Final = 0.4
+ALLOWANCE: Final = 0.75
 _AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks for each costs half the speed
 
 

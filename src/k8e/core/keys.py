@@ -20,6 +20,7 @@ from k8e.core.clock import Clock, SystemClock
 from k8e.core.errors import Fault, Kind
 from k8e.core.journal import note
 from k8e.core.model import REMOTE, Caller, Scope
+from k8e.damage import Damage
 
 if TYPE_CHECKING:
     from k8e.identity.authority import Authority
@@ -69,6 +70,7 @@ class Keys:
         self._opening = asyncio.Lock()
         self._opened: tuple[Authority, Register] | None = None
         self._watchers: list[Callable[[str], None]] = []
+        self._told = False  # that it is damaged
 
     def watch(self, callback: Callable[[str], None]) -> None:
         """Called with an identity when it is worth nothing any more."""
@@ -89,7 +91,10 @@ class Keys:
             if self._opened is None:
                 try:
                     self._opened = await asyncio.to_thread(self._load)
-                except (OSError, ValueError, TypeError, KeyError) as error:
+                except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+                    if self._audit is not None and not self._told:
+                        self._told = True
+                        self._audit.note_damages([Damage(str(self._directory), str(error), "")])
                     raise _unavailable(error) from error
             return self._opened
 

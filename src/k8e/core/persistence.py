@@ -134,6 +134,7 @@ class Persistence:
         await self._approvals.review()  # what was asked before it stopped is settled before anybody can ask again
         await sessions.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
         kept = merge_env(await sessions.environments.recall(live.sandbox), plain)
+        _check_variables(live, kept)
         checks.check_size_of_env(merge_env(kept, secret))
         if plain:
             await sessions.environments.keep(live.sandbox, kept)
@@ -172,6 +173,22 @@ def _check_persistent(live: Live) -> None:
             f"session {live.session_id} cannot be stopped and started",
             detail="it was not made to last",
             hint="Destroy it, or create one with `persistent` (k8e sandbox create --persistent).",
+        )
+
+
+def _check_variables(live: Live, kept: Variables) -> None:
+    """As with secrets: a command that runs without its variables would fail later and less clearly."""
+    there = {name.decode() for name, _ in kept}
+    missing = [name for name in live.record.env_keys if name not in there and name not in live.record.secret_keys]
+    if missing:
+        names = ", ".join(missing)
+        raise Fault(
+            Kind.INVALID,
+            "variables_missing",
+            f"the session's variables have to be given again: {names}",
+            detail="the file that kept their values was damaged, or is not there",
+            hint="k8e sandbox start takes --env NAME=VALUE; see damaged/ in the state directory.",
+            field="env",
         )
 
 

@@ -65,7 +65,7 @@ class Recovery:
         children = [live for live in lives if live.record.parent]
         for generation in ([live for live in lives if not live.record.parent], children):
             await self._do(self._settle(live, live.sandbox in found) for live in generation)
-        await self._do(self._remove_orphan(sandbox) for sandbox in orphans)
+        await self._do(self._clear(sandbox) for sandbox in orphans)
         await sessions.environments.forget_others({live.sandbox for live in sessions.registry})
         sessions.metrics.sessions.value = len(sessions.registry)
         note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
@@ -88,10 +88,15 @@ class Recovery:
         self._sessions.registry.add(live)
         return live
 
-    async def _remove_orphan(self, sandbox: str) -> None:
+    async def _clear(self, sandbox: str) -> None:
+        """What is on no record is nobody's. Unless the record is what was damaged: then somebody may miss the files."""
         warn("orphan", sandbox=sandbox)
+        store, engine = self._sessions.store, self._sessions.engine
         try:
-            await self._sessions.engine.destroy(sandbox)
+            if store.known and sandbox not in store.unread:
+                await engine.destroy(sandbox)
+            elif kept := await engine.set_aside(sandbox):
+                self._sessions.audit.note("sandbox_set_aside", sandbox=sandbox, path=kept)
         except EngineError as error:
             warn("orphan_stays", sandbox=sandbox, cause=error)
 

@@ -132,6 +132,13 @@ class Service:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         await Recovery(self._runs, self._background, self._egress).recover()
         await self._approvals.recover()
+        self._tell_damages()
+
+    def _tell_damages(self) -> None:
+        """Of files of the state directory, whoever found them."""
+        sessions = self._sessions
+        found = (*sessions.engine.damages(), *sessions.store.damages.take(), *sessions.environments.damages.take())
+        self.audit.note_damages(found)
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
@@ -197,6 +204,7 @@ class Service:
         self._refusals.review()
         await self._refusals.sync()
         await self._egress.save()
+        self._tell_damages()
         await self._approvals.review()
         await self._sessions.save_uses()
         await self._pool.review()

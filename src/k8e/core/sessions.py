@@ -47,6 +47,7 @@ PARENT_ENDED: Final = "parent_ended"
 UNBOUND: Final = "unbound"
 
 SILENCE: Final = 30.0  # of a sandbox that was asked something, before it is ended
+_PAUSE: Final = 0.5  # before one that could not be reached is asked again
 _AFTERMATH: Final = 10.0  # from a kill for want of memory to the end of the sandbox that it explains
 DEAD: Final = frozenset({LOST, OUT_OF_MEMORY, UNRESPONSIVE, NOT_ADOPTED})  # the sandbox ended; no caller asked for it
 
@@ -169,7 +170,8 @@ class Sessions:
         elif live.phase is Phase.STOPPING:
             what, hint = "is being stopped", "Its files are kept; start it again when it has stopped."
         error = f"session {live.session_id} {what}"
-        return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, hint=hint)
+        detail = describe_end(live.record.reason) if live.record.reason else ""
+        return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, detail=detail, hint=hint)
 
     async def enter(self, live: Live) -> Opened:
         self.check_active(live)
@@ -220,12 +222,21 @@ class Sessions:
     async def _ask(self, live: Live) -> None:
         try:
             async with asyncio.timeout(SILENCE):
-                sandbox, _ = await self.engine.attach(live.sandbox)
-                await sandbox.commands()
-        except (TimeoutError, LinkError, EngineError) as error:
+                while live.phase is Phase.ACTIVE and not await self._answers(live):  # noqa: ASYNC110
+                    await asyncio.sleep(_PAUSE)
+        except TimeoutError:
             if live.phase is Phase.ACTIVE and (await self.examine(live)).alive:
-                warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox, cause=error)
+                warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
                 self.give_up(live, UNRESPONSIVE)
+
+    async def _answers(self, live: Live) -> bool:
+        try:
+            sandbox, _ = await self.engine.attach(live.sandbox)
+            await sandbox.commands()
+        except (LinkError, EngineError):
+            await self.examine(live)  # a dead one is ended at once
+            return False
+        return True
 
     def describe_loss(self, live: Live) -> Fault:
         if live.phase in _THERE:

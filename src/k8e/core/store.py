@@ -51,8 +51,7 @@ class Store(Database):
 
     async def sessions(self) -> list[SessionRecord]:
         """All of them, oldest first."""
-        rows = await self._query("SELECT * FROM sessions ORDER BY created, rowid")
-        return [read_session(row) for row in rows]
+        return await self._read(read_session, "sessions", "SELECT * FROM sessions ORDER BY created, rowid")
 
     async def ended_sessions(self, caller: Caller) -> list[SessionRecord]:
         """Those that are gone and were the caller's, oldest first."""
@@ -63,8 +62,8 @@ class Store(Database):
         ]
 
     async def find_session(self, sandbox: str) -> SessionRecord | None:
-        rows = await self._query("SELECT * FROM sessions WHERE sandbox = ?", sandbox)
-        return read_session(rows[0]) if rows else None
+        found = await self._read(read_session, "sessions", "SELECT * FROM sessions WHERE sandbox = ?", sandbox)
+        return found[0] if found else None
 
     async def insert_session(self, record: SessionRecord) -> None:
         values = write_session(record)
@@ -187,14 +186,14 @@ class Store(Database):
         await self._execute("DELETE FROM runs WHERE run_id = ?", run_id)
 
     async def find_run(self, run_id: str) -> RunRecord | None:
-        rows = await self._query("SELECT * FROM runs WHERE run_id = ?", run_id)
-        return read_run(rows[0]) if rows else None
+        found = await self._read(read_run, "runs", "SELECT * FROM runs WHERE run_id = ?", run_id)
+        return found[0] if found else None
 
     async def runs(self, sandbox: str, *, unfinished: bool = False) -> list[RunRecord]:
         """Oldest first."""
         condition = " AND finished IS NULL" if unfinished else ""
-        rows = await self._query(f"SELECT * FROM runs WHERE sandbox = ?{condition} ORDER BY rowid", sandbox)
-        return [read_run(row) for row in rows]
+        statement = f"SELECT * FROM runs WHERE sandbox = ?{condition} ORDER BY rowid"
+        return await self._read(read_run, "runs", statement, sandbox)
 
     async def forget_output(self, run_ids: Sequence[str]) -> None:
         values = [(run_id,) for run_id in run_ids]
@@ -205,7 +204,7 @@ class Store(Database):
 
     async def warm(self) -> list[WarmRecord]:
         """Oldest first."""
-        return [read_warm(row) for row in await self._query("SELECT * FROM warm ORDER BY rowid")]
+        return await self._read(read_warm, "warm", "SELECT * FROM warm ORDER BY rowid")
 
     async def insert_warm(self, record: WarmRecord) -> None:
         values = write_warm(record)
@@ -283,11 +282,11 @@ class Store(Database):
         return settled == [1]
 
     async def find_approval(self, approval_id: str) -> ApprovalRecord | None:
-        rows = await self._query("SELECT * FROM approvals WHERE approval_id = ?", approval_id)
-        return read_approval(rows[0]) if rows else None
+        statement = "SELECT * FROM approvals WHERE approval_id = ?"
+        found = await self._read(read_approval, "approvals", statement, approval_id)
+        return found[0] if found else None
 
     async def approvals(self, *, pending: bool) -> list[ApprovalRecord]:
         """Oldest first."""
         condition = f" WHERE status = '{ApprovalStatus.PENDING.value}'" if pending else ""
-        rows = await self._query(f"SELECT * FROM approvals{condition} ORDER BY rowid")
-        return [read_approval(row) for row in rows]
+        return await self._read(read_approval, "approvals", f"SELECT * FROM approvals{condition} ORDER BY rowid")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from k8e.daemon.places import Paths, Refused
 from k8e.daemon.serving import load_settings
+from k8e.damage import FOLDER, list_damaged
 
 if TYPE_CHECKING:
     from k8e.engine.local import treatment
@@ -33,11 +34,17 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
         report = asyncio.run(doctor.examine_machine())
     except EngineError as error:
         raise Refused("doctor_failed", str(error), hint=error.hint) from error
+    state = Paths.from_environment().state_dir
+    damaged = list(list_damaged(state))
     if as_json:
         put = {"fixed": [dataclasses.asdict(step) for step in steps]} if fix else {}
-        sys.stdout.write(json.dumps({"settings": file and str(file), **put, **report.as_dict()}) + "\n")
+        told = {"settings": file and str(file), "damaged": damaged, **put, **report.as_dict()}
+        sys.stdout.write(json.dumps(told) + "\n")
     else:
         sys.stdout.write(f"settings: {file or f'defaults, as there is no {USUAL}'}\n\n")
+        if damaged:
+            names = ", ".join(damaged)
+            sys.stdout.write(f"damaged files that were set aside in {state / FOLDER}: {names}\n\n")
         sys.stdout.write(doctor.render(report))
     sys.stdout.flush()
     return 0 if report.safe else 1

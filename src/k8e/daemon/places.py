@@ -110,5 +110,7 @@ def take_lock(path: Path, patience: float) -> int:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     # In one step and always as long, over what a dead daemon left: who looks finds one number or the other.
-    os.pwrite(descriptor, b"%-10d\n" % os.getpid(), 0)
+    note = b"%-10d\n" % os.getpid()
+    os.pwrite(descriptor, note, 0)
+    os.ftruncate(descriptor, len(note))
     return descriptor

@@ -11,10 +11,12 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8e.daemon.places import Paths, Refused, take_lock
 from k8e.daemon.watchdog import Watchdog, tell_systemd
+from k8e.damage import Damaged, Damages, check_own
 
 if TYPE_CHECKING:
     from k8e.engine import Engine
@@ -82,15 +84,28 @@ def run_daemon(
     forbid_core_dumps()
     engine = make_engine(paths, settings)
     paths.prepare()
+    # A directory, a link or another user's file in place of one of ours: it describes nothing that we need.
+    damages = Damages(paths.state_dir)
+    for path in (paths.lock, paths.log):
+        set_aside_strange(path, damages)
     # Whoever starts us because there is no socket may have come upon a daemon that is just leaving.
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
     watchdog = Watchdog(lambda: handler.stream.fileno() if handler.stream else STDERR)  # none while it is changed
     try:
-        asyncio.run(serve(engine, paths, settings, announce, watchdog, detached=detached))
+        asyncio.run(serve(engine, paths, settings, announce, watchdog, detached=detached, damages=damages))
     finally:
         os.close(lock)
+
+
+def set_aside_strange(path: Path, damages: Damages) -> None:
+    try:
+        check_own(path.lstat())
+    except FileNotFoundError:
+        pass
+    except Damaged as error:
+        damages.set_aside(path, error)
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
@@ -111,13 +126,20 @@ async def serve(
     watchdog: Watchdog,
     *,
     detached: bool,
+    damages: Damages,
 ) -> None:
     with watchdog:
-        await serve_watched(engine, paths, settings, announce, detached=detached)
+        await serve_watched(engine, paths, settings, announce, detached=detached, damages=damages)
 
 
 async def serve_watched(
-    engine: Engine, paths: Paths, settings: Settings, announce: Callable[[], None], *, detached: bool
+    engine: Engine,
+    paths: Paths,
+    settings: Settings,
+    announce: Callable[[], None],
+    *,
+    detached: bool,
+    damages: Damages,
 ) -> None:
     from k8e.core.errors import Fault
     from k8e.core.keys import Keys
@@ -146,6 +168,7 @@ async def serve_watched(
             environments=paths.environments,
         )
         await service.recover()
+        service.audit.note_damages(damages.take())
     except Fault as fault:
         raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
     service.keep_up()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from k8e.damage import Damage
 from k8e.engine.images import Images
 from k8e.link.model import Identity, Sandbox
 from k8e.policy import NOTHING, HostList
@@ -187,6 +188,13 @@ class Engine(Protocol):
 
     async def list(self) -> Sequence[str]:
         """Every sandbox of which any trace exists."""
+
+    async def set_aside(self, sandbox: str) -> str:
+        """Stops a sandbox that is on no record and keeps its files, where no daemon takes them for a sandbox any more.
+        Returns where; empty when there was nothing to keep."""
+
+    def damages(self) -> Sequence[Damage]:
+        """Which files of the engine were found damaged since this was last asked: each is told once."""
 
     @property
     def images(self) -> Images: ...

@@ -26,6 +26,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from k8e.damage import read_own
+
 CA_LIFE: Final = 20 * 365 * 86_400.0
 SERVER_LIFE: Final = 30 * 86_400.0
 CLIENT_LIFE: Final = 90 * 86_400.0
@@ -76,12 +78,12 @@ class Authority:
         directory.chmod(0o711)
         certificate_file, key_file = directory / "ca.crt", directory / "ca.key"
         # The key is put into place last: with it there is an authority, without it there is none yet.
-        if not key_file.exists():
+        if not os.path.lexists(key_file):
             certificate, key = _found(now)
             replace_file(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
             replace_file(key_file, _write_key(key), 0o600)
-        key_found = serialization.load_pem_private_key(key_file.read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+        key_found = serialization.load_pem_private_key(read_own(key_file), None)
+        certificate = x509.load_pem_x509_certificate(read_own(certificate_file))
         if not isinstance(key_found, ec.EllipticCurvePrivateKey) or key_found.public_key() != certificate.public_key():
             raise ValueError(f"{certificate_file} and {key_file} do not belong together")
         return cls(certificate, key_found)

@@ -6,11 +6,13 @@ A key that was revoked stays on record, so that whoever still has it is told why
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from k8e.damage import read_own
 from k8e.identity.authority import replace_file
 
 MAX_KEYS: Final = 10_000
@@ -41,8 +43,8 @@ class Register:
         self._path = path
         self._lock = threading.Lock()
         self._keys: dict[str, KeyRecord] = {}
-        if path.exists():
-            for fields in json.loads(path.read_text())["keys"]:
+        if os.path.lexists(path):
+            for fields in json.loads(read_own(path))["keys"]:
                 record = KeyRecord(**{**fields, "tenants": tuple(fields["tenants"])})
                 self._keys[record.key_id] = record
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from k8e.damage import Damages
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.policy import HostList
@@ -47,6 +48,7 @@ class Place:
             lambda sandbox: self.folder / f"{sandbox}.json",
             pool=Pool(),
             nameservers=[ip_address(NAME_SERVER)],
+            damages=Damages(self.folder),
         )
 
 

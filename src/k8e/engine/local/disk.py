@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import hashlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from k8e.damage import Damaged, check_own, read_own
 from k8e.engine import EngineError
 from k8e.engine.local.inodes import Stretch, UnknownLayout, read_stretches, shift_owners
 from k8e.engine.local.layout import SandboxPaths
@@ -46,9 +49,60 @@ async def make_template(content: Path, size: int, inodes: int, target: Path) -> 
             *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", content, partial),
             deadline=120,
         )
-        partial.rename(target)
+        await asyncio.to_thread(_seal, partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _seal(partial: Path, target: Path) -> None:
+    """The digest first: a template without one is made again."""
+    digest = target.with_suffix(".sha256")
+    draft = digest.with_name(f"{digest.name}.{os.getpid()}")
+    draft.write_text(_digest(partial))
+    draft.rename(digest)
+    partial.rename(target)
+
+
+def check_template(image: Path) -> None:
+    """Damaged, unless every block is as it was made; FileNotFoundError."""
+    with_digest = image.with_suffix(".sha256")
+    check_own(image.lstat())
+    try:
+        wanted = read_own(with_digest)
+    except FileNotFoundError:
+        raise Damaged("there is no digest of it") from None
+    if wanted.decode(errors="replace") != _digest(image):
+        raise Damaged("its content is not what it was made with")
+
+
+def _digest(image: Path) -> str:
+    """Of what is not a hole, with where it is."""
+    total = hashlib.sha256()
+    with image.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        total.update(str(size).encode())
+        for begin, end in _stretches(file.fileno(), size):
+            while begin < end:
+                content = os.pread(file.fileno(), min(end - begin, 1 << 20), begin)
+                if not content:
+                    raise Damaged("it is cut short")
+                if content.count(0) != len(content):  # what is written as a hole and what is zeros are the same
+                    total.update(f"{begin}:".encode() + content)
+                begin += len(content)
+    return total.hexdigest()
+
+
+def _stretches(source: int, size: int) -> Iterator[tuple[int, int]]:
+    end = 0
+    while end < size:
+        try:
+            begin = os.lseek(source, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # nothing but holes
+            raise
+        end = os.lseek(source, begin, os.SEEK_HOLE)
+        yield begin, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +138,7 @@ def mount_copy(template: Template, image: Path, where: Path, first_id: int | Non
 def _copy_sparse(source: int, target: int) -> None:
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
-    end = 0
-    while end < size:
-        try:
-            begin = os.lseek(source, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return  # nothing but holes
-            raise
-        end = os.lseek(source, begin, os.SEEK_HOLE)
+    for begin, end in _stretches(source, size):
         while begin < end:
             # Shares the blocks where the filesystem can.
             copied = os.copy_file_range(source, target, end - begin, begin, begin)
@@ -156,6 +202,9 @@ def remove_tree(top: Path) -> None:
         raise EngineError("disk", f"{top} still has mounts")
     for folder in (SandboxPaths(top).mounts, SandboxPaths(top).slots):
         remove_mount_points(folder)
+    if not top.is_dir() or top.is_symlink():
+        top.unlink(missing_ok=True)  # it never was a sandbox
+        return
     with contextlib.suppress(FileNotFoundError):
         for parent, directories, files, handle in os.fwalk(top, topdown=False, follow_symlinks=False):
             for name in files:

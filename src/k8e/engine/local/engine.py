@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import EngineError, Health, Limits, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local import disk
@@ -70,9 +71,10 @@ class LocalEngine:
         # The kernel names mounts by where they really are, and by that we find them again.
         self.layout = Layout(state_dir.resolve(), run_dir.resolve())
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
+        self._damages = Damages(self.layout.state)
         self._cgroups = Cgroups(self.layout.cgroup)
-        self._templates = Templates(self.layout, self._tools)
-        self._images = LocalImages(self.layout, trust=self._more_trusted, limits=image_limits)
+        self._templates = Templates(self.layout, self._tools, self._damages)
+        self._images = LocalImages(self.layout, trust=self._more_trusted, limits=image_limits, damages=self._damages)
         self._roots = Roots(self._templates, self._tools, self._images.store)
         self._ids = IdRanges(self.layout)
         self._network = Network(
@@ -81,9 +83,10 @@ class LocalEngine:
             pool=pool or Pool(),
             nameservers=nameservers,
             mirrors=self._mirrors,
+            damages=self._damages,
         )
         self._construction = Construction(self.layout, self._cgroups, self._roots, self._network)
-        self._presence = Presence(self.layout)
+        self._presence = Presence(self.layout, damages=self._damages)
         self._presence.take()
         self._links: dict[str, AgentLink] = {}
         self._places: dict[str, Place] = {}
@@ -223,7 +226,7 @@ class LocalEngine:
         _, place = await self.attach(sandbox)
         try:
             link = await self._open_link(sandbox)
-            record = await asyncio.to_thread(Record.load, paths.record)
+            record = await asyncio.to_thread(self._load_record, sandbox)
             processes = self._cgroups.processes(sandbox)
             binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user, processes)
             if record.first_id is None:
@@ -250,9 +253,22 @@ class LocalEngine:
     async def _find_place(self, sandbox: str) -> Place:
         if sandbox not in self._places:
             paths = self.layout.sandbox(sandbox)
-            record = await asyncio.to_thread(Record.load, paths.record)
-            self._places[sandbox] = await self._roots.of(record.image).place(paths)
+            record = await asyncio.to_thread(self._load_record, sandbox)
+            try:
+                self._places[sandbox] = await self._roots.of(record.image).place(paths)
+            except Damaged as error:
+                self._damages.set_aside(paths.place, error)
+                raise EngineError("record", f"what commands of {sandbox} start with is damaged: {error}") from error
         return self._places[sandbox]
+
+    def _load_record(self, sandbox: str) -> Record:
+        """FileNotFoundError, also from the second time on that one is damaged."""
+        path = self.layout.sandbox(sandbox).record
+        try:
+            return Record.load(path)
+        except Damaged as error:
+            self._damages.set_aside(path, error)
+            raise EngineError("record", f"what was known of {sandbox} is damaged: {error}") from error
 
     async def _open_link(self, sandbox: str) -> AgentLink:
         async with self._lock(sandbox):
@@ -260,7 +276,7 @@ class LocalEngine:
                 await self._links.pop(sandbox).close()
             if sandbox not in self._links:
                 paths = self.layout.sandbox(sandbox)
-                record = await asyncio.to_thread(Record.load, paths.record)
+                record = await asyncio.to_thread(self._load_record, sandbox)
                 instance = bytes.fromhex(record.instance)
                 dialling = asyncio.create_task(AgentLink.open(UnixDialer(paths.socket), instance=instance))
                 self._links[sandbox] = await self._dial(sandbox, dialling)
@@ -311,7 +327,7 @@ class LocalEngine:
         if not self._network.knows(sandbox):
             async with self._lock(sandbox):
                 try:
-                    record = await asyncio.to_thread(Record.load, self.layout.sandbox(sandbox).record)
+                    record = await asyncio.to_thread(self._load_record, sandbox)
                 except FileNotFoundError:
                     raise EngineError("sandbox", f"{sandbox} does not exist") from None
                 await self._network.resume(sandbox, record.hostname)
@@ -372,9 +388,10 @@ class LocalEngine:
     async def _wake(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
-            former = Record.load(paths.record)
-        except (FileNotFoundError, ValueError, TypeError) as error:
-            raise EngineError("sandbox", f"{sandbox} cannot be started: {error}") from error
+            former = self._load_record(sandbox)
+        except FileNotFoundError as error:
+            hint = "its disk is kept: docs/local-engine.md says how to get at the files"
+            raise EngineError("sandbox", f"{sandbox} cannot be started: it has no record", hint) from error
         if former.runtime != spec.runtime.value:
             raise EngineError("sandbox", f"{sandbox} was made with {former.runtime}, not {spec.runtime.value}")
         if former.ready and (await self.health(sandbox)).alive:
@@ -422,8 +439,29 @@ class LocalEngine:
         await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
         await self._network.remove(sandbox)
         await disk.unmount_below(self.layout.sandbox(sandbox).top)
-        await asyncio.to_thread(remove_placeholders, self.layout.sandbox(sandbox))
+        await asyncio.to_thread(remove_placeholders, self.layout.sandbox(sandbox), self._damages)
         await asyncio.to_thread(self._cgroups.remove, sandbox)
+
+    async def set_aside(self, sandbox: str) -> str:
+        paths = self.layout.sandbox(sandbox)
+        async with self._lock(sandbox):
+            slot = find_slot(paths)
+            await self._halt(sandbox)
+            if not paths.disk_image.is_file():
+                await asyncio.to_thread(disk.remove_tree, paths.top)
+                return ""
+            try:
+                await finish_in_thread(put_down, paths)
+            except OSError as error:
+                raise EngineError("disk", str(error)) from error
+            kept = self.layout.kept / sandbox
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            os.rename(paths.top, kept)
+            self._ids.release(slot)
+            return os.fspath(kept)
+
+    def damages(self) -> Sequence[Damage]:
+        return self._damages.take()
 
     async def list(self) -> Sequence[str]:
         return sorted(await asyncio.to_thread(self._traces))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError, Place
 from k8e.engine.images import Image
 from k8e.engine.local.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
@@ -214,7 +215,16 @@ def save_place(path: Path, place: Place) -> None:
 
 
 def load_place(path: Path) -> Place:
-    value: dict[str, Any] = json.loads(path.read_text())
+    """Damaged when it is not what was saved."""
+    try:
+        return _read_place(json.loads(read_own(path)))
+    except Damaged:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Damaged(f"it does not say what commands start with: {error}") from error
+
+
+def _read_place(value: dict[str, Any]) -> Place:
     uid, gid, groups = value.pop("user")
     return Place(
         user=Identity(uid, gid, tuple(groups)),

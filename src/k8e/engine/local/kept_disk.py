@@ -69,7 +69,12 @@ async def _repair(image: Path) -> None:
 def sync_kept(image: Path, record: Path) -> None:
     """What was kept is on the machine's own disk when this returns. The last one is the list of all sandboxes."""
     for path in (image, record, record.parent, record.parent.parent):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if path != record:
+                raise
+            continue  # it was damaged, and set aside
         try:
             os.fsync(descriptor)
         finally:

@@ -107,6 +107,11 @@ class Layout:
         return self.state / "sandboxes"
 
     @property
+    def kept(self) -> Path:
+        """Of sandboxes that are on no record: their directories, with the disks, for whoever wants the files."""
+        return self.state / "kept"
+
+    @property
     def images(self) -> Path:
         return self.state / "images"
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from k8e.damage import read_own
 from k8e.engine import EngineError
 from k8e.engine.local.host_image import SYSTEM_PYTHON
 from k8e.engine.local.tool import find_tool, try_tool
@@ -210,7 +212,7 @@ async def _ask_node() -> list[str]:
 
 def _recall(memory: Path, tools: Path, env: Mapping[str, str]) -> Answers | None:
     try:
-        record = json.loads(memory.read_text())
+        record = json.loads(read_own(memory))
         kept: dict[str, Any] = dict(record["answers"])
         for key, value in kept.items():
             if isinstance(value, list):
@@ -232,6 +234,8 @@ def remember_answers(memory: Path, tools: Path, environ: Mapping[str, str], answ
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(record, file)
+        if memory.is_dir():
+            shutil.rmtree(memory)  # of our own making nothing there is one
         os.rename(partial, memory)
     except BaseException:
         os.unlink(partial)

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from k8e.damage import Damaged, Damages, check_own
 from k8e.engine.local.layout import Layout
 
 ENGINES = Path("/run/k8e-engines")
@@ -22,8 +23,9 @@ ENGINES = Path("/run/k8e-engines")
 class Presence:
     """Of one engine. Several of one directory share it."""
 
-    def __init__(self, layout: Layout, folder: Path = ENGINES) -> None:
+    def __init__(self, layout: Layout, folder: Path = ENGINES, damages: Damages | None = None) -> None:
         self._layout = layout
+        self._damages = damages or Damages(layout.state)
         self._folder = folder
         self._handle = -1
 
@@ -39,6 +41,11 @@ class Presence:
             except PermissionError:
                 return
             path = self._folder / self._layout.tag
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    check_own(path.lstat())
+                except Damaged as error:
+                    self._damages.set_aside(path, error)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(handle, fcntl.LOCK_SH)
             if not _is(path, handle):  # its last user was just removing it

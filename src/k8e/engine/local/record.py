@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError
 from k8e.engine.local.bundle import ID_COUNT
 from k8e.engine.local.layout import Layout, SandboxPaths
@@ -38,8 +39,22 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        fields = json.loads(path.read_text())
-        return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("sources", "slots")}})
+        """FileNotFoundError, or Damaged when it is not what was saved."""
+        try:
+            fields = json.loads(read_own(path))
+            record = cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("sources", "slots")}})
+            bytes.fromhex(record.instance)
+        except Damaged:
+            raise
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Damaged(f"it is no record of a sandbox: {error}") from error
+        texts = (record.runtime, record.image, record.hostname, *record.slots)
+        numbers = (*record.sources, *(() if record.slot is None else (record.slot,)))
+        if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
+            raise Damaged("it is no record of a sandbox: a value is of another kind")
+        if record.ready not in (True, False) or not 0 <= (record.slot or 0) < _SLOTS:
+            raise Damaged("it is no record of a sandbox: a value is out of range")
+        return record
 
     @property
     def first_id(self) -> int | None:
@@ -54,7 +69,7 @@ def all_sandboxes(layout: Layout) -> Iterator[SandboxPaths]:
 
 def find_slot(paths: SandboxPaths) -> int | None:
     """Of a sandbox that may be half made or half gone."""
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+    with contextlib.suppress(FileNotFoundError, Damaged):
         return Record.load(paths.record).slot
     return None
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Sequ
 from pathlib import Path
 from typing import TypeVar
 
+from k8e.damage import Damages
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Progress, Report
 from k8e.engine.local.images.layers import refused
@@ -41,9 +42,10 @@ class LocalImages:
         trust: Callable[[], Awaitable[str]] = trust_system,
         limits: ImageLimits = USUAL,
         store: Store | None = None,
+        damages: Damages | None = None,
     ) -> None:
         """`trust` gives more certificates that the machine trusts, in PEM."""
-        self.store = store or Store(layout)
+        self.store = store or Store(layout, damages=damages)
         self._layout = layout
         self._trust = trust
         self._limits = limits

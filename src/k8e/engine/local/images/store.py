@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from k8e.damage import Damaged, Damages, own_directory, read_own
 from k8e.engine.images import Image
 from k8e.engine.local.images.layers import Unpacked, sync_filesystem
 from k8e.engine.local.images.manifest import Configuration
@@ -31,6 +32,7 @@ from k8e.engine.local.layout import Layout
 from k8e.engine.local.record import Record, all_sandboxes
 
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
+_HEX: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _STALE: Final = 7 * 86_400.0  # seconds after which nobody goes on with half a download
 _FRESH: Final = 10.0  # seconds
 _NO_LOCK: Final = contextlib.nullcontext()
@@ -59,18 +61,28 @@ class ImageRecord:
 
     @classmethod
     def load(cls, path: Path) -> ImageRecord:
-        value: dict[str, Any] = json.loads(path.read_text())
-        value["env"] = tuple((name, text) for name, text in value["env"])
-        for key in ("layers", "entrypoint", "command", "names"):
-            value[key] = tuple(value[key])
-        return cls(**value)
+        """FileNotFoundError, or Damaged when it is not what was saved."""
+        try:
+            value: dict[str, Any] = json.loads(read_own(path))
+            value["env"] = tuple((name, text) for name, text in value["env"])
+            for key in ("layers", "entrypoint", "command", "names"):
+                value[key] = tuple(value[key])
+            record = cls(**value)
+            if not all(_HEX.fullmatch(layer) for layer in record.layers) or not isinstance(record.made, int | float):
+                raise Damaged("it is no record of an image")
+            return record
+        except Damaged:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Damaged(f"it is no record of an image: {error}") from error
 
 
 class Store:
     """Synchronous, and safe to use from several threads."""
 
-    def __init__(self, layout: Layout, fresh: float = _FRESH) -> None:
+    def __init__(self, layout: Layout, fresh: float = _FRESH, damages: Damages | None = None) -> None:
         self._layout = layout
+        self._damages = damages or Damages(layout.state)
         self._lock = threading.Lock()
         self._fresh_for = fresh
         self._fresh: dict[str, float] = {}  # images that nobody had the time to name yet
@@ -187,8 +199,7 @@ class Store:
 
     def prepare(self) -> None:
         for path in (self._layout.layers, self._layout.oci, *(self._layout.oci / name for name in _FOLDERS)):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.chmod(0o700)
+            own_directory(path, 0o700, self._damages)
 
     def clean(self) -> None:
         """What an earlier daemon left half done. Only when nothing is under way."""
@@ -244,8 +255,11 @@ class Store:
         """Layers that no image has, nor one under way is going to have; and what was downloaded for nobody."""
         freed, old = 0, []
         with self._lock:
-            used = {layer for record in self._records() for layer in record.layers} | set(self._wanted)
-            for path in self._layout.layers.iterdir():
+            records = self._records()
+            used = {layer for record in records for layer in record.layers} | set(self._wanted)
+            # Whose record is damaged may have any of them under a sandbox that runs.
+            unknown = self._in_use() - {record.digest for record in records} - {"host"}
+            for path in () if unknown else self._layout.layers.iterdir():
                 if not path.name.startswith(".") and path.name not in used:
                     aside = path.with_name(f".old-{path.name}")
                     path.rename(aside)
@@ -275,8 +289,8 @@ class Store:
                 found.add(Record.load(paths.record).image)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # half made, and so made of nothing yet; or gone
-            except (ValueError, TypeError) as error:
-                raise OSError(f"{paths.record} cannot be read") from error
+            except Damaged as error:
+                raise OSError(f"{paths.record} is damaged: {error}") from error
         return found
 
     # Files
@@ -292,23 +306,42 @@ class Store:
         return self._layout.oci / "layers" / f"{diff_id}.json"
 
     def _layer_record(self, diff_id: str) -> LayerRecord:
-        return LayerRecord(**json.loads(self._layer_note(diff_id).read_text()))
+        """FileNotFoundError, also when it is damaged: without it a layer is none that could be relied on."""
+        path = self._layer_note(diff_id)
+        try:
+            record = LayerRecord(**json.loads(read_own(path)))
+            if type(record.size) is int and isinstance(record.whole, bool):
+                return record
+            raise Damaged("it is no record of a layer")
+        except (ValueError, TypeError) as error:
+            self._damages.set_aside(path, error)
+            raise FileNotFoundError(path) from error
 
     def _load(self, digest: str) -> ImageRecord | None:
         if not _DIGEST.fullmatch(digest):
             return None
+        return self._read(self._record(digest))
+
+    def _read(self, path: Path) -> ImageRecord | None:
+        """None also of an image that is not whole any more: its record is damaged, or that of one of its layers. It
+        has to be fetched again."""
         try:
-            return ImageRecord.load(self._record(digest))
-        except FileNotFoundError:
-            return None
+            record = ImageRecord.load(path)
+            for layer in record.layers:
+                self._layer_record(layer)
+            return record
+        except FileNotFoundError as error:
+            if path.exists():
+                self._damages.set_aside(path, f"a layer of it is not on record: {error}")
+        except Damaged as error:
+            self._damages.set_aside(path, error)
+        return None
 
     def _records(self) -> Sequence[ImageRecord]:
         found = []
         with contextlib.suppress(FileNotFoundError):
-            for path in self._images.glob("*.json"):
-                with contextlib.suppress(FileNotFoundError):
-                    found.append(ImageRecord.load(path))
-        return found
+            found = [self._read(path) for path in self._images.glob("*.json")]
+        return [record for record in found if record is not None]
 
     def _show(self, record: ImageRecord) -> Image:
         size = sum(self._layer_record(layer).size for layer in dict.fromkeys(record.layers))

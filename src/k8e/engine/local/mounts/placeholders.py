@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from k8e.damage import Damaged, Damages, read_own
 from k8e.engine import Mount
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.mounts.kernel import AT_FDCWD, NO_MAGICLINKS, open_resolved
@@ -38,10 +39,15 @@ def stand_in(mount: Mount, owner: Owner, source: int, paths: SandboxPaths) -> It
         yield replace(mount, kept=tuple(part for part in found if part not in left_out))
 
 
-def remove_placeholders(paths: SandboxPaths) -> None:
-    """When nothing is mounted there any more."""
+def remove_placeholders(paths: SandboxPaths, damages: Damages) -> None:
+    """When nothing is mounted there any more. What is noted where nobody can read it stays in the project, empty."""
     with _turn:
-        for source, uid, part in _read_notes(paths):
+        try:
+            notes = _read_notes(paths)
+        except Damaged as error:
+            damages.set_aside(paths.placeholders, error)
+            return
+        for source, uid, part in notes:
             with contextlib.suppress(OSError):  # it was moved, filled, removed, or another sandbox still needs it
                 act_as(find_owner(uid), lambda source=source, part=part: _remove(source, part))  # type: ignore[misc]
         paths.placeholders.unlink(missing_ok=True)
@@ -135,6 +141,13 @@ def _note(paths: SandboxPaths, mount: Mount, parts: Sequence[str]) -> None:
 
 def _read_notes(paths: SandboxPaths) -> list[tuple[str, int, str]]:
     try:
-        return [(source, uid, part) for source, uid, part in json.loads(paths.placeholders.read_text())]
+        notes = json.loads(read_own(paths.placeholders))
+        if not all([type(value) for value in note] == [str, int, str] for note in notes):
+            raise Damaged("it is no list of placeholders")
+        return [(source, uid, part) for source, uid, part in notes]
     except FileNotFoundError:
         return []
+    except Damaged:
+        raise
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"it is no list of placeholders: {error}") from error

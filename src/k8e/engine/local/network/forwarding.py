@@ -71,7 +71,7 @@ def restore(memory: Path, settings: Path = _SETTINGS) -> None:
 
 def _recall(memory: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads(memory.read_text())
-    except (FileNotFoundError, ValueError):
+        found: object = json.loads(memory.read_text())
+    except (OSError, ValueError):
         return {}
-    return found
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}

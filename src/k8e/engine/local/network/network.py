@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from k8e.damage import Damaged, Damages
 from k8e.engine import EngineError, Refusal
 from k8e.engine.local.dns import NameServer, Pace, Server, Upstream
 from k8e.engine.local.network.addresses import Pool, Wire
@@ -62,9 +63,11 @@ class Network:
         pool: Pool,
         nameservers: Sequence[Address | Server] = (),
         mirrors: Callable[[], frozenset[str]] = frozenset,
+        damages: Damages,
     ) -> None:
         self._ground = Ground(tag, pool)
         self._record_of = record_of
+        self._damages = damages
         self._attachments: dict[str, Attachment] = {}
         self._preparing = asyncio.Lock()
         self._nameservers = nameservers
@@ -167,7 +170,7 @@ class Network:
             raise EngineError("network", f"{sandbox} has none")
         found = [each for version in (4, 6) for each in ground.table.elements(f"names{version}_{wire.index}")]
         now = time.monotonic()
-        restored = restore(wire, EgressRecord.load(path), found, ground.live_marks(wire), now)
+        restored = restore(wire, self._load_record(path), found, ground.live_marks(wire), now)
         admissions, change = restored.admissions.adopt(restored.admissions.hosts, now)
         EgressRecord.of(admissions).save(path)
         messages = delete_elements(ground.table.name, "live", map(live_element, restored.dead))
@@ -176,6 +179,16 @@ class Network:
             messages += delete_elements(ground.table.name, name, [Element(each.key)])
         self._commit(messages + change_messages(ground.table.name, wire, change, now))
         return Attachment(wire, path, admissions)
+
+    def _load_record(self, path: Path) -> EgressRecord:
+        """Without one that can be read nothing is let out, until whoever made the sandbox gives it its list again."""
+        try:
+            return EgressRecord.load(path)
+        except FileNotFoundError:
+            self._damages.tell(path, "it is not there")
+        except Damaged as error:
+            self._damages.set_aside(path, error)
+        return EgressRecord((), ())
 
     # Using -----------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.admissions import Admissions, Opening, Reason, Target
@@ -36,12 +37,19 @@ class EgressRecord:
 
     @classmethod
     def load(cls, path: Path) -> EgressRecord:
+        """FileNotFoundError, or Damaged when it is not what was saved."""
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(read_own(path))
             marks = tuple((int(mark), tuple(map(str, entries))) for mark, entries in content["marks"])
-            return cls(tuple(map(str, content["hosts"])), marks)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise EngineError("network record", f"{path} cannot be read: {error}") from error
+            record = cls(tuple(map(str, content["hosts"])), marks)
+            HostList.parse(record.hosts)
+            for _, entries in record.marks:
+                _reason(entries)
+            return record
+        except Damaged:
+            raise
+        except (ValueError, LookupError, TypeError) as error:
+            raise Damaged(f"it is no list of hosts: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

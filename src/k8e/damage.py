@@ -1,0 +1,151 @@
+"""Reads files that are the daemon's own, and sets those aside that are not what they should be.
+
+One damaged file costs what it describes and nothing else: whoever reads it goes on without it, the file is moved to
+`damaged/` of the state directory, and what happened is told once (`take`), for the log and the audit log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = "damaged"
+KEPT: Final = 100  # files and directories that were set aside; the oldest go
+_LONGEST: Final = 64 << 20
+_TOLD: Final = 1000
+
+
+class Damaged(ValueError):
+    """A file is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    path: str
+    cause: str
+    aside: str  # where it is now; empty: where it was, or gone
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a file that is ours alone. FileNotFoundError, or Damaged when it is no such file."""
+    try:
+        # O_NONBLOCK: a pipe in its place has no reader, and nobody waits for one.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"it cannot be opened: {error.strerror}") from error
+    try:
+        check_own(os.fstat(descriptor))
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            content = file.read(_LONGEST + 1)
+    except OSError as error:
+        raise Damaged(f"it cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    if len(content) > _LONGEST:
+        raise Damaged("it is far too long")
+    return content
+
+
+def check_own(found: os.stat_result, *, directory: bool = False) -> None:
+    """Damaged, unless only we could have written it."""
+    if not (stat.S_ISDIR if directory else stat.S_ISREG)(found.st_mode):
+        raise Damaged(f"it is no {'directory' if directory else 'regular file'}")
+    if found.st_uid != os.geteuid():
+        raise Damaged(f"it belongs to user {found.st_uid}")
+    if found.st_mode & stat.S_IWOTH:
+        raise Damaged("everybody can write to it")
+
+
+class Damages:
+    """Any thread may call it."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / FOLDER
+        self._lock = threading.Lock()
+        self._told: deque[Damage] = deque(maxlen=_TOLD)
+
+    def set_aside(self, path: Path, cause: object) -> None:
+        """Out of the way, whatever it is. OSError when even that is not possible."""
+        with self._lock:
+            aside = self._move(path)
+            self._told.append(Damage(os.fspath(path), str(cause), os.fspath(aside) if aside else ""))
+
+    def tell(self, path: Path, cause: object) -> None:
+        """Of one that stays where it is, or that was made anew."""
+        with self._lock:
+            self._told.append(Damage(os.fspath(path), str(cause), ""))
+
+    def take(self) -> Sequence[Damage]:
+        """What was found since this was last asked."""
+        with self._lock:
+            told = list(self._told)
+            self._told.clear()
+        return told
+
+    def _move(self, path: Path) -> Path | None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = path.parent.name if path.name in _SHARED_NAMES else ""
+        stem = "-".join(part for part in (time.strftime("%Y%m%dT%H%M%S"), owner, path.name) if part)
+        aside = next(
+            found
+            for number in itertools.count()
+            if not os.path.lexists(found := self._folder / (f"{stem}.{number}" if number else stem))
+        )
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            # On another filesystem, as what is below /run: nothing of that is worth keeping.
+            _remove(path)
+            return None
+        self._forget_old()
+        return aside
+
+    def _forget_old(self) -> None:
+        with os.scandir(self._folder) as entries:
+            found = sorted((entry.name, entry.path) for entry in entries)
+        for _, path in found[:-KEPT]:
+            _remove(Path(path))
+
+
+def own_directory(path: Path, mode: int, damages: Damages) -> None:
+    """Makes it, where there is none; what is there instead is set aside."""
+    try:
+        check_own(path.lstat(), directory=True)
+    except FileNotFoundError:
+        pass
+    except Damaged as error:
+        damages.set_aside(path, error)
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(mode)  # whatever the umask is
+
+
+def list_damaged(state: Path) -> Sequence[str]:
+    """What was set aside here and is still there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(os.listdir(state / FOLDER))
+    return []
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# Of which every sandbox has one: the sandbox's name is what tells them apart.
+_SHARED_NAMES: Final = ("sandbox.json", "egress.json", "placeholders.json", "place.json")

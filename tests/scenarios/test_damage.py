@@ -1,0 +1,242 @@
+"""Every file of the state directory, damaged in every way, before the start of a real daemon: it costs what it
+describes, is set aside, said and audited. A sandbox that is not meant goes on, and a new one can be made."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from k8e.engine.local.layout import Layout
+from tests.cli.machine import Machine, make_folder, wait_until
+from tests.engine.answers import plant_answers
+from tests.scenarios.user import clear_machine, start_without_gvisor, stop_daemon
+
+STRANGER: Final = 54_321
+SEED: Final = secrets.randbits(32)  # printed with a failure, as what a test is called with is
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """As another file of the same name: a program that runs cannot be written to."""
+    mode = path.stat().st_mode
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(mode & 0o777)
+
+
+def empty(path: Path) -> None:
+    rewrite(path, b"")
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    rewrite(path, content[: len(content) // 2])
+
+
+def garbage(path: Path) -> None:
+    rewrite(path, random.Random(SEED).randbytes(min(max(path.stat().st_size, 64), 4 << 20)))
+
+
+def other_json(path: Path) -> None:
+    rewrite(path, b'{"keys": [3], "marks": 5, "slot": "x", "answers": [], "layers": 1}')
+
+
+def other_owner(path: Path) -> None:
+    os.chown(path, STRANGER, STRANGER)
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "file").write_text("something")
+
+
+def unreadable(path: Path) -> None:
+    """For root, who may read everything: a link that leads to itself."""
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+WAYS: Final[dict[str, Callable[[Path], None]]] = {
+    way.__name__: way for way in (empty, cut, garbage, other_json, other_owner, directory, unreadable, pipe)
+}
+
+
+class House(Machine):
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "s"
+
+    def audit(self) -> list[dict[str, Any]]:
+        events = []
+        for path in sorted(self.state_dir.glob("audit.log*")):
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):  # what a test put there
+                    events.append(json.loads(line))
+        return events
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [each for each in self.audit() if each.get("event") == event]
+
+    def damaged(self, *paths: Path) -> dict[str, str]:
+        """What the audit log says of damaged files, these among them: where each lay, and where it is."""
+
+        def find() -> dict[str, str]:
+            return {event["path"]: event["aside"] for event in self.told("state_damaged")}
+
+        wait_until(lambda: all(str(path) in find() for path in paths))  # its lines are written a moment later
+        return find()
+
+    def create(self, *words: str) -> str:
+        return str(self.k8e("sandbox", "create", *words).json["session_id"])
+
+    def sandbox_of(self, session: str) -> Path:
+        def find() -> list[str]:
+            return [event["sandbox"] for event in self.told("session_created") if event["session"] == session]
+
+        wait_until(lambda: bool(find()))
+        return self.state_dir / "sandboxes" / find()[0]
+
+    @contextlib.contextmanager
+    def between_daemons(self) -> Iterator[None]:
+        stop_daemon(self)
+        yield
+        start_without_gvisor(self)
+
+    def assert_serves(self) -> None:
+        made = self.k8e("sandbox", "create")
+        assert made.code == 0, made
+        session = made.json["session_id"]
+        assert self.run("echo works", "--session-id", session).json["stdout"] == "works\n"
+        self.k8e("sandbox", "destroy", session)
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    if os.geteuid() != 0:
+        pytest.skip("the daemon needs root")
+    with make_folder() as folder:
+        plant_answers(folder / "s", folder)
+        house = House(folder, folder)
+        try:
+            start_without_gvisor(house)
+            yield house
+        finally:
+            with contextlib.suppress(AssertionError):
+                start_without_gvisor(house) if not (folder / "r" / "k8e.sock").exists() else None
+            clear_machine(house)
+            for kept in (folder / "s" / "kept").glob("*"):
+                shutil.rmtree(kept)
+
+
+def test_damaged_records_of_sandboxes_cost_these_sandboxes(house: House) -> None:
+    sessions = {way: house.create("--allowed-hosts", "a.test") for way in WAYS}
+    well = house.create("--env", "A=1")
+    paths = {way: house.sandbox_of(session) / "sandbox.json" for way, session in sessions.items()}
+    with house.between_daemons():
+        for way, path in paths.items():
+            WAYS[way](path)
+    assert house.run("echo $A", "--session-id", well).json["stdout"] == "1\n"
+    for session in sessions.values():
+        refused = house.run("true", "--session-id", session)
+        assert refused.code == 1
+        told = json.loads(refused.stdout)
+        assert told["code"] == "session_not_found", told
+        assert "could not take its sandbox over" in told["detail"], told
+    damaged = house.damaged(*paths.values())
+    for path in paths.values():
+        assert Path(damaged[str(path)]).exists() or Path(damaged[str(path)]).is_symlink()
+        assert not path.parent.exists()
+    house.assert_serves()
+
+
+def test_damaged_lists_of_hosts_cost_what_was_open_and_not_the_session(house: House) -> None:
+    sessions = {way: house.create("--allowed-hosts", f"{way.replace('_', '-')}.test") for way in WAYS}
+    paths = {way: house.sandbox_of(session) / "egress.json" for way, session in sessions.items()}
+    with house.between_daemons():
+        for way, path in paths.items():
+            WAYS[way](path)
+    house.damaged(*paths.values())
+    for way, session in sessions.items():
+        assert house.run("echo still", "--session-id", session).json["stdout"] == "still\n"
+        shown = house.k8e("sandbox", "get", session).json
+        assert shown["policy"]["allowed_hosts"] == [f"{way.replace('_', '-')}.test"]
+        assert json.loads(paths[way].read_text())["hosts"] == [f"{way.replace('_', '-')}.test"]
+    house.assert_serves()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_damaged_database_costs_the_sessions_and_keeps_their_disks(house: House, way: str) -> None:
+    session = house.create("--persistent")
+    house.run("echo precious > file; sync", "--session-id", session)
+    sandbox = house.sandbox_of(session)
+    with house.between_daemons():
+        WAYS[way](house.state_dir / "k8e.db")
+    assert json.loads(house.run("true", "--session-id", session).stdout)["code"] == "session_not_found"
+    assert house.damaged(house.state_dir / "k8e.db")[str(house.state_dir / "k8e.db")]
+    (kept,) = (event["path"] for event in house.told("sandbox_set_aside"))
+    assert kept == str(house.state_dir / "kept" / sandbox.name)
+    assert (Path(kept) / "disk.img").stat().st_size
+    assert not sandbox.exists()
+    house.assert_serves()
+
+
+def singletons(house: House) -> list[Path]:
+    """Files of which there is one, or one for many sandboxes."""
+    state, run = house.state_dir, house.folder / "r"
+    images = state / "images"
+    found = [
+        state / "audit.log",
+        state / "daemon.log",
+        state / "clients.json",
+        *(state / "agents").iterdir(),
+        *images.glob("*.img"),
+        *images.glob("*.sha256"),
+        *(state / "identity").iterdir(),
+        *(state / "environments").iterdir(),
+        Path("/run/k8e-engines") / Layout(state, run).tag,
+        run / "k8e.lock",
+    ]
+    assert len(found) > 12, found
+    return found
+
+
+# What is made again without a loss is not told: there was nothing in it.
+REMADE: Final = ("clients.json", "k8e.lock")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_any_other_damaged_file_costs_what_it_describes(house: House, way: str) -> None:
+    lasting = house.create("--persistent", "--env", "COLOUR=blue")
+    assert house.k8e("sandbox-apikey", "create", "web").code == 0
+    house.k8e("sandbox", "stop", lasting)
+    well = house.create()
+    stop_daemon(house, signal.SIGKILL)
+    paths = singletons(house)
+    for path in paths:
+        WAYS[way](path)
+    start_without_gvisor(house)
+    house.assert_serves()
+    assert house.run("echo well", "--session-id", well).json["stdout"] == "well\n"
+    refused = json.loads(house.k8e("sandbox", "start", lasting).stdout)
+    assert (refused["code"], refused["field"]) == ("variables_missing", "env"), refused
+    again = house.k8e("sandbox", "start", lasting, "--env", "COLOUR=red").json
+    assert house.run("echo $COLOUR", "--session-id", again["session_id"]).json["stdout"] == "red\n"
+    identity = json.loads(house.k8e("sandbox-apikey", "list").stdout)
+    assert identity["code"] == "identity_unavailable", identity
+    house.damaged(house.state_dir / "identity", *(path for path in paths if path.parent.name == "environments"))
+    assert "Traceback" not in (house.folder / "log").read_text()
