@@ -40,7 +40,8 @@ def stopped(rig: Rig, session: str) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def stop_processes(pids: list[int]) -> Iterator[None]:
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # one that was just becoming something else
+            os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:

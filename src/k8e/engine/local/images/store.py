@@ -214,7 +214,10 @@ class Store:
             for left in folder.glob(".*"):
                 left.unlink(missing_ok=True)
         self.restore()
-        boot, used = BOOT.read_text().strip(), {layer for record in self._records() for layer in record.layers}
+        records = self._records()
+        boot, used = BOOT.read_text().strip(), {layer for record in records for layer in record.layers}
+        if self._misses_one(records):
+            return
         for path in self._layout.layers.iterdir():
             if path.name in used:
                 continue
@@ -257,9 +260,7 @@ class Store:
         with self._lock:
             records = self._records()
             used = {layer for record in records for layer in record.layers} | set(self._wanted)
-            # Whose record is damaged may have any of them under a sandbox that runs.
-            unknown = self._in_use() - {record.digest for record in records} - {"host"}
-            for path in () if unknown else self._layout.layers.iterdir():
+            for path in () if self._misses_one(records) else self._layout.layers.iterdir():
                 if not path.name.startswith(".") and path.name not in used:
                     aside = path.with_name(f".old-{path.name}")
                     path.rename(aside)
@@ -276,6 +277,10 @@ class Store:
                     freed += left.stat().st_size
                     left.unlink()
         return freed
+
+    def _misses_one(self, records: Sequence[ImageRecord]) -> bool:
+        """Whether a sandbox is made of an image that is not on record (any more): any layer may be under it."""
+        return bool(self._in_use() - {record.digest for record in records} - {"host"})
 
     def _remove_layer(self, diff_id: str) -> None:
         shutil.rmtree(self.layer(diff_id), ignore_errors=True)
