@@ -287,15 +287,15 @@ class Store:
         self._layer_note(diff_id).unlink(missing_ok=True)
 
     def _in_use(self) -> set[str]:
-        """What sandboxes are made of. OSError when one does not say: then nothing is removed."""
+        """What sandboxes are made of; with one that does not say, its record being damaged, also what no image is."""
         found = set()
         for paths in list(all_sandboxes(self._layout)):
             try:
                 found.add(Record.load(paths.record).image)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # half made, and so made of nothing yet; or gone
-            except Damaged as error:
-                raise OSError(f"{paths.record} is damaged: {error}") from error
+            except Damaged:
+                found.add("")
         return found
 
     # Files
