@@ -64,8 +64,6 @@ def check_own(found: os.stat_result, *, directory: bool = False) -> None:
         raise Damaged(f"it is no {'directory' if directory else 'regular file'}")
     if found.st_uid != os.geteuid():
         raise Damaged(f"it belongs to user {found.st_uid}")
-    if found.st_mode & stat.S_IWOTH:
-        raise Damaged("everybody can write to it")
 
 
 class Damages:

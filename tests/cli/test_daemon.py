@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -110,7 +111,8 @@ class TestOnDemand:
 
     def test_a_start_that_fails_says_why(self, fresh: Machine) -> None:
         (fresh.folder / "s").mkdir(mode=0o700, exist_ok=True)
-        (fresh.folder / "s" / "k8e.db").mkdir()
+        with contextlib.closing(sqlite3.connect(fresh.folder / "s" / "k8e.db")) as database:
+            database.execute("PRAGMA user_version = 9999")  # a newer version's, and nobody's to throw away
         done = fresh.k8e("sandbox", "sessions")
         assert done.code == 2
         assert done.json["code"] in ("state_unavailable", "daemon_not_started")
