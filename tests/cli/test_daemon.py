@@ -273,6 +273,7 @@ class TestOtherUsers:
     def test_cannot_run_a_server(self, fresh: Machine) -> None:
         copy = fresh.folder / "lib" / "k8e"
         self.ask(fresh, "--version")
+        shutil.copy(ROOT / "src" / "k8e" / "damage.py", copy / "damage.py")
         shutil.copytree(ROOT / "src" / "k8e" / "daemon", copy / "daemon")
         shutil.copytree(ROOT / "src" / "k8e" / "engine", copy / "engine")
         shutil.copytree(ROOT / "src" / "k8e" / "link", copy / "link")
