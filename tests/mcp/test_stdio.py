@@ -166,7 +166,7 @@ def test_what_a_killed_daemon_leaves_the_next_clears_up(machine: Machine) -> Non
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
-        assert agent.process.wait(DEADLINE) == 2
+        assert agent.process.wait(DEADLINE) == 1, "what it was asked may have been done"
     assert machine.k8e("sandbox", "status").json["available"]
     wait_until(lambda: machine.live_sessions() == [])
 
