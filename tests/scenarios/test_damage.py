@@ -6,13 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import secrets
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -20,60 +18,7 @@ from k8e.engine.local.layout import Layout
 from tests.cli.machine import Machine, make_folder, wait_until
 from tests.engine.answers import plant_answers
 from tests.scenarios.user import clear_machine, start_without_gvisor, stop_daemon
-
-STRANGER: Final = 54_321
-SEED: Final = secrets.randbits(32)  # printed with a failure, as what a test is called with is
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    """As another file of the same name: a program that runs cannot be written to."""
-    mode = path.stat().st_mode
-    path.unlink()
-    path.write_bytes(content)
-    path.chmod(mode & 0o777)
-
-
-def empty(path: Path) -> None:
-    rewrite(path, b"")
-
-
-def cut(path: Path) -> None:
-    content = path.read_bytes()
-    rewrite(path, content[: len(content) // 2])
-
-
-def garbage(path: Path) -> None:
-    rewrite(path, random.Random(SEED).randbytes(min(max(path.stat().st_size, 64), 4 << 20)))
-
-
-def other_json(path: Path) -> None:
-    rewrite(path, b'{"keys": [3], "marks": 5, "slot": "x", "answers": [], "layers": 1}')
-
-
-def other_owner(path: Path) -> None:
-    os.chown(path, STRANGER, STRANGER)
-
-
-def directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-    (path / "file").write_text("something")
-
-
-def unreadable(path: Path) -> None:
-    """For root, who may read everything: a link that leads to itself."""
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-WAYS: Final[dict[str, Callable[[Path], None]]] = {
-    way.__name__: way for way in (empty, cut, garbage, other_json, other_owner, directory, unreadable, pipe)
-}
+from tests.ways import WAYS
 
 
 class House(Machine):
@@ -179,7 +124,8 @@ def test_damaged_lists_of_hosts_cost_what_was_open_and_not_the_session(house: Ho
     house.assert_serves()
 
 
-@pytest.mark.parametrize("way", WAYS)
+# Each of the other ways: tests/core/test_damage.py.
+@pytest.mark.parametrize("way", ["empty", "garbage", "directory"])
 def test_a_damaged_database_costs_the_sessions_and_keeps_their_disks(house: House, way: str) -> None:
     session = house.create("--persistent")
     house.run("echo precious > file; sync", "--session-id", session)
@@ -213,10 +159,6 @@ def singletons(house: House) -> list[Path]:
     ]
     assert len(found) > 12, found
     return found
-
-
-# What is made again without a loss is not told: there was nothing in it.
-REMADE: Final = ("clients.json", "k8e.lock")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -291,6 +291,9 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             work(self._connection)
             self._connection.execute("COMMIT")
+            if durable:
+                # Out of the journal: a damaged one must not cost files that are to last.
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")

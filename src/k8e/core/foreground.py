@@ -196,7 +196,7 @@ class Foreground:
                 return self._endings.time_out(self.live, self._count(), began=True)
             except (LinkError, Gone) as error:
                 self._broken = True
-                return await self._endings.conclude(self.live, self.record, error)
+                return await self._endings.conclude(self.live, self._count(), error)
             return await self._endings.finish(self.live, self.record, self._mark, outcome)
         finally:
             self._use.close()
