@@ -7,6 +7,7 @@ One damaged file costs what it describes and nothing else: whoever reads it goes
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -58,6 +59,13 @@ def read_own(path: Path) -> bytes:
     return content
 
 
+def check_file(path: Path) -> None:
+    """As `check_own`. A device is none of ours and nobody's to move: whoever configured one hears what it answers."""
+    found = path.lstat()
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+        check_own(found)
+
+
 def check_own(found: os.stat_result, *, directory: bool = False) -> None:
     """Damaged, unless only we could have written it."""
     if not (stat.S_ISDIR if directory else stat.S_ISREG)(found.st_mode):
@@ -93,6 +101,8 @@ class Damages:
         return told
 
     def _move(self, path: Path) -> Path | None:
+        if path.is_char_device() or path.is_block_device():
+            raise OSError(errno.ENOTSUP, "a device is not set aside", os.fspath(path))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = path.parent.name if path.name in _SHARED_NAMES else ""
         stem = "-".join(part for part in (time.strftime("%Y%m%dT%H%M%S"), owner, path.name) if part)

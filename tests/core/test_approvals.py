@@ -394,13 +394,12 @@ class TestAudit:
             file = rig.service.audit._file
             assert file is not None
             file.close()
-            (folder / "audit.log").rename(folder / "elsewhere")
-            (folder / "audit.log").mkdir()
+            file._path = folder / "nowhere" / "audit.log"
             with fault(Kind.UNAVAILABLE, "audit_unavailable"):
                 await rig.service.answer(ROOT, asked.approval_id, approved=True)
             with fault(Kind.UNAVAILABLE, "audit_unavailable"):
                 await rig.service.ask(ALICE, asked.session_id, ACTION)
-            (folder / "audit.log").rmdir()
+            file._path = folder / "audit.log"
             assert await rig.service.approvals(ALICE) == [asked]
             assert (await rig.service.answer(ROOT, asked.approval_id, approved=True)).approved
 

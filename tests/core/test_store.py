@@ -178,10 +178,14 @@ def other_file(path: Path) -> Path:
     return path
 
 
-async def test_a_file_that_is_no_database_is_refused(other_file: Path) -> None:
-    with pytest.raises(StoreFailed) as failed:
-        await Store.open(other_file)
-    assert "damaged" in failed.value.hint
+async def test_a_file_that_is_no_database_is_set_aside(other_file: Path) -> None:
+    store = await Store.open(other_file)
+    try:
+        (damage,) = store.damages.take()
+        assert (damage.path, store.known) == (str(other_file), False)
+        assert await store.sessions() == []
+    finally:
+        await store.close()
 
 
 async def test_a_place_that_is_not_there_is_a_fault(tmp_path: Path) -> None:

@@ -125,6 +125,12 @@ def test_only_a_file_that_is_ours_is_read(tmp_path: Path) -> None:
             read_own(path)
 
 
+def test_a_device_stays_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="not set aside"):
+        Damages(tmp_path).set_aside(Path("/dev/full"), "it is no regular file")
+    assert Path("/dev/full").is_char_device()
+
+
 def test_what_is_set_aside_is_told_once_and_the_oldest_goes(tmp_path: Path) -> None:
     damages = Damages(tmp_path)
     for number in range(KEPT + 5):

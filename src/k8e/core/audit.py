@@ -25,7 +25,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.journal import warn
 from k8e.core.metrics import Metrics
 from k8e.core.model import RunSpec
-from k8e.damage import Damage, Damaged, Damages, check_own
+from k8e.damage import Damage, Damaged, Damages, check_file
 from k8e.settings import AuditSettings
 
 MAX_WAITING: Final = 10_000  # lines
@@ -78,7 +78,7 @@ class AuditFile:
     def _open(self) -> None:
         for path in (self._path, *(Path(f"{self._path}.{number}") for number in range(1, self._files))):
             try:
-                check_own(path.lstat())
+                check_file(path)
             except FileNotFoundError:
                 continue
             except Damaged as error:  # it could not be written, or others could have written it
