@@ -33,6 +33,7 @@ _REASONS: Final = {
     "other_sandbox": "No list opens other sandboxes.",
     "protocol_not_allowed": "Only TCP leaves a sandbox; no list opens anything else.",
     "invalid_name": "It is no host name, and no list has it.",
+    "too_many_connections": "It is on the list, and the sandbox has all the connections of its share. Close some.",
     "more_refusals": "More was refused than could be noted.",
 }
 _CLOSED: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Pool
 from k8e.engine.local.network.admissions import Admissions
 from k8e.engine.local.network.elements import Found, mark_bytes, target_key
-from k8e.engine.local.network.notes import Surroundings, explain
+from k8e.engine.local.network.notes import TOO_MANY, Surroundings, explain
 from k8e.engine.local.network.record import EgressRecord, restore
 from k8e.policy import HostList
 
@@ -46,7 +47,14 @@ TCP, UDP = 6, 17
     ],
 )
 def test_the_reason_is_the_first_thing_that_would_have_to_change(address: str, protocol: int, reason: str) -> None:
-    assert explain(ip_address(address), protocol, AROUND) == reason
+    assert explain(ip_address(address), protocol, 22, AROUND) == reason
+
+
+def test_what_is_allowed_and_refused_all_the_same_was_one_too_many() -> None:
+    assert explain(ip_address("192.0.2.7"), TCP, 80, AROUND) == TOO_MANY
+    assert explain(ip_address("45.90.31.1"), TCP, 443, replace(AROUND, is_open=lambda *_: True)) == TOO_MANY
+    assert explain(ip_address("45.90.31.1"), TCP, 443, replace(AROUND, hosts=HostList.parse(["*"]))) == TOO_MANY
+    assert explain(ip_address("192.0.2.7"), UDP, 80, AROUND) == "protocol_not_allowed"
 
 
 def full_state() -> Admissions:

@@ -101,6 +101,7 @@ async def test_many_sandboxes_that_try_to_fill_it_do_not(small_table: None, plac
             kept, refused = map(int, (await process.stdout.readline()).split())
             assert kept == most.connections(0), "its share"
             assert refused == most.of(0) - kept, "and nothing more"
+        assert {each.reason for each in network.refusals("x0") if each.port == 80} == {"too_many_connections"}
         assert count_entries() - before <= SMALL // 2
         assert count_entries() - before >= 16 * most.connections(0), "the connections are there"
     finally:

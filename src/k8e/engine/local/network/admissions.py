@@ -140,6 +140,11 @@ class Admissions:
             reasons=tuple(fresh.items()),
         )
 
+    def is_open(self, target: Target, now: float) -> bool:
+        """By a name."""
+        opening = self.openings.get(target)
+        return opening is not None and opening.end > now
+
     def take(self, change: Change) -> None:
         """What was admitted is in force."""
         for reason, mark in change.reasons:

@@ -274,6 +274,7 @@ class Network:
             lambda address: attachment.notes.known.get(address, ""),
             is_own_address,
             (pool.v4,) if pool.v6 is None else (pool.v4, pool.v6),
+            lambda address, port: attachment.admissions.is_open((address, port), time.monotonic()),
         )
         for version in (4, 6):
             name = f"refused{version}_{attachment.wire.index}"

@@ -16,6 +16,7 @@ from k8e.policy import Address, AddressKind, HostList, kind_of
 # The stable words of docs/egress.md; the resolver has more, for names.
 ADDRESS_NOT_LISTED: Final = "address_not_listed"
 PORT_NOT_LISTED: Final = "port_not_listed"
+TOO_MANY: Final = "too_many_connections"
 PROTOCOL: Final = "protocol_not_allowed"
 METADATA: Final = "metadata"
 FORBIDDEN: Final = "address_forbidden"
@@ -68,9 +69,10 @@ class Surroundings:
     known: Callable[[Address], str]
     is_machine: Callable[[Address], bool]
     pool: tuple[Network, ...]
+    is_open: Callable[[Address, int], bool] = lambda address, port: False  # by a name, at this moment
 
 
-def explain(address: Address, protocol: int, around: Surroundings) -> str:
+def explain(address: Address, protocol: int, port: int, around: Surroundings) -> str:
     """Why it was refused, in the order in which the rules decide."""
     kind = kind_of(address)
     if kind is AddressKind.METADATA:
@@ -84,6 +86,8 @@ def explain(address: Address, protocol: int, around: Surroundings) -> str:
     if protocol != _TCP:
         return PROTOCOL
     listed = around.hosts.entries_for_address(address)
+    if around.is_open(address, port) or any(entry.everything or port in entry.ports for entry in listed):
+        return TOO_MANY  # nothing else is refused of what is allowed
     name = around.known(address)
     named = around.hosts.entries_for_name(name) if name else ()
     return PORT_NOT_LISTED if listed or named else ADDRESS_NOT_LISTED
@@ -95,7 +99,7 @@ def read_refusals(found: Iterable[Found], around: Surroundings, now: float) -> l
     for each in found:
         address, protocol, port = read_refused(each.key)
         at = now - REFUSAL_SECONDS + each.remaining / 1000
-        reason = explain(address, protocol, around)
+        reason = explain(address, protocol, port, around)
         told.append(Refusal(around.known(address), str(address), port, reason, at))
     told.sort(key=lambda refusal: refusal.at)
     if len(told) >= KEPT_REFUSALS:
