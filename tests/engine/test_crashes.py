@@ -35,6 +35,8 @@ RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "8"))
 ATTEMPTS = 3  # to reach a step
 # What the machine's last engine sets back: whether it is the last depends on its neighbours.
 SOMETIMES = {"network/ground.Ground._give_back", "network/forwarding.restore", "network/forwarding._recall"}
+# A wire that the kernel removes with the sandbox's namespace, before it is looked for, or after.
+SOMETIMES |= {"network/route.RouteSocket.index_of", "network/route.remove_link"}
 
 
 @dataclass(frozen=True, slots=True)
