@@ -203,6 +203,8 @@ class BareEngine:
 
     async def set_aside(self, sandbox: str) -> str:
         await self._halt(sandbox)
+        if not self._top(sandbox).exists():
+            return ""
         kept = self._folder.with_name("kept") / sandbox
         kept.parent.mkdir(exist_ok=True)
         self._top(sandbox).rename(kept)
