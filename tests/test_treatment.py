@@ -206,6 +206,14 @@ class TestPresence:
             assert found is None
         assert known_engines(tmp_path) == []
 
+    def test_what_is_no_note_is_nobody_s_engine_and_hinders_nobody(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "01234567")
+        (tmp_path / "12345678").mkdir()
+        (tmp_path / "23456789").symlink_to("23456789")
+        for tag in known_engines(tmp_path):
+            with dead_engine(tag, tmp_path) as found:
+                assert found is None
+
     def test_a_note_about_another_place_is_not_believed(self, tmp_path: Path) -> None:
         (tmp_path / "01234567").write_text(json.dumps({"state": "/", "run": "/"}))
         with dead_engine("01234567", tmp_path) as found:

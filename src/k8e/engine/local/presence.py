@@ -69,8 +69,9 @@ class Presence:
 def dead_engine(tag: str, folder: Path = ENGINES) -> Iterator[Layout | None]:
     """Of an engine that no process has; None while one does. Until the end nobody else takes it for dead."""
     try:
+        check_own((folder / tag).lstat())
         handle = os.open(folder / tag, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except (FileNotFoundError, Damaged):  # an engine that starts there sets aside what is no file of ours
         yield None
         return
     try:

@@ -241,7 +241,10 @@ class Store:
         with self._lock:
             oldest = time.monotonic() - self._fresh_for
             self._fresh = {digest: at for digest, at in self._fresh.items() if at > oldest}
-            keep = set(digests) | self._in_use() | set(self._fresh)
+            used = self._in_use()
+            if "" in used:
+                raise OSError("the record of a sandbox is damaged: what it is made of is not known")
+            keep = set(digests) | used | set(self._fresh)
             aside = [record for record in self._records() if record.digest not in keep]
             for record in aside:
                 self._record(record.digest).rename(self._record(record.digest).with_suffix(".gone"))
