@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import dns.message
 import pytest
 
 from k8e.engine import EngineError
@@ -171,6 +172,26 @@ async def test_questions_do_not_fill_the_machines_memory_of_connections(network:
     await run_inside(inside, sys.executable, "-c", QUESTIONS, str(most + 3000))
     assert most * 0.9 < count_connections() - before <= most + 100
     assert await resolve(beside, wire, "one.com") == ["45.90.31.1"]
+
+
+DIRECT = """
+import socket, sys
+question = bytes.fromhex(sys.argv[2])
+for number in range(int(sys.argv[3])):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(20)
+        sender.sendto(question, (sys.argv[1], 53))
+        assert sender.recv(512)
+"""
+
+
+async def test_questions_to_the_resolver_itself_take_no_room_there(network: Network) -> None:
+    """As resolv.conf has them sent: more of them than a late sandbox has entries, each from a new port."""
+    wire, inside = await open_with(network, "x", "one.com")
+    before, many = count_connections(), 400
+    question = dns.message.make_query("one.com", "A").to_wire().hex()
+    await run_inside(inside, sys.executable, "-c", DIRECT, str(wire.host4), question, str(many))
+    assert count_connections() - before < many // 2
 
 
 async def test_what_a_wildcard_admits_without_end_is_bounded_in_time_and_number(network: Network) -> None:

@@ -110,7 +110,7 @@ def test_no_rule_of_ours_lets_anything_pass_that_is_not_a_wires(table: Table) ->
     """In every chain that the kernel calls by itself, each rule is about our interfaces, or our addresses, first."""
     listed = json.loads(nft("-j", "list", "table", "inet", table.name))["nftables"]
     hooks = {each["chain"]["name"] for each in listed if "hook" in each.get("chain", {})}
-    assert hooks == {"spoofing", "questions", "input", "output", "forward", "postrouting", "passing"}
+    assert hooks == {"spoofing", "questions", "answers", "input", "output", "forward", "postrouting", "passing"}
     for rule in (each["rule"] for each in listed if each.get("rule", {}).get("chain") in hooks):
         words = json.dumps(rule["expr"])
         assert any(name in words for name in ("@wires", "@answering", "@inner", "@outer", "@live")), words

@@ -5,6 +5,7 @@ and opening a wire only fills its sets. Which rules a packet meets is looked up 
 cost no more than one.
 
     prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver;
+                 keeps no track of those that are sent there anyway (and output none of the answers);
                  says with a bit of the packet's mark that it was here, without which nothing is routed (guard.py)
     input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only,
                  but for services of the machine that its own users ask there, and never the resolver
@@ -36,7 +37,7 @@ MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
 
 # Which rules a table has: a new daemon that knows others replaces them, and one that finds the machine's table of
 # connections to be of another size. Count it up whenever the rules or the layout of sets change.
-EDITION = "edition_5"
+EDITION = "edition_6"
 
 # Of a packet's mark, from the end of prerouting until it has found its way: one that other software leaves alone.
 PASS = 0x1000
@@ -188,6 +189,7 @@ def _build_arrival(build: TableBuilder) -> None:
     for version in (4, 6):
         source = _concat(_IIF, _payload(_PROTOCOL[version], "saddr"))
         build.rule("spoofing", _FROM_WIRE, _is(source, f"@sources{version}", "!="), _DROP)
+    _leave_untracked(build)
 
     build.hook("questions", "nat", "prerouting", -100)
     for version in (4, 6):
@@ -226,6 +228,18 @@ def _build_arrival(build: TableBuilder) -> None:
     build.hook("output", "filter", "output", -5)
     build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
     _end_what_comes_too_late(build, "output")
+
+
+def _leave_untracked(build: TableBuilder) -> None:
+    """Questions that are sent to the resolver itself, and its answers: they need no entry in the table of connections,
+    where each would stand for half a minute. Those that have to be led there do."""
+    build.hook("answers", "filter", "output", -300)
+    udp, no_track = _is(_L4, "udp"), {"notrack": None}
+    for version in (4, 6):
+        resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
+        build.rule("spoofing", _FROM_WIRE, udp, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), no_track)
+        ends = _is(_payload(_PROTOCOL[version], "saddr"), f"@outer{version}")
+        build.rule("answers", ends, udp, _is(_payload("udp", "sport"), 53), no_track)
 
 
 def _build_forward(build: TableBuilder) -> None:
@@ -291,7 +305,7 @@ def _ends(wire: Wire, version: int) -> list[tuple[str, str]]:
 def _build_wire(build: TableBuilder, wire: Wire, shares: Shares) -> None:
     number = wire.index
     build.chain(f"ask_{number}")
-    # The kernel remembers a question for half a minute, and a connection while it is open; both count.
+    # The kernel remembers a question that was led to the resolver for half a minute, and a connection while it is open.
     too_many = {"ct count": {"val": shares.questions(number), "inv": True}}
     build.rule(f"ask_{number}", _is(_ct("state"), "new"), too_many, _DROP)
     build.rule(f"ask_{number}", _ACCEPT)

@@ -21,7 +21,7 @@ from typing import Final
 from k8e.engine.local.network.addresses import BLOCK
 from k8e.engine.local.network.netlink import CONNTRACK, Message, NetfilterSocket
 
-LEAST: Final = 32  # entries: half of them connections, half questions to the resolver
+LEAST: Final = 32  # entries: three quarters are connections, the rest questions that have to be led to the resolver
 MOST: Final = 8192
 _GROWTH: Final = 4
 _USUAL: Final = 1 << 18  # of a kernel that says nothing, or has no limit
@@ -56,10 +56,11 @@ class Shares:
         return LEAST  # one from a time when the table was larger
 
     def connections(self, index: int) -> int:
-        return self.of(index) // 2
+        return self.of(index) - self.questions(index)
 
     def questions(self, index: int) -> int:
-        return self.of(index) // 2
+        """To other resolvers, and over TCP: the others take no entry."""
+        return self.of(index) // 4
 
 
 USUAL: Final = Shares()
