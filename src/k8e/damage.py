@@ -1,6 +1,6 @@
 """Reads files that are the daemon's own, and sets those aside that are not what they should be.
 
-One damaged file costs what it describes and nothing else: whoever reads it goes on without it, the file is moved to
+One damaged file costs what it describes and nothing else: its reader goes on without it, the file is moved to
 `damaged/` of the state directory, and what happened is told once (`take`), for the log and the audit log.
 """
 
@@ -40,7 +40,7 @@ class Damage:
 def read_own(path: Path) -> bytes:
     """The content of a file that is ours alone. FileNotFoundError, or Damaged when it is no such file."""
     try:
-        # O_NONBLOCK: a pipe in its place has no reader, and nobody waits for one.
+        # O_NONBLOCK: a pipe in its place has no reader, and is not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
@@ -60,7 +60,7 @@ def read_own(path: Path) -> bytes:
 
 
 def check_file(path: Path) -> None:
-    """As `check_own`. A device is none of ours and nobody's to move: whoever configured one hears what it answers."""
+    """As `check_own`. A device is not ours to move: the administrator who configured one hears what it answers."""
     found = path.lstat()
     if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
         check_own(found)

@@ -132,7 +132,7 @@ def open_own_terminal() -> int:
 
 
 def ask_at_terminal(approval: dict[str, Any]) -> None:
-    """A process of the same user asked: somebody has to read what, and type that they mean it."""
+    """A process of the same user asked: the person has to read the question, and to type that they mean it."""
     import termios
 
     terminal = open_own_terminal()

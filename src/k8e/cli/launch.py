@@ -90,7 +90,7 @@ def start_daemon(path: str) -> socket.socket:
 
 
 def wait_for_turn(lock: int, path: str) -> None:
-    """Whoever has it starts the daemon, which may take its time, and may hang."""
+    """Its holder starts the daemon, which may take its time, and may hang."""
     deadline = time.monotonic() + PATIENCE + find_patience()
     while True:
         try:

@@ -87,7 +87,7 @@ was approved, with 1 when it was rejected or nobody answered in time.
 """
 
 APPROVE = """\
-Answers what a program asked with `confirm`, as somebody else than the user whose program asked: root answers for users,
+Answers what a program asked with `confirm`, as another user than the one whose program asked: root answers for users,
 the key of a person (--key, typed at the terminal) for root. docs/approvals.md says how to have one.
 
   k8e sandbox approvals

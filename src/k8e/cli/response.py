@@ -164,7 +164,7 @@ class Response:
 
 
 def read_number(text: str, base: int, most: int) -> int:
-    """`int` takes more than a number that somebody sends may be."""
+    """Stricter than `int`, which takes signs, spaces and underscores."""
     digits = "0123456789abcdefABCDEF"[: 10 if base == 10 else 22]
     if not text or len(text) > 20 or text.strip(digits) or int(text, base) > most:
         raise nonsense(f"{text[:64]!r} is no number")

@@ -83,7 +83,7 @@ def silent(connection: socket, *, harmless: bool) -> Failure:
 
 
 def crowded(path: str) -> Failure:
-    """Nobody took our connection from the queue, and the queue is full."""
+    """The daemon took no connection from its queue, and the queue is full."""
     return Failure(
         "daemon_silent",
         "the daemon does not answer",

@@ -31,7 +31,7 @@ from k8e.core.sessions import Sessions
 MAX_PENDING: Final = 64  # of one session
 KEPT: Final = 256  # settled ones, of one session
 _WITH_KEY: Final = (
-    "Root has nobody above: answer with an admin's key that a person keeps (k8e sandbox approve --key), or let agents "
+    "No user is above root: answer with an admin's key that a person keeps (k8e sandbox approve --key), or let agents "
     "be another user than root (docs/approvals.md)."
 )
 _AS_ROOT: Final = "Answer as root (sudo k8e sandbox approve), or with an admin's key (--key)."

@@ -155,7 +155,7 @@ class Background:
         return replace(shown, duration_ms=took if record.finished is None else shown.duration_ms, reason=reason)
 
     async def _undisturbed(self, live: Live, work: Coroutine[Any, Any, T]) -> T:
-        """To its end, although whoever asked may leave, or hear before (TimeoutError) that the sandbox does not answer:
+        """To its end, although the caller may leave, or hear before (TimeoutError) that the sandbox does not answer:
         given up half way it would leave the command attached to."""
         task = self._sessions.tasks.spawn(work, watched=True)
         await asyncio.wait({task}, timeout=_ANSWER)

@@ -3,7 +3,7 @@
 A local user could reach the machine's private network anyway; who comes with an API key could not, and must not come to
 it through a sandbox. What the administrator gives to every session that says nothing is not beyond it, nor is what the
 session has already. A child is held by its parent (children.py), and names that lead to private addresses by the
-resolver, as for everybody.
+resolver, as for all callers.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Environments:
         for name in os.listdir(self._folder):
             path = self._folder / name
             if name in sandboxes:
-                self._recall(name)  # whoever is to start it hears before that one is damaged
+                self._recall(name)  # a damaged one is found before the session is to be started
             elif path.is_dir() and not path.is_symlink():
                 self.damages.set_aside(path, "it is a directory")
             else:

@@ -220,7 +220,7 @@ class Foreground:
         raise self._gone.result()
 
     async def _clear_away(self, waiting: asyncio.Task[Outcome]) -> None:
-        """Nobody waits for it any more, but what a sandbox that comes back to life makes of it."""
+        """No caller waits for it any more; a sandbox that comes back to life ends it."""
         with contextlib.suppress(LinkError):
             await self._process.end(0)
             self._process.discard()

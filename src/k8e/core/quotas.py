@@ -4,7 +4,7 @@ Who has reached a limit is refused at once and told when to come back, rather th
 
 Where the settings say nothing about processors, memory and disks there is no limit to them, with one exception: once a
 door listens beyond loopback (`expose`), a tenant of the gateway has a share of the machine. No key alone can use up a
-machine for which nobody has chosen numbers.
+machine for which its administrator has chosen no numbers.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from k8e.link.errors import LinkError
 from k8e.link.model import CommandInfo
 
 _AT_ONCE: Final = 32  # most of the time is spent waiting for agents
-_PATIENCE: Final = 20.0  # with one sandbox: nobody is served meanwhile
+_PATIENCE: Final = 20.0  # with one sandbox: no caller is served meanwhile
 
 
 class Recovery:
@@ -89,7 +89,7 @@ class Recovery:
         return live
 
     async def _clear(self, sandbox: str) -> None:
-        """What is on no record is nobody's. Unless the record is what was damaged: then somebody may miss the files."""
+        """Sandboxes that are on no record are destroyed. If the record is what was damaged, their files are kept."""
         warn("orphan", sandbox=sandbox)
         store, engine = self._sessions.store, self._sessions.engine
         try:

@@ -135,7 +135,7 @@ class Service:
         self._tell_damages()
 
     def _tell_damages(self) -> None:
-        """Of files of the state directory, whoever found them."""
+        """Of files of the state directory, in whichever room they were found."""
         sessions = self._sessions
         found = (*sessions.engine.damages(), *sessions.store.damages.take(), *sessions.environments.damages.take())
         self.audit.note_damages(found)

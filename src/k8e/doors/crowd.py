@@ -1,6 +1,6 @@
 """Who is connected to the ports that other machines can reach: the gateway's, and those of MCP over HTTP.
 
-A connection is a stranger's until its first request of somebody known. Strangers together have few places, not for
+A connection is a stranger's until its first request of a known caller. Strangers together have few places, not for
 long, and none of those that are known. A newcomer always finds one: in the place of the oldest stranger of the source
 that has most of them, so that who is alone at an address is not pushed out by a crowd at another. All together never
 have more than a quarter of the daemon's descriptors; the rest is for people of this machine and for sandboxes.
@@ -21,7 +21,7 @@ STRANGERS: Final = 512
 STRANGERS_EACH: Final = 256  # of one source
 KNOWN_EACH: Final = 1000  # of one payer
 GREETING: Final = 10.0  # seconds from a connection to its first request
-STAY: Final = 60.0  # and then to the first of somebody known
+STAY: Final = 60.0  # and then to the first of a known caller
 _SHARE: Final = 4
 
 
@@ -115,13 +115,13 @@ class Crowd:
         return place
 
     def greet(self, place: Place) -> None:
-        """A request has come, whoever it is of. The first gives a stranger some more time, no later one does."""
+        """A request has come, of a known caller or not. Only the first gives a stranger some more time."""
         if place.stranger is not None and not place.greeted:
             self._set_deadline(place, self._stay)
         place.greeted = True
 
     def admit(self, place: Place, payer: Payer) -> bool:
-        """Its request is of somebody known. False: they have too many connections; it stays a stranger's."""
+        """Its request is of a known caller. False: the caller has too many connections; it stays a stranger's."""
         if place.payer == payer:
             return True
         if self._known[payer] >= self._known_each:

@@ -2,7 +2,7 @@
 are dealt with.
 
 Who sends more than there is room for is not read from for a moment, and refused when that does not help. A little is
-always let through, so that others who fill the memory keep nobody from a command.
+always let through, so that callers who fill the memory keep no other from a command.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from k8e.doors.shapes import encode
 HOSTS = (b"", b"localhost")
 FORBIDDEN = 403
 HEAD_SIZE = 32 << 10
-BUFFER = 32 << 10  # of what a connection sends while nobody reads; twice that and one piece at most
+BUFFER = 32 << 10  # of what a connection sends while no handler reads; twice that and one piece at most
 HEAD_PATIENCE = 10.0  # from a request's first byte to the end of its head
 IDLE_PATIENCE = 120.0  # between two requests
 CONNECTIONS_PER_USER = 1000  # so that one member of the group cannot lock out the others

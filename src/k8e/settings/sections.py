@@ -49,7 +49,7 @@ class LimitsSettings:
 @dataclass(frozen=True, slots=True)
 class QuotasSettings:
     """What one payer may have at the same time. 0 is no limit. Left out, a tenant of the gateway has a share of the
-    machine where doors listen beyond loopback (core/quotas.py), and everybody else no limit."""
+    machine where doors listen beyond loopback (core/quotas.py), and all others no limit."""
 
     sessions: int = key(256, count(0, 1_000_000))
     children: int = key(16, count(0, 1_000_000))

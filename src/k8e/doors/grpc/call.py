@@ -38,7 +38,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 @dataclass(frozen=True, slots=True)
 class Handler:
     answer: Callable[[Call], Awaitable[None]]
-    seconds: float = 60.0  # for a caller who names no deadline, and nobody gets more without a reason
+    seconds: float = 60.0  # for a caller who names no deadline; more needs a reason
     strangers: bool = False  # may call it
     single: bool = False  # its one answer leaves together with the status: a turn of gRPC's wheels less
 
@@ -60,7 +60,7 @@ class Call:
         self._connection = connection
         self.admission = admitted if isinstance(admitted, Admission) else None
         self.refusal = admitted if isinstance(admitted, Fault) else None
-        self.withdrawn = False  # who called was somebody, and is not any more
+        self.withdrawn = False  # the caller was known, and is not any more
         self.given_up: Fault | Refusal | None = None  # why it ends before its time
         self.answer = b""  # of a handler that gives a single one
         self._single = single
@@ -88,7 +88,7 @@ class Call:
         return self.admission is not None and time.time() >= self.admission.expires
 
     def allow(self, seconds: float) -> None:
-        """From now on; at most as long as whoever calls is somebody."""
+        """From now on; at most as long as the caller is known."""
         if self.admission is not None:
             seconds = min(seconds, self.admission.expires - time.time())
         self._clock.reschedule(asyncio.get_running_loop().time() + seconds)
@@ -145,8 +145,8 @@ class Call:
         return self._inbox.idle(self.payer)
 
     async def read_idly(self, kind: type[M]) -> M | None:
-        """The same for a caller who may say nothing for hours: nobody else waits for them. Their messages are meant to
-        be small, which whoever reads them checks."""
+        """The same for a caller who may say nothing for hours: no other caller waits for them. Their messages are meant
+        to be small, which their reader checks."""
         await self._forget()
         content = await self._receive(Reading.SOME_TIME)
         if content is grpc.aio.EOF:
@@ -185,13 +185,13 @@ class Call:
 
     async def _open(self) -> None:
         """The metadata that go before the first message, sent before it and to the end. gRPC would send them with it,
-        and note that they were only after it has left: whoever is cut off while their first message waits for a slow
-        reader could not be told why, because gRPC would send them again and refuses to."""
+        and note that they were only after it has left: a caller who is cut off while their first message waits for a
+        slow reader could not be told why, because gRPC would send them again and refuses to."""
         if self._opened:
             return
         self._opened = True
         opening = asyncio.ensure_future(self._context.send_initial_metadata(()))
-        opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when nobody waits any more
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when the caller has left
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -1,9 +1,9 @@
 """The gateway's port: connections are counted here, and handed on to gRPC through a unix socket, byte for byte.
 
-gRPC takes every connection and waits two minutes for its handshake: whoever opens enough of them has all descriptors of
-the daemon. So the port is ours. A connection that says nothing never reaches gRPC; one that does is known to gRPC by
-the name of our end of the unix socket, by which the calls on it find the connection again: where it comes from, and
-that it is not a stranger's any more. Costs a call some 60 microseconds (docs/gateway.md).
+gRPC takes every connection and waits two minutes for its handshake: a peer that opens enough of them has all
+descriptors of the daemon. So the port is ours. A connection that says nothing never reaches gRPC; one that does is
+known to gRPC by the name of our end of the unix socket, by which the calls on it find the connection again: where it
+comes from, and that it is not a stranger's any more. Costs a call some 60 microseconds (docs/gateway.md).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Connection:
         self._dialled = False
         self._tasks: list[asyncio.Task[Any]] = []
         self._calls: set[Carried] = set()
-        self._cargo: Cargo | None = None  # of somebody known
+        self._cargo: Cargo | None = None  # of a known caller
         self._waiting: asyncio.Task[None] | None = None  # for room
         self._ending: asyncio.TimerHandle | None = None
 
@@ -227,7 +227,7 @@ class Connection:
 
 
 class Half(asyncio.Protocol):
-    """One end. Whoever does not take what is said to them is not listened to either."""
+    """One end. While its peer does not read, the other end is not read from either."""
 
     other: Half
 

@@ -47,7 +47,7 @@ async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 
 
 def find_command(approval: Approval) -> str:
-    """Whoever asked cannot answer; root can answer everybody but root."""
+    """The asker cannot answer; root can answer all others."""
     if approval.asker == "uid:0":
         return f"k8e sandbox approve --key {approval.approval_id}"
     sudo = "sudo " if approval.asker.startswith("uid:") else ""

@@ -1,4 +1,4 @@
-"""Connections to an address on which agents are received: strangers' until somebody known asks for something.
+"""Connections to an address on which agents are received: strangers' until a known caller asks for something.
 
 Who has not asked anything yet is not waited for long; how many there may be is counted for all ports together
 (crowd.py).

@@ -141,7 +141,7 @@ class Construction:
 
 def may_set_ids(shape: Shape) -> bool:
     """Not where a directory of the machine can be written to: its files are a user's of the machine, and out there that
-    bit would make that user of whoever runs one. That costs package managers in there some packages."""
+    bit would let another user act as that one. That costs package managers in there some packages."""
     return not (shape.slots or any(mount.writable for mount in shape.mounts))
 
 

@@ -283,7 +283,7 @@ class LocalEngine:
             return self._links[sandbox]
 
     async def _dial(self, sandbox: str, dialling: asyncio.Task[AgentLink]) -> AgentLink:
-        """Until the agent answers, or the sandbox is stopped or destroyed: nobody waits for a silent one's end."""
+        """Until the agent answers, or the sandbox is stopped or destroyed: no caller waits for a silent one's end."""
         self._dialling[sandbox] = dialling
         try:
             await asyncio.wait({dialling})

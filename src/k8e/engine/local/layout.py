@@ -108,7 +108,7 @@ class Layout:
 
     @property
     def kept(self) -> Path:
-        """Of sandboxes that are on no record: their directories, with the disks, for whoever wants the files."""
+        """Of sandboxes that are on no record: their directories, with the disks, for people who want the files."""
         return self.state / "kept"
 
     @property

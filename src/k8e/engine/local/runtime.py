@@ -98,7 +98,7 @@ class OciRuntime:
 
 
 def _last_words(log: Path) -> str:
-    """The runtime's own last complaint, from its log: text for people, whoever wrote it."""
+    """The runtime's own last complaint, from its log: text for people, which a hostile sandbox may have written."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_TAIL))

@@ -1,7 +1,7 @@
 """The way to a registry: the address that was checked is the address that is connected to.
 
 A name is resolved once for each connection, here; its addresses are judged, and one of those very addresses is
-connected to, so that a name server cannot give one answer to whoever checks and another to whoever connects. TLS and
+connected to, so that a name server cannot give one answer to the check and another to the connection. TLS and
 the Host header go by the name, as ever. A proxy resolves names itself: who configured it decides what it reaches.
 """
 

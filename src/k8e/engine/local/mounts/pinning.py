@@ -64,7 +64,7 @@ def _open_namespaces(processes: Iterable[int]) -> list[int]:
 
 
 def _attach(namespace: int, trees: Sequence[int]) -> None:
-    # Threads share their root and current directory, and the kernel moves nobody who shares them.
+    # Threads share their root and current directory, and the kernel moves no thread that shares them.
     if _libc.unshare(_CLONE_FS) != 0 or _libc.setns(namespace, _CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -40,7 +40,7 @@ def stand_in(mount: Mount, owner: Owner, source: int, paths: SandboxPaths) -> It
 
 
 def remove_placeholders(paths: SandboxPaths, damages: Damages) -> None:
-    """When nothing is mounted there any more. What is noted where nobody can read it stays in the project, empty."""
+    """When nothing is mounted there any more. What is noted in a damaged file stays in the project, empty."""
     with _turn:
         try:
             notes = _read_notes(paths)

@@ -190,7 +190,7 @@ class Admissions:
         return Admissions(self.wire, hosts, marks, openings, self._last), change
 
     def _free_marks(self) -> Iterator[int]:
-        """Upwards, so that the mark of something revoked is not soon somebody else's."""
+        """Upwards, so that the mark of something revoked is not soon another entry's."""
         numbers = itertools.chain(range(self._last + 1, _MOST_MARKS), range(1, self._last + 1))
         return (mark for mark in map(self.wire.mark, numbers) if mark not in self._taken)
 
@@ -211,7 +211,7 @@ def _new(marks: Mapping[Reason, int], before: Mapping[Reason, int]) -> tuple[int
 
 
 def _latest(ends: dict[HostEntry, float]) -> dict[HostEntry, float]:
-    """Those that last longest: more than a few reasons for one address tell nobody anything."""
+    """Those that last longest: more than a few reasons for one address help no reader."""
     if len(ends) <= MAX_ENTRIES:
         return ends
     return dict(sorted(ends.items(), key=lambda each: each[1])[-MAX_ENTRIES:])

@@ -181,7 +181,7 @@ class Network:
         return Attachment(wire, path, admissions)
 
     def _load_record(self, path: Path) -> EgressRecord:
-        """Without one that can be read nothing is let out, until whoever made the sandbox gives it its list again."""
+        """Without one that can be read nothing is let out, until core gives the sandbox its list again."""
         try:
             return EgressRecord.load(path)
         except FileNotFoundError:

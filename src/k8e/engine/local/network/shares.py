@@ -69,7 +69,7 @@ USUAL: Final = Shares()
 def read_shares() -> Shares:
     """Of this machine."""
     with contextlib.suppress(OSError):
-        if not _SIZE.exists():  # nobody has needed it since the machine started: asking makes the kernel load it
+        if not _SIZE.exists():  # not needed yet since the machine started: asking makes the kernel load it
             kernel = NetfilterSocket()
             try:
                 kernel.dump(Message(CONNTRACK, _STATISTICS, socket.AF_UNSPEC, b""))
