@@ -17,13 +17,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".pytest_cache" / "v"
-FAILED, LEFT = CACHE / "cache" / "lastfailed", CACHE / "k8e" / "leftovers"
+FAILED, LEFT, PASSED = CACHE / "cache" / "lastfailed", CACHE / "k8e" / "leftovers", CACHE / "k8e" / "passed"
 FLAKY = 3  # so many may be
 AGAIN = 30  # more that failed are broken together: to run them again says nothing new
 
 
 def run(*arguments: str) -> int:
-    for path in (LEFT, *([FAILED] if "--last-failed" not in arguments else [])):
+    for path in (LEFT, PASSED, *([FAILED] if "--last-failed" not in arguments else [])):
         path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -59,8 +59,10 @@ def main(arguments: list[str]) -> int:
     if status == 1 and 0 < len(failed) < AGAIN:
         print("\ntest: the failures above, alone:", flush=True)
         status = run("--last-failed", "--last-failed-no-failures=none")
-        broken = read_failed()
-        flaky = [test for test in failed if test not in broken]
+        # pytest forgets a failure also when the test is skipped the second time: only one that passed counts as flaky.
+        passed = set(read(PASSED, [])) - set(read_failed())
+        broken = [test for test in failed if test not in passed]
+        flaky = [test for test in failed if test in passed]
         left += read_left()
         failed = broken
     say("broken", failed)

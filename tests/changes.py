@@ -17,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BACK = 10  # commits
+# Whatever the user's own configuration says about prefixes and colours.
+_DIFF = ("diff", "--unified=0", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 HUNK = re.compile(r"@@ -[0-9,]+ \+([0-9]+)(?:,([0-9]+))? @@")
 
 
@@ -51,7 +53,7 @@ class Changes:
         """With the working tree, and with where something was only removed."""
         found: dict[str, set[int]] = {}
         lines: set[int] = set()
-        for line in self._git("diff", "--unified=0", "--no-color", "--no-ext-diff", self.base).splitlines():
+        for line in self._git(*_DIFF, self.base).splitlines():
             if line.startswith("+++ "):
                 lines = found.setdefault(line.removeprefix("+++ b/"), set())
             elif match := HUNK.match(line):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 KEY = "k8e/leftovers"  # in pytest's cache: a list of texts
+PASSED = "k8e/passed"  # tests that ran to their end: one that was skipped did not
 
 
 class Ledger:
@@ -27,6 +28,7 @@ class Ledger:
             os.close(descriptor)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._patch = pytest.MonkeyPatch()
+        self._passed: list[str] = []
         self._record_folders()
         if self._keeps:
             from tests.leftovers import Surroundings
@@ -57,6 +59,10 @@ class Ledger:
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput["ledger"] = self._path
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._passed.append(report.nodeid)
+
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
         """Inside the terminal's own, so that its closing lines have it."""
@@ -66,6 +72,7 @@ class Ledger:
         found = self._look()
         if cache := getattr(self._config, "cache", None):
             cache.set(KEY, found)
+            cache.set(PASSED, self._passed)
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         for each in found:
             test = each.partition(": ")[0]

@@ -27,6 +27,7 @@ GOOD = "def test_good(): pass\n"
 BROKEN = "def test_broken(): assert False, 'always'\n"
 # Fails beside others, where a worker runs it, and passes alone.
 FLAKY = "def test_flaky{}(): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
+SHY = "def test_shy(): 'PYTEST_XDIST_WORKER' in os.environ or pytest.skip('alone'); assert False\n"
 # The first look has it, and the test passes both times.
 LEAKING = """
 def test_leaking(tmp_path):
@@ -136,3 +137,9 @@ def test_a_run_that_ends_before_it_looked_has_failed(suite: Suite) -> None:
     status, output = suite.run(DISTURBING)
     assert status == 1, output
     assert "the run ended before it looked" in output
+
+
+def test_one_that_failed_and_is_skipped_alone_is_broken(suite: Suite) -> None:
+    status, text = suite.run(GOOD, SHY)
+    assert status != 0, text
+    assert "1 broken, 0 left behind, 0 flaky" in text

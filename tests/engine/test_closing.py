@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
 
 from k8e.engine import EngineError, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
-from tests.engine.rig import LIMITS, eventually, find_report, place_for_engine
+from tests.engine.rig import LIMITS, Rig, eventually, find_report, place_for_engine
 from tests.engine.traces import cgroup_parents, list_table, mount_points, wait_for_no_traces
 from tests.sandboxes import needs_root
 
@@ -102,3 +104,20 @@ async def test_closed_while_it_creates() -> None:
         await successor.close()
         await wait_for_no_traces(engine.layout)
         assert list_table(engine.layout) is None
+
+
+async def test_destroying_a_silent_one_waits_for_no_caller_who_waits_for_it(rig: Rig) -> None:
+    """Each of them would dial its agent, one after the other, and wait for an answer."""
+    async with rig.room() as room:
+        await rig.engine._links.pop(room.name).close()
+        for pid in rig.host_processes(room.name):
+            os.kill(pid, signal.SIGSTOP)
+        callers = [asyncio.create_task(rig.engine.attach(room.name)) for _ in range(5)]
+        await eventually(lambda: _is_dialled(rig, room.name), "one of them dials")
+        async with asyncio.timeout(15):  # a dial takes ten seconds
+            await rig.engine.destroy(room.name)
+        assert all(isinstance(each, EngineError) for each in await asyncio.gather(*callers, return_exceptions=True))
+
+
+async def _is_dialled(rig: Rig, name: str) -> bool:
+    return name in rig.engine._dialling

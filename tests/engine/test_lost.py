@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine import Shape
+from k8e.engine import EngineError, Shape
 from k8e.engine.local.registries import Registries
 from tests.engine.grounds import Grounds, open_grounds
 from tests.engine.lost.attempts import ABSTRACT, FOLLOW_NOT, Ground, list_attempts
@@ -239,3 +239,18 @@ async def test_what_is_read_only_is_so_for_gvisor_too(rig: Rig, probe: Path, tmp
         assert [outcome.describe() for outcome in closed] == ["EROFS"] * len(closed)
         assert temporary.results[0] >= 0, "it can write where it may"
     await rig.engine.destroy(room.name)
+
+
+async def test_a_sandbox_whose_processes_are_not_found_is_not_given_a_project(
+    rig: Rig, grounds: Grounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept could not be held against them."""
+    if rig.native:
+        pytest.skip("about gVisor")
+    before = set(await rig.engine.list())
+    monkeypatch.setattr(rig.engine._cgroups, "processes", lambda sandbox: {os.getpid()})
+    with pytest.raises(EngineError, match="kept parts"):
+        await rig.shaped(Shape(mounts=grounds.mounts()), late=True)
+    monkeypatch.undo()
+    for name in set(await rig.engine.list()) - before:
+        await rig.engine.destroy(name)

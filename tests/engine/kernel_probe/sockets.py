@@ -79,7 +79,18 @@ def sockets_of_other_protocols() -> object:
     asked = []
     wanted = [(kind, protocol) for kind in (1, 2, 5) for protocol in (33, 108, 115, 132, 136, 255, 256)]
     for family in (socket.AF_INET, socket.AF_INET6):
-        for kind, protocol in (*wanted, (5, 0), (6, 33), (10, 768), (10, 0)):
+        for kind, protocol in (
+            *wanted,
+            (5, 0),
+            (6, 33),
+            (10, 768),
+            (10, 0),
+            (1, 17),
+            (1, 1),
+            (1, 58),
+            (2, 6),
+            (2, 262),
+        ):
             try:
                 call("socket", family, kind, protocol)
             except PermissionError:

@@ -109,6 +109,15 @@ def _kept() -> Iterator[tuple[str, Make]]:
     yield "write config in .git", _in_git("openat", "config", os.O_WRONLY | FOLLOW_NOT, 0)
     yield "remove config in .git", _in_git("unlinkat", "config", 0)
     yield "bring hooks out", _with_both("renameat2", ".git/hooks", "hooks", 0)
+    # What is mounted over the root of its namespace is found behind it.
+    for path in ("/../Makefile", "/../.git/config", "/../private"):
+        yield (
+            f"write {path}",
+            lambda attempt, _, path=path: attempt.call(  # type: ignore[misc]
+                "openat", -100, path, os.O_WRONLY | FOLLOW_NOT, 0
+            ),
+        )
+    yield "rename behind the root", lambda attempt, _: attempt.call("renameat2", -100, "/../.git", -100, "/../gone", 0)
     yield "handle of config", _in_git("name_to_handle_at", "config", Zeros(), Zeros(), 0)
     yield "open a handle", _in_project("open_by_handle_at", Zeros(), os.O_RDWR)
 

@@ -194,6 +194,20 @@ async def test_questions_to_the_resolver_itself_take_no_room_there(network: Netw
     assert count_connections() - before < many // 2
 
 
+@pytest.mark.parametrize("ask", ["udp", "tcp"])
+@pytest.mark.parametrize("resolver", ["45.90.40.7", "2a0f:1::53"])
+async def test_another_resolver_seems_to_answer(network: Network, ask: str, resolver: str) -> None:
+    """A program that asks it hears from it, also one that takes answers from no other address."""
+    code = f"""
+import dns.message, dns.query, sys
+answer = dns.query.{ask}(dns.message.make_query("one.com", "A"), sys.argv[1], timeout=20, ignore_unexpected=True) \
+    if {ask == "udp"} else dns.query.tcp(dns.message.make_query("one.com", "A"), sys.argv[1], timeout=20)
+print(*(record for each in answer.answer for record in each))
+"""
+    _, inside = await open_with(network, "x", "one.com")
+    assert (await run_inside(inside, sys.executable, "-c", code, resolver)).split() == ["45.90.31.1"]
+
+
 async def test_what_a_wildcard_admits_without_end_is_bounded_in_time_and_number(network: Network) -> None:
     """A name server that has sixteen new addresses for every name, remembered upstream or not. The list can be changed
     meanwhile."""

@@ -9,12 +9,15 @@ so that it is right after any crash. `stop` does the same and keeps the director
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.metadata
 import os
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -92,6 +95,7 @@ class LocalEngine:
         self._places: dict[str, Place] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
         self._dialling: dict[str, asyncio.Task[AgentLink]] = {}
+        self._ending: Counter[str] = Counter()
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._trials = Trials(self._try_out)
 
@@ -213,7 +217,7 @@ class LocalEngine:
         """Before any command: what is kept is kept against gVisor's processes, too."""
         paths = self.layout.sandbox(sandbox)
         if not native:
-            pin_mounts(mounts, paths, self._cgroups.processes(sandbox))
+            pin_mounts(mounts, paths, partial(self._cgroups.processes, sandbox))
         seal_mounts(paths)
 
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
@@ -227,7 +231,7 @@ class LocalEngine:
         try:
             link = await self._open_link(sandbox)
             record = await asyncio.to_thread(self._load_record, sandbox)
-            processes = self._cgroups.processes(sandbox)
+            processes = partial(self._cgroups.processes, sandbox)
             binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user, processes)
             if record.first_id is None:
                 writable = [os.fsencode(bind.target) for bind in binds if bind.writable]
@@ -272,6 +276,8 @@ class LocalEngine:
 
     async def _open_link(self, sandbox: str) -> AgentLink:
         async with self._lock(sandbox):
+            if self._ending[sandbox]:
+                raise LinkLost("the sandbox is being ended")
             if sandbox in self._links and self._links[sandbox].failure:
                 await self._links.pop(sandbox).close()
             if sandbox not in self._links:
@@ -298,9 +304,19 @@ class LocalEngine:
             raise LinkLost("the sandbox is being ended")
         return dialling.result()
 
-    def _hang_up(self, sandbox: str) -> None:
+    @contextlib.asynccontextmanager
+    async def _alone_with(self, sandbox: str) -> AsyncIterator[None]:
+        """To end it: a caller who dials it, or waits for a turn to do so, is sent away first."""
+        self._ending[sandbox] += 1
         if dialling := self._dialling.get(sandbox):
             dialling.cancel()
+        try:
+            async with self._lock(sandbox):
+                yield
+        finally:
+            self._ending[sandbox] -= 1
+            if not self._ending[sandbox]:
+                del self._ending[sandbox]
 
     async def health(self, sandbox: str) -> Health:
         # The kernel answers from memory, sooner than a thread could be told; this is on the way of every command.
@@ -367,8 +383,7 @@ class LocalEngine:
     async def _rest(self, sandbox: str) -> None:
         """What stays is the directory with the record, which keeps the range of ids, and the disk's image."""
         paths = self.layout.sandbox(sandbox)
-        self._hang_up(sandbox)
-        async with self._lock(sandbox):
+        async with self._alone_with(sandbox):
             await self._halt(sandbox)
             try:
                 await finish_in_thread(put_down, paths)
@@ -418,8 +433,7 @@ class LocalEngine:
         await self._remove(sandbox)
 
     async def _remove(self, sandbox: str) -> None:
-        self._hang_up(sandbox)
-        async with self._lock(sandbox):
+        async with self._alone_with(sandbox):
             await self._destroy(sandbox)
 
     async def _destroy(self, sandbox: str) -> None:
@@ -444,7 +458,7 @@ class LocalEngine:
 
     async def set_aside(self, sandbox: str) -> str:
         paths = self.layout.sandbox(sandbox)
-        async with self._lock(sandbox):
+        async with self._alone_with(sandbox):
             slot = find_slot(paths)
             await self._halt(sandbox)
             if not paths.disk_image.is_file():

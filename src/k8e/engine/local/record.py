@@ -68,9 +68,13 @@ def all_sandboxes(layout: Layout) -> Iterator[SandboxPaths]:
 
 
 def find_slot(paths: SandboxPaths) -> int | None:
-    """Of a sandbox that may be half made or half gone."""
+    """Of a sandbox that may be half made or half gone. One whose record is damaged may still run: then its disk is
+    mounted, and the folder of the agent's socket there belongs to an id of its range."""
     with contextlib.suppress(FileNotFoundError, Damaged):
         return Record.load(paths.record).slot
+    with contextlib.suppress(OSError):
+        slot = (os.stat(paths.link, follow_symlinks=False).st_uid - _FIRST_ID) // ID_COUNT
+        return slot if 0 <= slot < _SLOTS else None
     return None
 
 

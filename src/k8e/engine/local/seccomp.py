@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from itertools import product
 from typing import Any
 
 _ENOSYS = 38
@@ -26,7 +25,7 @@ _NETLINK_ROUTE = 0
 # is another family.
 _STREAM, _DATAGRAM = 1, 2
 _TYPES = 0xF  # the rest are flags
-_PROTOCOLS = (0, 1, 6, 17, 58, 262)  # the usual one, ICMP for ping, TCP, UDP, ICMPv6, MPTCP
+_TCP, _UDP, _MPTCP, _PING = 6, 17, 262, {AF_INET: 1, AF_INET6: 58}
 
 # What debuggers ask for. Missing are the requests after which a tracer can put another system call in the place of the
 # one that the filter saw: gVisor's kernel looks at the number again after the stop, and does not ask the filter again.
@@ -126,8 +125,10 @@ def build_profile(
         rules.append(allow(["umount2"], [match(1, _MNT_DETACH)]))
     rules.append(allow(["clone"], [match(0, 0, _NAMESPACE_FLAGS | _NEWTIME)]))
     rules.append(allow(["socket"], [match(0, AF_UNIX)]))
-    for family, kind, protocol in product((AF_INET, AF_INET6), (_STREAM, _DATAGRAM), _PROTOCOLS):
-        rules.append(allow(["socket"], [match(0, family), match(1, kind, _TYPES), match(2, protocol)]))
+    for family, ping in _PING.items():
+        for kind, protocols in ((_STREAM, (0, _TCP, _MPTCP)), (_DATAGRAM, (0, _UDP, ping))):
+            for protocol in protocols:
+                rules.append(allow(["socket"], [match(0, family), match(1, kind, _TYPES), match(2, protocol)]))
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))
     rules.append(allow(["socketpair"], [match(0, AF_UNIX)]))
     rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from ipaddress import IPv6Address
 
 from k8e.engine.local.dns.allowance import MAX_CONNECTIONS, Allowance
@@ -35,15 +35,19 @@ Answer = Callable[[bytes, bool], Awaitable[bytes]]
 log = logging.getLogger(__name__)
 
 
-def open_sockets(address: Address, port: int, device: str = "") -> tuple[socket.socket, socket.socket]:
-    """UDP and TCP, bound and listening. With a device, what comes in on another one does not reach them: not what a
-    process of this machine sends, either, which comes in on loopback whatever its address. OSError."""
+def open_sockets(address: Address, port: int, device: str = "", led_port: int | None = None) -> list[socket.socket]:
+    """UDP and TCP, bound and listening, and UDP on another port if one is given. With a device, what comes in on
+    another one does not reach them: not what a process of this machine sends, either, which comes in on loopback
+    whatever its address. OSError."""
     with contextlib.ExitStack() as undo:
         datagrams = undo.enter_context(_bind(address, port, socket.SOCK_DGRAM, device))
         streams = undo.enter_context(_bind(address, datagrams.getsockname()[1], socket.SOCK_STREAM, device))
         streams.listen(MAX_CONNECTIONS)
+        opened = [datagrams, streams]
+        if led_port is not None:
+            opened.append(undo.enter_context(_bind(address, led_port, socket.SOCK_DGRAM, device)))
         undo.pop_all()
-    return datagrams, streams
+    return opened
 
 
 def _bind(address: Address, port: int, kind: socket.SocketKind, device: str) -> socket.socket:
@@ -71,23 +75,24 @@ def _bind(address: Address, port: int, kind: socket.SocketKind, device: str) -> 
 
 
 class Listener:
-    """Both sockets of one address, from construction to `stop`."""
+    """The sockets of one address, from construction to `stop`."""
 
-    def __init__(self, sockets: tuple[socket.socket, socket.socket], allowance: Allowance, answer: Answer) -> None:
-        self._datagrams, self._streams = sockets
+    def __init__(self, sockets: Sequence[socket.socket], allowance: Allowance, answer: Answer) -> None:
+        self._sockets = sockets
         self._allowance = allowance
         self._answer = answer
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._loop.add_reader(self._datagrams, self._read_datagrams)
-        self._loop.add_reader(self._streams, self._accept)
+        for sock in sockets:
+            read = self._read_datagrams if sock.type == socket.SOCK_DGRAM else self._accept
+            self._loop.add_reader(sock, read, sock)
 
     def stop(self) -> None:
         """Its address is free when this returns."""
         for pause in self._pauses.values():
             pause.cancel()
-        for sock in (self._datagrams, self._streams):
+        for sock in self._sockets:
             self._loop.remove_reader(sock)
             sock.close()
         for task in self._tasks:
@@ -108,45 +113,45 @@ class Listener:
         self._tasks.add(task)
         task.add_done_callback(done)
 
-    def _pause(self, sock: socket.socket, again: Callable[[], None]) -> None:
+    def _pause(self, sock: socket.socket, again: Callable[[socket.socket], None]) -> None:
         def resume() -> None:
             del self._pauses[sock]
-            self._loop.add_reader(sock, again)
+            self._loop.add_reader(sock, again, sock)
 
         self._loop.remove_reader(sock)
         self._pauses[sock] = self._loop.call_later(PAUSE, resume)
 
-    def _read_datagrams(self) -> None:
+    def _read_datagrams(self, sock: socket.socket) -> None:
         for _ in range(AT_A_TIME):
             if not self._allowance.may_ask(self._loop.time()):
-                return self._pause(self._datagrams, self._read_datagrams)
+                return self._pause(sock, self._read_datagrams)
             try:
-                wire, sender = self._datagrams.recvfrom(MAX_QUERY + 1)
+                wire, sender = sock.recvfrom(MAX_QUERY + 1)
             except (BlockingIOError, InterruptedError):
                 return None
             except OSError as error:
                 log.warning("names: cannot read questions: %s", error)
-                return self._pause(self._datagrams, self._read_datagrams)
+                return self._pause(sock, self._read_datagrams)
             self._allowance.begin()
-            self._spawn(self._answer_datagram(wire, sender), self._allowance.end)
+            self._spawn(self._answer_datagram(sock, wire, sender), self._allowance.end)
         return None
 
-    async def _answer_datagram(self, wire: bytes, sender: tuple[object, ...]) -> None:
+    async def _answer_datagram(self, sock: socket.socket, wire: bytes, sender: tuple[object, ...]) -> None:
         if reply := await self._answer(wire, False):
             # An answer that cannot be sent is lost, as on any network; the client asks again.
             with contextlib.suppress(OSError):
-                self._datagrams.sendto(reply, sender)
+                sock.sendto(reply, sender)
 
-    def _accept(self) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         if not self._allowance.may_connect(self._loop.time()):
-            return self._pause(self._streams, self._accept)
+            return self._pause(sock, self._accept)
         try:
-            connection, _ = self._streams.accept()
+            connection, _ = sock.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return None
         except OSError as error:
             log.warning("names: cannot accept a connection: %s", error)
-            return self._pause(self._streams, self._accept)
+            return self._pause(sock, self._accept)
         connection.setblocking(False)
         self._allowance.connect()
 

@@ -16,7 +16,7 @@ from k8e.engine.local.dns.dialogue import Admit as AdmitStep
 from k8e.engine.local.dns.dialogue import AskUpstream, Failure, Result, Step, Tell, answer_query
 from k8e.engine.local.dns.listeners import Listener, open_sockets
 from k8e.engine.local.dns.queries import Mistake, Query, read_query
-from k8e.engine.local.dns.resolv_conf import PORT
+from k8e.engine.local.dns.resolv_conf import LED_PORT, PORT
 from k8e.engine.local.dns.upstream import Upstream, UpstreamFailed
 from k8e.engine.local.dns.verdicts import Rules
 from k8e.policy import Address, HostEntry, HostList
@@ -66,12 +66,14 @@ class NameServer:
         mirrors: Callable[[], frozenset[str]],
         *,
         port: int = PORT,
+        led_port: int | None = LED_PORT,
     ) -> None:
         self._upstream = upstream
         self._admit = admit
         self._refused = refused
         self._mirrors = mirrors
         self._port = port
+        self._led_port = led_port
         self._crowd = Crowd()
         self._desks: dict[str, _Desk] = {}
 
@@ -91,7 +93,7 @@ class NameServer:
         opened = []
         try:
             for address in addresses:
-                opened.append(open_sockets(address, self._port, device))
+                opened.append(open_sockets(address, self._port, device, self._led_port))
         except OSError:
             for pair in opened:
                 for sock in pair:

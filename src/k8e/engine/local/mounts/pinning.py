@@ -4,14 +4,14 @@ what gVisor's kernel refuses its programs.
 Linux refuses to rename or remove a mount point only to a process in whose own mount namespace it is one. gVisor's
 sandbox process opens, renames and removes files of the project itself, through descriptors that its gofer hands it,
 from a namespace with nothing in it. So what is kept is mounted there as well, read-only, over the root of that
-namespace: where the process has no way to look, and where no call that its filter knows could take it away again.
+namespace, and no call that the process's filter knows could take it away again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from k8e.engine import EngineError, Mount
 from k8e.engine.local.layout import SandboxPaths
@@ -20,17 +20,21 @@ from k8e.engine.local.own_thread import in_own_thread
 
 _CLONE_FS = 0x200
 _CLONE_NEWNS = 0x20000
+_EXPECTED = 2  # the gofer's, and that of the sandbox process
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def pin_mounts(mounts: Sequence[Mount], paths: SandboxPaths, processes: Iterable[int]) -> None:
-    """`processes`: all of the sandbox. In the gofer's namespace kept parts are mount points already; once more does no
-    harm there, and which process is which need not be known here."""
+def pin_mounts(mounts: Sequence[Mount], paths: SandboxPaths, list_processes: Callable[[], Iterable[int]]) -> None:
+    """`list_processes`: all of the sandbox. In the gofer's namespace kept parts are mount points already; once more
+    does no harm there, and which process is which need not be known here, but that both are among them."""
     writable = [index for index, mount in enumerate(mounts) if mount.writable]
     if not writable:
         return
-    namespaces = _open_namespaces(processes)
+    namespaces = _open_namespaces(list_processes())
     try:
+        if len(namespaces) < _EXPECTED:
+            found = f"{len(namespaces)} of {_EXPECTED} mount namespaces"
+            raise EngineError("kept parts", f"they cannot be held against gVisor's own processes: {found} were found")
         for namespace in namespaces:
             # A mount is in one place: each namespace gets its own.
             trees = [clone_mount(paths.mounts / f"mount-{index}", RDONLY, recursive=True) for index in writable]

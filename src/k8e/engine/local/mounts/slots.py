@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,16 +88,16 @@ def fill_slots(
     paths: SandboxPaths,
     record: Record,
     user: Identity,
-    processes: Iterable[int],
+    list_processes: Callable[[], Iterable[int]],
 ) -> Sequence[Bind]:
-    """What the sandbox sees now: natively at its places, in gVisor on the tray. A slot is filled once. `processes`: all
-    of the sandbox."""
+    """What the sandbox sees now: natively at its places, in gVisor on the tray. A slot is filled once.
+    `list_processes`: all of the sandbox."""
     if not mounts or record.slots != tuple(mount.target for mount in mounts):
         raise EngineError("slots", f"the sandbox has slots for {', '.join(record.slots) or 'nothing'}")
     binds, sources = show_mounts(mounts, layout, paths, record.first_id, user)
     replace(record, sources=sources, slots=()).save(paths.record)
     if record.first_id is None:
-        pin_mounts(mounts, paths, processes)
+        pin_mounts(mounts, paths, list_processes)
     points = [paths.slots / str(index) for index in range(len(mounts))]
     for index, point in enumerate(points):
         # Natively what is followed is the slot, in gVisor the tray.

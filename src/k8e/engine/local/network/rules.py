@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address
+from itertools import product
 from typing import Any, TypeAlias
 
+from k8e.engine.local.dns.resolv_conf import LED_PORT, PORT
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Network, Wire
 from k8e.engine.local.network.shares import USUAL, Shares
 
@@ -37,7 +39,7 @@ MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
 
 # Which rules a table has: a new daemon that knows others replaces them, and one that finds the machine's table of
 # connections to be of another size. Count it up whenever the rules or the layout of sets change.
-EDITION = "edition_6"
+EDITION = "edition_7"
 
 # Of a packet's mark, from the end of prerouting until it has found its way: one that other software leaves alone.
 PASS = 0x1000
@@ -75,6 +77,7 @@ _PORT = _payload("th", "dport")
 _ACCEPT: Json = {"accept": None}
 _DROP: Json = {"drop": None}
 _WITH_PORTS = _is(_L4, {"set": ["tcp", "udp"]})
+_ASKED = _is(_PORT, {"set": [PORT, LED_PORT]})
 _FROM_WIRE = _is(_IIF, "@wires")
 _TO_WIRE = _is(_OIF, "@wires")
 _LIVE = _is(_ct("mark"), "@live")
@@ -192,13 +195,14 @@ def _build_arrival(build: TableBuilder) -> None:
     _leave_untracked(build)
 
     build.hook("questions", "nat", "prerouting", -100)
-    for version in (4, 6):
+    for version, (protocol, port) in product((4, 6), (("tcp", PORT), ("udp", LED_PORT))):
+        resolver = {"map": {"key": _IIF, "data": f"@answering{version}"}}
         build.rule(
             "questions",
             _is(_meta("nfproto"), f"ipv{version}"),
-            _WITH_PORTS,
-            _is(_PORT, 53),
-            {"dnat": {"family": _PROTOCOL[version], "addr": {"map": {"key": _IIF, "data": f"@answering{version}"}}}},
+            _is(_L4, protocol),
+            _is(_PORT, PORT),
+            {"dnat": {"family": _PROTOCOL[version], "addr": resolver, "port": port}},
         )
 
     # After everybody else who sets marks. Answers as well: whoever checks the way back (rp_filter) looks for the route
@@ -212,7 +216,7 @@ def _build_arrival(build: TableBuilder) -> None:
     for version in (4, 6):
         resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
         ask = {"vmap": {"key": _IIF, "data": "@asking"}}
-        build.rule("to_machine", _WITH_PORTS, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), ask)
+        build.rule("to_machine", _WITH_PORTS, _ASKED, _is(resolver, f"@resolvers{version}"), ask)
     build.rule("to_machine", neighbours, _ACCEPT)
     build.rule("to_machine", _REFUSE)
     build.rule("to_machine", _DROP)
@@ -223,7 +227,7 @@ def _build_arrival(build: TableBuilder) -> None:
     for version in (4, 6):
         ends = _is(_payload(_PROTOCOL[version], "daddr"), f"@outer{version}")
         build.rule("input", _is(_IIF, "lo", "!="), ends, _DROP)
-        build.rule("input", ends, _WITH_PORTS, _is(_PORT, 53), _goto("reject"))
+        build.rule("input", ends, _WITH_PORTS, _ASKED, _goto("reject"))
 
     build.hook("output", "filter", "output", -5)
     build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
@@ -232,14 +236,15 @@ def _build_arrival(build: TableBuilder) -> None:
 
 def _leave_untracked(build: TableBuilder) -> None:
     """Questions that are sent to the resolver itself, and its answers: they need no entry in the table of connections,
-    where each would stand for half a minute. Those that have to be led there do."""
+    where each would stand for half a minute. Those that are led there do, because their answers are led back: so the
+    resolver has another port for them."""
     build.hook("answers", "filter", "output", -300)
     udp, no_track = _is(_L4, "udp"), {"notrack": None}
     for version in (4, 6):
         resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
-        build.rule("spoofing", _FROM_WIRE, udp, _is(_PORT, 53), _is(resolver, f"@resolvers{version}"), no_track)
+        build.rule("spoofing", _FROM_WIRE, udp, _is(_PORT, PORT), _is(resolver, f"@resolvers{version}"), no_track)
         ends = _is(_payload(_PROTOCOL[version], "saddr"), f"@outer{version}")
-        build.rule("answers", ends, udp, _is(_payload("udp", "sport"), 53), no_track)
+        build.rule("answers", ends, udp, _is(_payload("udp", "sport"), PORT), no_track)
 
 
 def _build_forward(build: TableBuilder) -> None:
