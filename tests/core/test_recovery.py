@@ -129,6 +129,39 @@ async def test_commands_of_a_dead_daemon_are_matched_with_their_records(folder: 
         await rig.wait_until_alone(session)
 
 
+async def test_commands_that_take_long_to_end_cost_their_session_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k8e.core.recovery._PATIENCE", 5.0)  # one after the other they would take longer
+    async with open_rig(folder) as rig:
+        session = await rig.create()
+        await rig.run(session, "echo kept > file")
+        stubborn = [
+            await rig.start_background(session, f"trap '' TERM; touch {n}; while :; do sleep 1; done") for n in range(5)
+        ]
+        while (await rig.run(session, "ls [0-4] | wc -l")).stdout != b"5\n":
+            await asyncio.sleep(0.01)
+    edit(folder, "UPDATE runs SET background = 0")
+    async with open_rig(folder) as rig:
+        assert (await rig.run(session, "cat file")).stdout == b"kept\n"
+        found = {run.run_id: run.status for run in await rig.service.log(ALICE, session)}
+        assert [found[run] for run in stubborn] == [Status.KILLED] * 5
+
+
+async def test_output_that_is_collected_late_costs_its_session_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(folder) as rig:
+        session = await rig.create()
+        run = await rig.start_background(session, "echo output")
+    with monkeypatch.context() as patch:
+        patch.setattr("k8e.core.background._ANSWER", 0.0)
+        async with open_rig(folder) as rig:
+            assert (await rig.run(session, "echo well")).stdout == b"well\n"
+    async with open_rig(folder) as rig:
+        assert (await rig.poll_to_the_end(run)).stdout == b"output\n"
+
+
 async def test_recovering_is_harmless_when_there_is_nothing_to_do(folder: Path) -> None:
     for _ in range(2):
         async with open_rig(folder) as rig:

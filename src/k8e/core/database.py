@@ -12,6 +12,7 @@ Environment values, code and output are never stored: no column takes them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -130,8 +131,14 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
 )
 
 
-# The first column of each table, as far as that names a row.
-_KEYS: Final = {"sessions": "sandbox", "runs": "run_id", "warm": "sandbox", "approvals": "approval_id"}
+# The first columns of each table: they name a row.
+_KEYS: Final = {
+    "sessions": ("sandbox",),
+    "runs": ("run_id",),
+    "warm": ("sandbox",),
+    "approvals": ("approval_id",),
+    "images": ("owner", "tenant", "name"),
+}
 
 
 class StoreFailed(Fault):
@@ -149,14 +156,41 @@ _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE
 
 def _open(path: Path, damages: Damages) -> tuple[sqlite3.Connection, bool]:
     """With whether there was one before. A damaged one is set aside, and a new one takes its place."""
-    before = _check_files(path, damages)
+    if not _check_files(path, damages):
+        _mark(path)
     try:
-        return _connect(path), before
+        connection = _connect(path, damages)
     except sqlite3.Error as error:
-        if error.sqlite_errorcode & 0xFF not in _DAMAGED:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DAMAGED:
             raise
         _set_aside(path, error, damages)
-        return _connect(path), False
+        connection = _connect(path, damages)
+    return connection, not os.path.lexists(_marker(path))
+
+
+def _marker(path: Path) -> Path:
+    """It is there while sandboxes may exist that the database should have and does not: a daemon that dies before all
+    of them are set aside must not leave the next one a database that it would believe."""
+    return path.with_name(f"{path.name}.unknown")
+
+
+def _mark(path: Path) -> None:
+    """On the disk when it returns."""
+    marker = _marker(path)
+    if not os.path.lexists(marker):
+        os.close(os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _unmark(path: Path, damages: Damages) -> None:
+    try:
+        _marker(path).unlink(missing_ok=True)
+    except IsADirectoryError as error:
+        damages.set_aside(_marker(path), error)
 
 
 def _check_files(path: Path, damages: Damages) -> bool:
@@ -173,7 +207,7 @@ def _check_files(path: Path, damages: Damages) -> bool:
             _set_aside(path, f"{file.name}: {error}", damages)
             return False
         if file == path and not found.st_size:
-            damages.set_aside(path, "it is empty")  # SQLite would take that for a new one
+            _set_aside(path, "it is empty", damages)  # SQLite would take that for a new one
             return False
     return True
 
@@ -183,29 +217,73 @@ def _beside(path: Path) -> list[Path]:
 
 
 def _set_aside(path: Path, cause: object, damages: Damages) -> None:
+    _mark(path)
     for file in (path, *_beside(path)):
         if os.path.lexists(file):
             damages.set_aside(file, cause)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, damages: Damages) -> sqlite3.Connection:
     # Made here, so that nobody else can read it from its first moment on.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    # A byte that is no text costs its row (`_read`), and not every statement that meets it.
+    connection.text_factory = lambda content: content.decode(errors="surrogateescape")
     try:
+        _check_header(path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
-        (sound,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if sound != "ok":
-            error = sqlite3.DatabaseError(sound)
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
+        _check_content(connection, path, damages)
         _migrate(connection)
-    except BaseException:
+        _check_columns(connection)
+    except BaseException as error:
         connection.close()
+        if isinstance(error, UnicodeDecodeError):  # what SQLite says of the file has a part of it
+            raise _corrupt(error) from error
         raise
     return connection
+
+
+def _check_header(path: Path) -> None:
+    """Of what SQLite takes for a file that a later SQLite wrote: it would refuse to write it, or to read it."""
+    with path.open("rb") as file:
+        head = file.read(48)
+    if any(version > 2 for version in head[18:20]) or head[44:] > b"\0\0\0\4":
+        raise _corrupt("its header is none that is written here")
+
+
+def _check_content(connection: sqlite3.Connection, path: Path, damages: Damages) -> None:
+    (sound,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if sound == "ok":
+        return
+    try:
+        connection.execute("REINDEX")  # rows and an index that differ: the rows are what counts
+    except sqlite3.IntegrityError as error:
+        raise _corrupt(error) from error
+    (still,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if still != "ok":
+        raise _corrupt(still)
+    damages.tell(path, f"an index of it was made again: {sound}")
+
+
+def _check_columns(connection: sqlite3.Connection) -> None:
+    """What a table is made of is text in the file like any other."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as example:
+        _migrate(example)
+        for table in _KEYS:
+            wanted, found = (
+                [column[1:4] for column in each.execute(f"PRAGMA table_info({table})")]
+                for each in (example, connection)
+            )
+            if wanted != found:
+                raise _corrupt(f"the columns of {table} are others")
+
+
+def _corrupt(cause: object) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(str(cause))
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
@@ -227,13 +305,15 @@ def _migrate(connection: sqlite3.Connection) -> None:
 
 class Database:
     def __init__(
-        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, damages: Damages, *, known: bool = True
+        self, path: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor, damages: Damages, *, known: bool
     ) -> None:
+        self._path = path
         self._connection = connection
         self._thread = thread
         self.damages = damages
-        self.unread: set[str] = set()  # sandboxes of sessions whose rows could not be read
-        self.known = known  # False: there was none, or none that could be used, so that what it does not have may exist
+        # False: there was none, or none that could be used, or a session's row could not be read, so that sandboxes
+        # which it does not have may be of use to somebody.
+        self.known = known
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -248,11 +328,17 @@ class Database:
         except BaseException:
             thread.shutdown()
             raise
-        return cls(connection, thread, damages, known=known)
+        return cls(path, connection, thread, damages, known=known)
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
+
+    async def trust(self) -> None:
+        """From now on what it does not have is no sandbox of anybody: all others were set aside."""
+        if not self.known:
+            await self._call(lambda: _unmark(self._path, self.damages))
+            self.known = True
 
     async def _query(self, statement: str, *values: object) -> list[Any]:
         return await self._call(lambda: self._connection.execute(statement, values).fetchall())
@@ -262,13 +348,23 @@ class Database:
         found = []
         for row in await self._query(statement, *values):
             try:
+                _check_text(row)
                 found.append(read(row))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self.damages.tell(Path(f"k8e.db:{table}/{row[0]}"), f"the row cannot be read: {error}")
-                if table == "sessions":
-                    self.unread.add(row[0])
-                await self._execute(f"DELETE FROM {table} WHERE {_KEYS[table]} = ?", row[0])
+                await self._drop(table, row, error)
         return found
+
+    async def _drop(self, table: str, row: Sequence[object], cause: Exception) -> None:
+        if table == "sessions":
+            # Its sandbox is set aside when the next daemon starts, if not by this one; its name may be what is damaged.
+            self.known = False
+            await self._call(lambda: _mark(self._path))
+        keys = _KEYS[table]
+        names = [str(value).encode(errors="surrogateescape") for value in row[: len(keys)]]
+        shown = b"/".join(names).decode(errors="backslashreplace")
+        self.damages.tell(Path(f"k8e.db:{table}/{shown}"), f"the row cannot be read: {cause}")
+        condition = " AND ".join(f"CAST({key} AS BLOB) = ?" for key in keys)
+        await self._execute(f"DELETE FROM {table} WHERE {condition}", *names)
 
     async def _execute(self, statement: str, *values: object) -> None:
         await self._transact(lambda connection: connection.execute(statement, values))
@@ -281,7 +377,7 @@ class Database:
         try:
             # Shielded, because what still waits for its turn would else be cancelled with its caller.
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise StoreFailed(error) from error
 
     def _do_transaction(self, work: Callable[[sqlite3.Connection], object], durable: bool) -> None:
@@ -292,8 +388,9 @@ class Database:
             work(self._connection)
             self._connection.execute("COMMIT")
             if durable:
-                # Out of the journal: a damaged one must not cost files that are to last.
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                # Out of the journal: a damaged one must not cost files that are to last. It is written either way.
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -301,3 +398,10 @@ class Database:
         finally:
             if durable:
                 self._connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _check_text(row: Sequence[object]) -> None:
+    """ValueError when a byte of it is no text."""
+    for value in row:
+        if isinstance(value, str) and not value.isascii():
+            value.encode()

@@ -292,6 +292,10 @@ class ImageRecord:
     last_used: float
 
 
+def read_image(row: tuple[Any, ...]) -> ImageRecord:
+    return ImageRecord(*row)
+
+
 def write_image(record: ImageRecord) -> tuple[object, ...]:
     return record.owner, record.tenant, record.name, record.digest, record.added, record.last_used
 

@@ -4,9 +4,9 @@ removes what nobody owns."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from k8e.core.background import Background, put_away
 from k8e.core.egress import Egress
@@ -35,8 +35,19 @@ from k8e.engine import EngineError
 from k8e.link.errors import LinkError
 from k8e.link.model import CommandInfo
 
+T = TypeVar("T")
+
 _AT_ONCE: Final = 32  # most of the time is spent waiting for agents
 _PATIENCE: Final = 20.0  # with one sandbox: no caller is served meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What an earlier daemon left in a sandbox."""
+
+    opened: Opened
+    runs: Sequence[tuple[RunRecord, CommandInfo | None]]  # that no caller waits for any more
+    others: Sequence[CommandInfo]  # on no record
 
 
 class Recovery:
@@ -65,17 +76,21 @@ class Recovery:
         children = [live for live in lives if live.record.parent]
         for generation in ([live for live in lives if not live.record.parent], children):
             await self._do(self._settle(live, live.sandbox in found) for live in generation)
-        await self._do(self._clear(sandbox) for sandbox in orphans)
+        if all(await self._do(self._clear(sandbox) for sandbox in orphans)):
+            try:
+                await sessions.store.trust()
+            except Fault as error:
+                warn("marker_stays", cause=error.detail)  # the next daemon keeps what it could remove
         await sessions.environments.forget_others({live.sandbox for live in sessions.registry})
         sessions.metrics.sessions.value = len(sessions.registry)
         note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
 
-    async def _do(self, work: Iterable[Awaitable[None]]) -> None:
-        await asyncio.gather(*(self._within_slot(each) for each in work))
+    async def _do(self, work: Iterable[Awaitable[T]]) -> Sequence[T]:
+        return await asyncio.gather(*(self._within_slot(each) for each in work))
 
-    async def _within_slot(self, work: Awaitable[None]) -> None:
+    async def _within_slot(self, work: Awaitable[T]) -> T:
         async with self._slots:
-            await work
+            return await work
 
     async def _restore(self, record: SessionRecord) -> Live:
         clock = self._sessions.clock
@@ -88,17 +103,19 @@ class Recovery:
         self._sessions.registry.add(live)
         return live
 
-    async def _clear(self, sandbox: str) -> None:
+    async def _clear(self, sandbox: str) -> bool:
         """Sandboxes that are on no record are destroyed. If the record is what was damaged, their files are kept."""
         warn("orphan", sandbox=sandbox)
         store, engine = self._sessions.store, self._sessions.engine
         try:
-            if store.known and sandbox not in store.unread:
+            if store.known:
                 await engine.destroy(sandbox)
             elif kept := await engine.set_aside(sandbox):
                 self._sessions.audit.note("sandbox_set_aside", sandbox=sandbox, path=kept)
-        except EngineError as error:
+        except (EngineError, OSError) as error:
             warn("orphan_stays", sandbox=sandbox, cause=error)
+            return False
+        return True
 
     async def _settle(self, live: Live, exists: bool) -> None:
         if live.ending is not None:
@@ -131,35 +148,44 @@ class Recovery:
             return
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._take_over(live)
+                left = await self._take_over(live)
         except (Fault, LinkError, TimeoutError) as error:
             # Nobody could use it as it was meant to be.
             warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
             silent = isinstance(error, LinkError | TimeoutError)
             await asyncio.wait({self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED)})
+            return
+        # It answers, and stays, however long its commands take to end: callers wait for that only for a while.
+        ending = self._sessions.tasks.spawn(self._match_runs(left))
+        await asyncio.wait({ending}, timeout=_PATIENCE)
 
-    async def _take_over(self, live: Live) -> None:
+    async def _take_over(self, live: Live) -> _Left:
         opened = await self._sessions.enter(live)
         # Before anything else: what runs in there must not have more than the record says for longer than need be.
         await self._egress.restore(live)
         if live.record.env_keys:
             live.env = await recall_env(opened.sandbox)
-        await self._match_runs(opened)
-
-    async def _match_runs(self, opened: Opened) -> None:
-        live = opened.live
         commands = {info.id: info for info in await opened.sandbox.commands()}
+        runs = []
+        # All of it is asked before callers are served: what they start is none of this.
         for record in await self._sessions.store.runs(live.sandbox, unfinished=True):
             info = None if record.command is None else commands.pop(record.command, None)
-            if info is None:
-                await self._runs.endings.keep(replace(record, status=Status.LOST), live)
-            elif record.background:
+            if info is not None and record.background:
                 live.background.add(record.run_id)
             else:
-                await self._end_foreground(opened, record, info)
-        for info in commands.values():
-            await self._put_away(opened, info)
-        await self._background.collect(live)
+                runs.append((record, info))
+        return _Left(opened, runs, tuple(commands.values()))
+
+    async def _match_runs(self, left: _Left) -> None:
+        endings = [self._end_foreground(left.opened, record, info) for record, info in left.runs]
+        others = [self._put_away(left.opened, info) for info in left.others]
+        live = left.opened.live
+        for error in await asyncio.gather(*endings, *others, self._background.collect(live), return_exceptions=True):
+            if isinstance(error, Fault | LinkError):
+                # The session goes on: upkeep collects again, and a later daemon ends what runs still.
+                warn("run_not_matched", session=live.session_id, sandbox=live.sandbox, cause=error)
+            elif error is not None:
+                raise error
 
     async def _put_away(self, opened: Opened, info: CommandInfo) -> None:
         if info.running:
@@ -167,8 +193,11 @@ class Recovery:
         else:
             await opened.sandbox.release(info.id)
 
-    async def _end_foreground(self, opened: Opened, record: RunRecord, info: CommandInfo) -> None:
+    async def _end_foreground(self, opened: Opened, record: RunRecord, info: CommandInfo | None) -> None:
         """Who waited for it is gone with the daemon that ran it."""
+        if info is None:
+            await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)
+            return
         end = await put_away(opened.sandbox, info.id) if info.running else info
         if end is None:
             await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)

@@ -130,6 +130,7 @@ class Service:
 
     async def recover(self) -> None:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
+        self._tell_damages()  # of a database that was set aside, whatever becomes of the rest
         await Recovery(self._runs, self._background, self._egress).recover()
         await self._approvals.recover()
         self._tell_damages()

@@ -18,6 +18,7 @@ from k8e.core.records import (
     SessionRecord,
     WarmRecord,
     read_approval,
+    read_image,
     read_run,
     read_session,
     read_warm,
@@ -220,13 +221,13 @@ class Store(Database):
 
     async def images(self) -> list[ImageRecord]:
         """Everybody's, oldest first."""
-        return [ImageRecord(*row) for row in await self._query("SELECT * FROM images ORDER BY added, name")]
+        return await self._read(read_image, "images", "SELECT * FROM images ORDER BY added, name")
 
     async def find_image(self, owner: int, tenant: str, name: str) -> ImageRecord | None:
         """By its name, or its digest."""
         statement = "SELECT * FROM images WHERE owner = ? AND tenant = ? AND (name = ? OR digest = ?)"
-        rows = await self._query(statement, owner, tenant, name, name)
-        return ImageRecord(*rows[0]) if rows else None
+        found = await self._read(read_image, "images", statement, owner, tenant, name, name)
+        return found[0] if found else None
 
     async def put_image(self, record: ImageRecord) -> None:
         """Instead of what the name meant before."""

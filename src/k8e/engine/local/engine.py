@@ -464,13 +464,13 @@ class LocalEngine:
             if not paths.disk_image.is_file():
                 await asyncio.to_thread(disk.remove_tree, paths.top)
                 return ""
+            kept = self.layout.kept / sandbox
             try:
                 await finish_in_thread(put_down, paths)
+                kept.parent.mkdir(mode=0o700, exist_ok=True)
+                os.rename(paths.top, kept)
             except OSError as error:
-                raise EngineError("disk", str(error)) from error
-            kept = self.layout.kept / sandbox
-            kept.parent.mkdir(mode=0o700, exist_ok=True)
-            os.rename(paths.top, kept)
+                raise EngineError("disk", f"{paths.top} cannot be kept: {error}") from error
             self._ids.release(slot)
             return os.fspath(kept)
 
