@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from k8e.daemon.serving import LogFile
 from tests.cli.machine import DEADLINE, ROOT, Machine, run_launcher, wait_until
 from tests.cli.stuck_launcher import HANG, HOLD, SHORTLY
 
@@ -108,3 +111,26 @@ def test_systemd_hears_a_beat_while_the_loop_turns(lone_machine: Machine) -> Non
             with pytest.raises(TimeoutError):
                 systemd.recv(64)
             assert daemon.wait(DEADLINE) == 1
+
+
+def test_the_log_s_descriptor_stays_while_its_files_change(tmp_path: Path) -> None:
+    """The watchdog's thread writes there at any time, and faulthandler keeps the number."""
+    path = tmp_path / "daemon.log"
+    handler = LogFile(path, maxBytes=64, backupCount=1)
+    number, during = handler.descriptor, list[bool]()
+
+    def rotate(source: str, target: str) -> None:
+        during.append(os.path.samestat(os.fstat(number), os.stat(source)))
+        os.rename(source, target)
+
+    handler.rotator = rotate
+    try:
+        for count in range(5):
+            handler.emit(logging.LogRecord("k8e", logging.INFO, "", 0, f"{count}" * 50, None, None))
+            assert handler.descriptor == number
+            assert os.path.samestat(os.fstat(number), path.stat()), "the newest file"
+            assert not os.get_inheritable(number)
+        assert during == [True] * 4, "not closed meanwhile"
+    finally:
+        handler.close()
+        os.close(number)

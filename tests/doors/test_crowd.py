@@ -84,14 +84,37 @@ async def test_who_is_not_known_any_more_is_a_stranger_again() -> None:
 
 
 async def test_descriptors_are_left_for_others() -> None:
-    crowd = Crowd(6, strangers=10)
+    crowd = Crowd(12, strangers=10)
     port = Port(crowd)
-    assert crowd.admit(port.open("one", 3), ACME)
+    for number in range(3):
+        assert crowd.admit(port.open("one", 3), Payer(number, ""))
     port.open("two", 3)
     known = port.open("three", 3)
     assert port.closed == ["two"], "a stranger makes room"
     assert crowd.admit(known, ACME)
     assert port.try_to_open("four", 3) is None
+
+
+async def test_one_payer_has_not_all_descriptors() -> None:
+    crowd = Crowd(24)
+    port = Port(crowd)
+    places = [port.open("one", 3) for _ in range(3)]
+    assert [crowd.admit(place, ACME) for place in places] == [True, True, False]
+    assert crowd.admit(places[2], OTHER)
+    crowd.leave(places[0])
+    assert crowd.admit(port.open("one", 3), ACME)
+
+
+async def test_a_connection_that_has_ended_takes_no_place() -> None:
+    crowd = Crowd(100, known_each=1)
+    port = Port(crowd)
+    ended = port.open("one")
+    crowd.leave(ended)
+    assert crowd.admit(ended, ACME)
+    crowd.greet(ended)
+    crowd.distrust(ended)
+    assert (crowd._known, crowd._weights, crowd._strangers.count) == ({}, {}, 0)
+    assert crowd.admit(port.open("one"), ACME)
 
 
 @pytest.mark.parametrize("greeted", [False, True])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,13 @@ class TestClosing:
             house.service.processes[0].process.kill()
             assert (await busy).json["status"] == "killed", "answered all the same"
             idle.writer.close()
+
+
+async def test_a_transport_that_is_closed_has_no_client() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, writer = await asyncio.open_connection(sock=ours)
+        assert not http.is_gone(writer)
+        writer.transport.abort()
+        await writer.wait_closed()
+        assert http.is_gone(writer)

@@ -24,6 +24,7 @@ from k8e.core.refusal_log import BURST, NAME
 from k8e.doors.crowd import Crowd
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.calls import STRANGERS_CALLS
+from k8e.doors.grpc.front import STRANGERS_BYTES, Half, Pause
 from k8e.doors.grpc.gateway import Gateway
 from k8e.doors.grpc.methods import METHODS
 from k8e.doors.mcp.opening import Opening as Agents
@@ -244,6 +245,50 @@ async def test_who_says_nothing_or_too_much_is_not_kept(tmp_path: Path) -> None:
             await gateway.close(0)
         assert not (tmp_path / "gw.sock").exists()
     assert (crowd._used, crowd._strangers.count) == (0, 0)
+
+
+async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path) -> None:
+    """All on one connection, each of them small, and together more than a stranger has to say."""
+    async with open_rig(tmp_path) as rig:
+        keys = Keys(tmp_path / "identity")
+        gateway = Gateway(rig.service, keys, Agents(rig.service, keys), tmp_path, Crowd())
+        await gateway.open("127.0.0.1:0", [])
+        try:
+            authority, _ = await keys.open()
+            credentials = grpc.ssl_channel_credentials(
+                authority.certificate, anonymous.KEY.encode(), anonymous.CERTIFICATE.encode()
+            )
+            async with grpc.aio.secure_channel(gateway.endpoint, credentials, list(ALONE)) as channel:
+                call: Any = channel.unary_unary(METHODS["Status"].path)
+                codes = []
+                for _ in range(2 * STRANGERS_BYTES // (16 << 10)):
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call(b"x" * (16 << 10), timeout=60)
+                    codes.append(refused.value.code())
+            assert codes[0] is grpc.StatusCode.UNAUTHENTICATED
+            assert grpc.StatusCode.UNAVAILABLE in codes, "the connection ended"
+        finally:
+            await gateway.close(0)
+
+
+async def test_reading_goes_on_when_no_reason_is_left_to_pause() -> None:
+    """The other end's peer does not read, and there is no room for more bytes, at the same time."""
+    ours, theirs = socket.socketpair()
+    heard = asyncio.Event()
+    outer, inner = Half(lambda data: heard.set(), lambda: None), Half(lambda data: None, lambda: None)
+    outer.other, inner.other = inner, outer
+    with theirs:
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: outer, sock=ours)
+        for first, last in ((inner.resume_writing, Pause.ROOM), (lambda: outer.resume(Pause.ROOM), Pause.PEER)):
+            inner.pause_writing()
+            outer.pause(Pause.ROOM)
+            first()
+            assert not transport.is_reading()
+            outer.resume(last)
+            assert transport.is_reading()
+        theirs.send(b"x")
+        await heard.wait()
+        transport.abort()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="there is no IPv6 here")

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Scope
 
 from k8e.core.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.crowd import Crowd
 from k8e.doors.freight import Freight
 from k8e.doors.mcp.doorkeeper import PATIENCE, Doorkeeper
-from k8e.doors.mcp.entrance import Entrance, House
+from k8e.doors.mcp.entrance import Entrance, House, Visitor
 from k8e.doors.mcp.listener import Listener, bind
 from k8e.doors.mcp.reception import Reception
 from tests.core.rig import open_rig
@@ -41,7 +42,11 @@ async def port(tmp_path: Path, crowd: Crowd) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def open_address(
-    folder: Path, crowd: Crowd, protocol: type[Doorkeeper] = Doorkeeper, freight: Freight | None = None
+    folder: Path,
+    crowd: Crowd,
+    protocol: type[Doorkeeper] = Doorkeeper,
+    freight: Freight | None = None,
+    entrance: type[Entrance] = Entrance,
 ) -> AsyncIterator[int]:
     spawned: list[asyncio.Task[None]] = []
 
@@ -52,7 +57,7 @@ async def open_address(
         bound = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
         port = bound.getsockname()[1]
         house = House(port, ("127.0.0.1",), secure=False, host=ROOT)
-        reception = Reception(rig.service, Entrance(house, Keys(folder / "identity")), "", spawn, freight or Freight())
+        reception = Reception(rig.service, entrance(house, Keys(folder / "identity")), "", spawn, freight or Freight())
         listener = Listener(reception, bound, None, crowd, protocol)
         serving = asyncio.create_task(listener.serve())
         yield port
@@ -132,7 +137,7 @@ async def test_a_stranger_who_asks_in_vain_does_not_stay(tmp_path: Path) -> None
 
 
 async def test_all_connections_together_leave_descriptors_for_others(tmp_path: Path) -> None:
-    crowd = Crowd(8, strangers=4)
+    crowd = Crowd(8, strangers=4, shares=1)
     async with open_address(tmp_path, crowd) as port:
         streams = [await open_stream(port) for _ in range(8)]
         late = await connect(port)
@@ -144,3 +149,24 @@ async def test_all_connections_together_leave_descriptors_for_others(tmp_path: P
         streams.append(await open_stream(port))
         for _, writer in streams:
             writer.close()
+
+
+async def test_who_leaves_while_being_let_in_takes_no_place(tmp_path: Path) -> None:
+    crowd = Crowd(100)
+    found, gone = asyncio.Event(), asyncio.Event()
+
+    class Slow(Entrance):
+        async def admit(self, scope: Scope) -> Visitor:
+            visitor = await super().admit(scope)
+            found.set()
+            while crowd._used:
+                await asyncio.sleep(0.01)
+            gone.set()
+            return visitor
+
+    async with open_address(tmp_path, crowd, entrance=Slow) as port:
+        _, writer = await connect(port)
+        writer.write(f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        await found.wait()
+        writer.transport.abort()
+        await gone.wait()

@@ -92,7 +92,7 @@ def run_daemon(
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
-    watchdog = Watchdog(lambda: handler.stream.fileno() if handler.stream else STDERR)  # none while it is changed
+    watchdog = Watchdog(handler.descriptor if isinstance(handler, LogFile) else STDERR)
     try:
         asyncio.run(serve(engine, paths, settings, announce, watchdog, detached=detached, damages=damages))
     finally:
@@ -109,13 +109,20 @@ def set_aside_strange(path: Path, damages: Damages) -> None:
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """Which only we can read."""
+    """Which only we can read. `descriptor` stays open, and leads to the newest of its files at any time."""
+
+    descriptor: int = -1  # until the first is open
 
     def _open(self) -> io.TextIOWrapper:
         def open_private(path: str, flags: int) -> int:
             return os.open(path, flags, 0o600)
 
-        return open(self.baseFilename, "a", encoding="utf-8", opener=open_private)
+        stream = open(self.baseFilename, "a", encoding="utf-8", opener=open_private)  # noqa: SIM115 - the handler closes it
+        if self.descriptor < 0:
+            self.descriptor = os.dup(stream.fileno())
+        else:
+            os.dup2(stream.fileno(), self.descriptor, inheritable=False)
+        return stream
 
 
 async def serve(

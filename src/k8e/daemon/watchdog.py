@@ -16,7 +16,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
@@ -28,10 +27,10 @@ STOPPED: Final = 5.0  # our own thread did not run for that long: all of us were
 
 
 class Watchdog:
-    """Of the loop that runs when it is entered. `find_log` is asked for the log's descriptor, which may change."""
+    """Of the loop that runs when it is entered. `log` is a descriptor that stays open."""
 
-    def __init__(self, find_log: Callable[[], int], *, said: float = SAID, ended: float = ENDED) -> None:
-        self._find_log = find_log
+    def __init__(self, log: int, *, said: float = SAID, ended: float = ENDED) -> None:
+        self._log = log
         self._said_after, self._ended_after = said, ended
         self._last = time.monotonic()  # beat
         self._timer: asyncio.TimerHandle | None = None
@@ -40,7 +39,7 @@ class Watchdog:
         self._systemd = is_watched_by_systemd()
 
     def __enter__(self) -> None:
-        faulthandler.enable(self._find_log())  # systemd's own watchdog ends us with SIGABRT
+        faulthandler.enable(self._log)  # systemd's own watchdog ends us with SIGABRT
         self._beat()
         self._thread.start()
 
@@ -61,7 +60,7 @@ class Watchdog:
     def _watch(self) -> None:
         said, looked = False, time.monotonic()
         while not self._leaving.is_set():
-            faulthandler.dump_traceback_later(self._ended_after + MARGIN, exit=True, file=self._find_log())
+            faulthandler.dump_traceback_later(self._ended_after + MARGIN, exit=True, file=self._log)
             self._leaving.wait(BEAT)
             now = time.monotonic()
             if now - looked > STOPPED:
@@ -72,7 +71,7 @@ class Watchdog:
             elif not said:
                 said = True
                 self._say(f"loop_stuck seconds={silent:.0f}: the event loop does not turn; where every thread stands:")
-                faulthandler.dump_traceback(self._find_log(), all_threads=True)
+                faulthandler.dump_traceback(self._log, all_threads=True)
             if silent >= self._ended_after:
                 self._say(f"loop_dead seconds={silent:.0f}: the daemon ends; sandboxes live on, and the next goes on")
                 os._exit(1)
@@ -81,7 +80,7 @@ class Watchdog:
         """Past `logging`, whose locks the loop may hold."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 CRITICAL k8e.daemon {text}\n"
         try:
-            os.write(self._find_log(), line.encode())
+            os.write(self._log, line.encode())
         except OSError:
             pass  # a full disk does not keep us
 

@@ -19,7 +19,7 @@ from k8e.core.access import Payer
 
 STRANGERS: Final = 512
 STRANGERS_EACH: Final = 256  # of one source
-KNOWN_EACH: Final = 1000  # of one payer
+KNOWN_EACH: Final = 1000  # of one payer, who also has no more than a quarter of the descriptors that there are for all
 GREETING: Final = 10.0  # seconds from a connection to its first request
 STAY: Final = 60.0  # and then to the first of a known caller
 _SHARE: Final = 4
@@ -90,6 +90,7 @@ class Crowd:
         strangers: int = STRANGERS,
         each: int = STRANGERS_EACH,
         known_each: int = KNOWN_EACH,
+        shares: int = _SHARE,
         greeting: float = GREETING,
         stay: float = STAY,
     ) -> None:
@@ -100,7 +101,9 @@ class Crowd:
         self._known_each = known_each
         self._greeting = greeting
         self._stay = stay
-        self._known: collections.Counter[Payer] = collections.Counter()
+        self._share = descriptors // shares
+        self._known: collections.Counter[Payer] = collections.Counter()  # connections
+        self._weights: collections.Counter[Payer] = collections.Counter()  # and their descriptors
         self._used = 0
 
     def enter(self, source: str, weight: int, close: Callable[[], None]) -> Place | None:
@@ -122,14 +125,15 @@ class Crowd:
 
     def admit(self, place: Place, payer: Payer) -> bool:
         """Its request is of a known caller. False: the caller has too many connections; it stays a stranger's."""
-        if place.payer == payer:
+        if place.payer == payer or not place.weight:  # the connection may have ended while its caller was looked for
             return True
-        if self._known[payer] >= self._known_each:
+        if self._known[payer] >= self._known_each or self._weights[payer] + place.weight > self._share:
             return False
         self.distrust(place)
         self._welcome(place)
         place.payer = payer
         self._known[payer] += 1
+        self._weights[payer] += place.weight
         return True
 
     def distrust(self, place: Place) -> None:
@@ -141,9 +145,9 @@ class Crowd:
     def leave(self, place: Place) -> None:
         if place.weight:
             self._used -= place.weight
-            place.weight = 0
             self._welcome(place)
             self._forget(place)
+            place.weight = 0
 
     def _estrange(self, place: Place, seconds: float) -> None:
         place.stranger = self._strangers.enter(place.source, place.close)
@@ -160,8 +164,9 @@ class Crowd:
     def _forget(self, place: Place) -> None:
         if place.payer is not None:
             self._known[place.payer] -= 1
+            self._weights[place.payer] -= place.weight
             if not self._known[place.payer]:
-                del self._known[place.payer]
+                del self._known[place.payer], self._weights[place.payer]
             place.payer = None
 
     def _set_deadline(self, place: Place, seconds: float) -> None:

@@ -2,7 +2,8 @@
 are dealt with.
 
 Who sends more than there is room for is not read from for a moment, and refused when that does not help. A little is
-always let through, so that callers who fill the memory keep no other from a command.
+always let through, so that callers who fill the memory keep no other from a command. Connections that last, and hold
+little, are not read from as long as it takes: other requests of their user do not end them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from k8e.core.errors import Fault, Kind
 EACH: Final = 512 << 20  # of one payer; [quotas] request_bytes says otherwise
 SHARES: Final = 4  # so many times as much of all together
 LITTLE: Final = 4 << 20  # of one payer, whatever others have
+SMALL: Final = 2 << 20  # of a connection that lasts: a frame of input that is not whole, and a piece
 PATIENCE: Final = 5.0
 WAITING: Final = 16  # of one payer, for room; each has something in a buffer
 
@@ -51,14 +53,18 @@ class Freight:
         self._freed = asyncio.Event()
 
     async def wait(self, payer: Payer, size: int) -> None:
-        """Until it fits. Raises Fault."""
+        """Until it fits, as long as it takes."""
+        while not self.fits(payer, size):
+            await self._freed.wait()
+
+    async def wait_a_moment(self, payer: Payer, size: int) -> None:
+        """The same. Raises Fault when it does not fit soon."""
         if self._waiting[payer] >= WAITING:
             raise self._refuse()
         self._waiting[payer] += 1
         try:
             async with asyncio.timeout(self._patience):
-                while not self.fits(payer, size):
-                    await self._freed.wait()
+                await self.wait(payer, size)
         except TimeoutError:
             raise self._refuse() from None
         finally:
@@ -81,10 +87,11 @@ class Load:
         self._payer = payer
         self.size = 0
 
-    async def add(self, size: int) -> None:
-        """Raises Fault when there is no room."""
+    async def add(self, size: int, *, lasting: bool = False) -> None:
+        """Raises Fault when there is no room soon. A connection that lasts waits for it while its load is small."""
         if not self._freight.fits(self._payer, size):
-            await self._freight.wait(self._payer, size)
+            small = lasting and self.size + size <= SMALL
+            await (self._freight.wait if small else self._freight.wait_a_moment)(self._payer, size)
         self._freight.take(self._payer, size)
         self.size += size
 

@@ -227,6 +227,8 @@ def is_gone(writer: asyncio.StreamWriter) -> bool:
     """Whether the client has left already. A loop that did not turn for a while may hear of that only after it has read
     the request; the client was told that nothing was done."""
     client: socket.socket = writer.get_extra_info("socket")
+    if client.fileno() < 0:
+        return True
     poll = select.poll()
     poll.register(client.fileno(), 0)
     return bool(poll.poll(0))

@@ -136,7 +136,7 @@ class Incoming:
                 if not self._reader.between_frames:
                     raise BadFrame("the request ends inside a frame")
                 return None
-            await self._exchange.load.add(len(piece))
+            await self._exchange.load.add(len(piece), lasting=patience is None)
             self._ready.extend(self._reader.feed(piece))
         frame = self._ready.popleft()
         self._given = HEADER + len(frame.data)

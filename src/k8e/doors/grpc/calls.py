@@ -21,6 +21,7 @@ from k8e.core.journal import format_event
 from k8e.core.keys import Admission, Keys
 from k8e.doors.crowd import KNOWN_EACH, Strangers
 from k8e.doors.grpc.call import Call, Context, Handler
+from k8e.doors.grpc.cargo import estimate_head
 from k8e.doors.grpc.front import Connection, Front
 from k8e.doors.grpc.inbox import Inbox
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
@@ -101,9 +102,10 @@ class Calls:
             connection.distrust()
             return connection.source
         if not connection.admit(find_payer(admitted.caller.uid, admitted.caller.tenant)):
-            error = f"{KNOWN_EACH} connections at once is the most"
+            error = "this user or tenant has too many connections"
+            detail = f"{KNOWN_EACH} at once is the most, and a sixteenth of the daemon's descriptors"
             hint = "Use fewer connections: one carries many calls."
-            raise Fault(Kind.EXHAUSTED, "too_many_connections", error, hint=hint, retry_after=10.0)
+            raise Fault(Kind.EXHAUSTED, "too_many_connections", error, detail=detail, hint=hint, retry_after=10.0)
         return ""
 
     async def _answer(
@@ -121,7 +123,8 @@ class Calls:
                 call = Call(context, admitted, self._inbox, clock, *where, single=handler.single)
                 call.allow(handler.seconds)
                 async with self._registered(call):
-                    with connection.carry(call) if connection is not None else nullcontext():
+                    head = estimate_head(context.invocation_metadata() or ())
+                    with connection.carry(call, head) if connection is not None else nullcontext():
                         await handler.answer(call)
                 return call.answer
         except asyncio.CancelledError:

@@ -1,19 +1,34 @@
 """Bytes that came in on a connection and are still in gRPC: of messages that are not whole yet.
 
-gRPC does not say how many. So what came in is counted, less what was handed on, less a generous share for what goes
-around messages; where that share is too large, a message counts for less, never for more. They are charged to the
-payer in steps, with all other bytes under way.
+gRPC does not say how many. So what came in is counted, less what was handed on, less what goes around it, which is
+estimated: for a message by its size, for a call by its metadata. Who sends little around messages is charged for a
+little less than there is, who sends very much around them for more, until no call is under way on the connection. They
+are charged to the payer in steps, with all other bytes under way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from k8e.doors.freight import Load
 
 STEP: Final = 1 << 20
-AROUND: Final = 2 << 10  # a call's head, a message's frames
+AROUND: Final = 64  # bytes of the frames of a small message
+FRAMES: Final = 64  # one byte of so many is for the frames of a large one: those of HTTP/2, and small ones of TLS
+HEAD: Final = 256  # of a call, besides its metadata, with what ends it
+HEAD_MOST: Final = 2 << 10  # HPACK may have sent little of them
 REPLIES: Final = 64  # so many bytes that go out let one come in that is no message's: what says that they arrived
+
+
+def estimate_message(size: int) -> int:
+    """What a message of that size took on the wire."""
+    return size + size // FRAMES + AROUND
+
+
+def estimate_head(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """And a call, without its messages."""
+    return min(HEAD_MOST, HEAD + sum(len(name) + len(value) for name, value in metadata))
 
 
 class Cargo:

@@ -21,7 +21,7 @@ from k8e.core.errors import Fault
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.crowd import Crowd, Place
 from k8e.doors.freight import Freight
-from k8e.doors.grpc.cargo import AROUND, REPLIES, Cargo
+from k8e.doors.grpc.cargo import REPLIES, Cargo, estimate_message
 from k8e.doors.sources import name_source
 
 DESCRIPTORS: Final = 3  # for one connection: here, and both ends of the unix socket
@@ -137,16 +137,19 @@ class Connection:
         return True
 
     def distrust(self) -> None:
-        self._heard = 0
-        self._unload()
-        self._front.crowd.distrust(self.place)
+        if self.place.payer is not None:  # what a stranger has said counts on, however many calls it is
+            self._heard = 0
+            self._unload()
+            self._front.crowd.distrust(self.place)
 
     # Bytes of messages on their way
 
     @contextmanager
-    def carry(self, call: Carried) -> Iterator[None]:
+    def carry(self, call: Carried, head: int) -> Iterator[None]:
+        """`head`: bytes of the call that are no message's."""
         self._calls.add(call)
-        self.hand_on(0)
+        if self._cargo is not None:
+            self._cargo.take_out(head)
         try:
             yield
         finally:
@@ -157,7 +160,7 @@ class Connection:
     def hand_on(self, size: int) -> None:
         """A message was."""
         if self._cargo is not None:
-            self._cargo.take_out(size + AROUND)
+            self._cargo.take_out(estimate_message(size))
 
     def _unload(self) -> None:
         if self._cargo is not None:
@@ -184,7 +187,7 @@ class Connection:
         if cargo is not self._cargo:  # whose it was is not known any more
             cargo.clear()
         self._waiting = None
-        self._outer.resume()
+        self._outer.resume(Pause.ROOM)
 
     def start(self) -> None:
         self._tasks.append(attach(lambda: self._outer, self._client, self.abort))
@@ -197,7 +200,7 @@ class Connection:
                 self.abort()
                 return
         elif self._cargo is not None and not self._cargo.add(len(data)):
-            self._outer.pause()
+            self._outer.pause(Pause.ROOM)
             self._waiting = self._waiting or asyncio.create_task(self._wait_for_room(self._cargo))
         self._inner.write(data)
         if not self._dialled:
@@ -226,6 +229,13 @@ class Connection:
         self._front.forget(self)
 
 
+class Pause(enum.Enum):
+    """Why an end is not read from."""
+
+    PEER = enum.auto()  # the other end's peer does not read
+    ROOM = enum.auto()  # there is no room for more bytes
+
+
 class Half(asyncio.Protocol):
     """One end. While its peer does not read, the other end is not read from either."""
 
@@ -236,6 +246,7 @@ class Half(asyncio.Protocol):
         self._lose = lose
         self.transport: asyncio.Transport | None = None
         self._early: list[bytes] = []  # what is to be said once there is a connection
+        self._pauses: set[Pause] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -243,6 +254,8 @@ class Half(asyncio.Protocol):
         for data in self._early:
             transport.write(data)
         self._early = []
+        if self._pauses:
+            transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         self._hear(data)
@@ -257,17 +270,19 @@ class Half(asyncio.Protocol):
             self._early.append(data)
 
     def pause_writing(self) -> None:
-        self.other.pause()
+        self.other.pause(Pause.PEER)
 
     def resume_writing(self) -> None:
-        self.other.resume()
+        self.other.resume(Pause.PEER)
 
-    def pause(self) -> None:
+    def pause(self, why: Pause) -> None:
+        self._pauses.add(why)
         if self.transport is not None:
             self.transport.pause_reading()
 
-    def resume(self) -> None:
-        if self.transport is not None:
+    def resume(self, why: Pause) -> None:
+        self._pauses.discard(why)
+        if self.transport is not None and not self._pauses:
             self.transport.resume_reading()
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, Final
 
 import mcp_types as types
@@ -54,7 +55,13 @@ class Reception:
         if scope["type"] != "http":
             return
         connection = Connection.of(scope)
-        load: Load | None = None
+        with ExitStack() as held:
+            await self._receive(connection, held, scope, receive, send)
+
+    async def _receive(
+        self, connection: Connection | None, held: ExitStack, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """`held` is what has to be given back, however this ends."""
         try:
             visitor = await self._entrance.admit(scope)
             payer = find_payer(visitor.caller.uid, visitor.caller.tenant)
@@ -62,10 +69,10 @@ class Reception:
                 raise Refusal(503, "too_many_connections", "you have too many connections", hint="use fewer at once")
             self._make_room(scope, visitor)
             load = self._freight.load(payer)
+            held.callback(load.free)
             receive = await read_whole(receive, load)
         except (Fault, Refusal) as problem:
-            if load is not None:
-                load.free()
+            held.close()
             sent = Headers(scope=scope).getlist("authorization")
             response = explain(problem, sent)
             if connection and response.status_code in (401, 403, 404, 421):
@@ -75,13 +82,10 @@ class Reception:
                 self._service.turn_away("nobody", f"{scope['method']} {PATH}", problem.code, source)
             await response(scope, receive, send)
             return
-        try:
-            if visitor.identity:
-                await self._serve_key(visitor, scope, receive, send)
-            else:
-                await self._serve(visitor, scope, receive, send)
-        finally:
-            load.free()
+        if visitor.identity:
+            await self._serve_key(visitor, scope, receive, send)
+        else:
+            await self._serve(visitor, scope, receive, send)
 
     def _make_room(self, scope: Scope, visitor: Visitor) -> None:
         if SESSION in Headers(scope=scope) or _query(scope):

@@ -113,7 +113,7 @@ class Stream:
     async def _take_all(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         lines = Lines()
         while (piece := await self._pieces.read_piece()) is not None:
-            await self._load.add(len(piece))
+            await self._load.add(len(piece), lasting=True)
             for line in lines.feed(piece):
                 await self._take(line, incoming)
             # What is left is the line that has begun, and what is not answered yet.
