@@ -10,7 +10,6 @@ session ends; beyond KEPT_OUTPUT bytes the oldest goes first.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -19,7 +18,7 @@ from k8e.core import checks
 from k8e.core.access import may_see
 from k8e.core.denials import Mark
 from k8e.core.errors import Fault, Kind
-from k8e.core.foreground import ALLOWANCE, GRACE, Foreground
+from k8e.core.foreground import ALLOWANCE, GRACE, Foreground, wait_until
 from k8e.core.journal import warn
 from k8e.core.live import Live
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, Phase, RunResult, RunSpec, Status
@@ -29,7 +28,7 @@ from k8e.core.records import RunRecord
 from k8e.core.runs import Facts, Runs, check_run, place_run
 from k8e.core.sessions import SILENCE, Opened
 from k8e.core.translation import translated
-from k8e.core.verdict import TIMEOUT_CODE, judge, suspect_oom
+from k8e.core.verdict import judge, suspect_oom
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost
 from k8e.link.model import ByteReader, CommandInfo, ExecSpec, Outcome, Sandbox
 
@@ -71,10 +70,10 @@ class Background:
         plan = place_run(opened, plan, spec)
         give_back = self._runs.take(opened.live)
         about = self._runs.describe(caller, spec)
-        launching = self._sessions.tasks.spawn(self._launch(opened, plan, about, give_back), watched=True)
+        launching = self._sessions.tasks.spawn(self._launch(opened, plan, about, give_back, due), watched=True)
         launching.add_done_callback(lambda _: give_back())
         try:
-            await asyncio.wait({launching}, timeout=max(0.0, due - asyncio.get_running_loop().time()))
+            await wait_until({launching}, due)
         except asyncio.CancelledError:
             self._sessions.tasks.spawn(self._take_back(caller, launching))
             raise
@@ -84,15 +83,19 @@ class Background:
             raise _describe_silence("starting the command")
         return launching.result()
 
-    async def _launch(self, opened: Opened, plan: ExecSpec, about: Facts, give_back: Callable[[], None]) -> RunResult:
+    async def _launch(
+        self, opened: Opened, plan: ExecSpec, about: Facts, give_back: Callable[[], None], due: float
+    ) -> RunResult:
         live = opened.live
         with live.in_use():
             record, mark = await self._runs.record(live, self._runs.new_record(live, background=True), about)
+            if asyncio.get_running_loop().time() >= due:
+                self._runs.endings.come_late(live, record)
+                raise _describe_silence("starting the command")
             spec = replace(plan, stdin=False, detached=True, window=OUTPUT_LIMIT)
             live.background.add(record.run_id)
             give_back()  # the session counts it from here on
             live.marks[record.run_id] = mark
-            live.due[record.run_id] = self._sessions.clock.monotonic() + (plan.timeout or 0) + ALLOWANCE
             try:
                 process = await self._runs.launch(opened, record, spec)
                 try:
@@ -145,14 +148,12 @@ class Background:
             return self._show_silent(live, record)
 
     def _show_silent(self, live: Live, record: RunRecord) -> RunResult:
-        """One of which the sandbox says nothing. When its time is over that is what is known of it."""
-        shown = record.show(live.session_id)
-        took = max(0, round((self._sessions.clock.wall() - record.started) * 1000))
-        reason = f"the sandbox did not answer within {_ANSWER:g} s"
-        over = self._sessions.clock.monotonic() > live.due.get(record.run_id, math.inf)
-        if record.finished is None and over:
-            return replace(shown, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE, duration_ms=took, reason=reason)
-        return replace(shown, duration_ms=took if record.finished is None else shown.duration_ms, reason=reason)
+        """One of which the sandbox says nothing: without the output, which is there. Also when its time is over it is
+        `running`, because it may have ended in any way; the session of a sandbox that stays silent is ended."""
+        shown = replace(record.show(live.session_id), reason=f"the sandbox did not answer within {_ANSWER:g} s")
+        if record.finished is None:
+            return replace(shown, duration_ms=self._runs.endings.since(record.started))
+        return replace(shown, truncated=shown.truncated or bool(record.kept_stdout or record.kept_stderr))
 
     async def _undisturbed(self, live: Live, work: Coroutine[Any, Any, T]) -> T:
         """To its end, although the caller may leave, or hear before (TimeoutError) that the sandbox does not answer:
@@ -292,7 +293,6 @@ class Background:
     def _forget(self, live: Live, record: RunRecord) -> None:
         live.background.discard(record.run_id)
         live.marks.pop(record.run_id, None)
-        live.due.pop(record.run_id, None)
 
     async def _lose(self, live: Live, record: RunRecord) -> RunResult:
         self._forget(live, record)

@@ -16,7 +16,7 @@ from k8e.core.translation import translate
 from k8e.core.verdict import OOM_CODE, TIMEOUT_CODE, judge, suspect_oom
 from k8e.link.model import Outcome
 
-# Of a command whose sandbox is silent, by whether it began.
+# Of a command that timed out, by whether it began.
 _KNOWN: Final = {None: "whether it began is not known", False: "nothing was run", True: "how it ended is not known"}
 
 
@@ -83,8 +83,22 @@ class Endings:
         self._sessions.doubt(live)
         record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
         shown = self._put(record, live)
-        self._settled[record.run_id] = replace(record, finished=self._sessions.clock.wall())
+        if began is not False:
+            self._settled[record.run_id] = replace(record, finished=self._sessions.clock.wall())
         return replace(shown, reason=f"the sandbox did not answer in time: {_KNOWN[began]}")
+
+    def come_late(self, live: Live, record: RunRecord) -> RunResult:
+        """Its time was over before the sandbox was asked to start it."""
+        record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
+        shown = self._put(replace(record, duration_ms=self.since(record.started)), live)
+        return replace(shown, reason=f"the daemon could not start it in time: {_KNOWN[False]}")
+
+    async def withdraw(self, record: RunRecord) -> None:
+        """Nothing ran, and nothing stays on record, unless the caller was told of a run that timed out."""
+        if (settled := self._settled.get(record.run_id)) is None:
+            await self._sessions.store.forget_run(record.run_id)
+        else:
+            await self._sessions.store.finish_run(settled)
 
     def since(self, started: float) -> int:
         return max(0, round((self._sessions.clock.wall() - started) * 1000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,7 +25,18 @@ GRACE: Final = 2.0  # between TERM and KILL
 # what the sandbox has not said then is not waited for.
 TIMEOUT_GRACE: Final = 0.4
 ALLOWANCE: Final = 0.75
+_LOOK: Final = 0.05
 _AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks for each costs half the speed
+
+
+async def wait_until(futures: Collection[asyncio.Future[Any]], due: float) -> None:
+    """Returns when one of them is done, or a moment after `due`. What has come while the daemon itself stood still is
+    read before that is judged: the moment is longer when the daemon comes late."""
+    loop = asyncio.get_running_loop()
+    done, _ = await asyncio.wait(futures, timeout=due - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+    if not done:
+        moment = max(_LOOK, min(loop.time() - due, ALLOWANCE))
+        await asyncio.wait(futures, timeout=moment, return_when=asyncio.FIRST_COMPLETED)
 
 
 class Overdue(Exception):
@@ -204,20 +215,34 @@ class Foreground:
     async def _wait(self) -> Outcome:
         waiting = asyncio.create_task(self._process.wait())
         either: set[asyncio.Future[Any]] = {waiting, self._gone}
-        loop = asyncio.get_running_loop()
-        while not waiting.done() and not self._gone.done():
-            if (left := self._due - loop.time()) <= 0:
-                self._tasks.spawn(self._clear_away(waiting))
-                raise Overdue
-            await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not self._collecting and (self._process.stdout.queued or self._process.stderr.queued):
-                # The caller's own reader holds it up: the result comes behind the output.
-                self._due = max(self._due, loop.time() + ALLOWANCE)
+        await wait_until(either, self._due)
+        if not self._collecting:
+            await self._wait_for_reader(either)
+        if not waiting.done() and not self._gone.done():
+            self._tasks.spawn(self._clear_away(waiting))
+            raise Overdue
         if waiting.done():
             return waiting.result()
         waiting.cancel()
         await asyncio.wait({waiting})
         raise self._gone.result()
+
+    async def _wait_for_reader(self, either: set[asyncio.Future[Any]]) -> None:
+        """Waits while the caller's own reader holds it up, because the result comes behind the output. What a sandbox
+        goes on to say is not waited for."""
+        slow = False
+        streams = (self._process.stdout, self._process.stderr)
+        for _ in range(2):  # read up to the first marks, there is room for all that an ended command had left
+            marks = [stream.position + stream.queued for stream in streams]
+            looks = 0
+            while not any(future.done() for future in either) and any(
+                stream.queued and stream.position < mark for stream, mark in zip(streams, marks, strict=True)
+            ):
+                await asyncio.wait(either, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+                looks += 1
+            slow = slow or looks > 1
+        if slow:
+            await asyncio.wait(either, timeout=ALLOWANCE, return_when=asyncio.FIRST_COMPLETED)
 
     async def _clear_away(self, waiting: asyncio.Task[Outcome]) -> None:
         """No caller waits for it any more; a sandbox that comes back to life ends it."""

@@ -52,7 +52,6 @@ class Live:
         self.refusals = Notes()
         self.hearing = asyncio.Lock()  # while the engine is asked for refusals
         self.marks: dict[str, Mark] = {}  # where background runs began, by their ids
-        self.due: dict[str, float] = {}  # when they have to have ended, on the monotonic clock
         self.building: asyncio.Task[None] | None = None
         self.moving: asyncio.Task[None] | None = None  # from running to stopped, or back
         self.ending: asyncio.Task[None] | None = None
@@ -111,7 +110,6 @@ class Live:
         self.oom_kills, self.oom_at = 0, None
         self.background.clear()
         self.marks.clear()
-        self.due.clear()
         self.gone = asyncio.get_running_loop().create_future()
         self.touch()
 

@@ -16,7 +16,7 @@ from k8e.core import checks
 from k8e.core.denials import Mark
 from k8e.core.endings import Endings
 from k8e.core.errors import Fault, Kind
-from k8e.core.foreground import ALLOWANCE, TIMEOUT_GRACE, Foreground
+from k8e.core.foreground import ALLOWANCE, TIMEOUT_GRACE, Foreground, wait_until
 from k8e.core.live import Live
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec
 from k8e.core.provisioning import merge_env
@@ -35,6 +35,8 @@ KEPT_RUNS: Final = 1000  # ended ones on record, of one session
 # Without the id it would be ended all the same.
 _LONG: Final = 0.05
 _STARTS: Final = 32  # commands that are being started at once, of all payers together
+_STARTS_EACH: Final = 8  # of one payer
+_START: Final = 1.0  # then another command has the place: a sandbox that does not answer costs the daemon nothing
 
 
 class Runs:
@@ -43,7 +45,7 @@ class Runs:
         self.endings = Endings(sessions)
         self.parking = sessions.parking
         self.running: dict[str, Foreground] = {}
-        self.starts = Turns(_STARTS)
+        self.starts = Turns(_STARTS, each=_STARTS_EACH)
 
     async def run(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> RunResult:
         """In the session that the spec names, or in that one."""
@@ -71,7 +73,7 @@ class Runs:
         launching = self.sessions.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:
-            await asyncio.wait({launching}, timeout=due - asyncio.get_running_loop().time())
+            await wait_until({launching}, due)
         except asyncio.CancelledError:
             self.sessions.tasks.spawn(self._take_back(launching, record))
             raise
@@ -79,8 +81,10 @@ class Runs:
             self.sessions.tasks.spawn(self._take_back(launching, record))
             result = self.endings.time_out(live, replace(record, duration_ms=self.endings.since(record.started)))
             return NotBegun(result)
-        self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
-        return launching.result()
+        run = launching.result()
+        if isinstance(run, Foreground):
+            self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
+        return run
 
     async def _give_up(self, live: Live, record: RunRecord, about: Facts) -> NotBegun:
         """There was no way into the sandbox: nothing ran, and that is on record like every other run."""
@@ -93,10 +97,14 @@ class Runs:
         """Counts one more run of the session's payer, until what is returned is called."""
         return self.sessions.quotas.take_run(live.payer, self.sessions.registry)
 
-    async def _launch(self, opened: Opened, plan: ExecSpec, record: RunRecord, about: Facts, due: float) -> Foreground:
+    async def _launch(
+        self, opened: Opened, plan: ExecSpec, record: RunRecord, about: Facts, due: float
+    ) -> Foreground | NotBegun:
         with opened.live.in_use():
-            async with self.starts.take(opened.live.payer):
+            with await self.starts.take_briefly(opened.live.payer, _START, due):
                 record, mark = await self.record(opened.live, record, about)
+                if asyncio.get_running_loop().time() >= due:
+                    return NotBegun(self.endings.come_late(opened.live, record))
                 spec = self.parking.choose(plan)
                 process = await self.launch(opened, record, spec)
             self.parking.started(spec, process)
@@ -111,11 +119,12 @@ class Runs:
     def _save_command(self, run: Foreground) -> None:
         self.sessions.tasks.spawn(self.sessions.store.set_command(run.run_id, run.command, run.record.oom_before))
 
-    async def _take_back(self, launching: asyncio.Task[Foreground], record: RunRecord) -> None:
+    async def _take_back(self, launching: asyncio.Task[Foreground | NotBegun], record: RunRecord) -> None:
         """Who asked for it left, or was told that it takes too long, while it was started."""
         await asyncio.wait({launching})
-        if not launching.cancelled() and launching.exception() is None:
-            launching.result().leave()
+        run = None if launching.cancelled() or launching.exception() else launching.result()
+        if isinstance(run, Foreground):
+            run.leave()
         else:
             self.endings.forget(record)
 
@@ -142,7 +151,7 @@ class Runs:
             await asyncio.wait({inserting})
         inserting.result()
         if not health.alive:
-            await self.sessions.store.forget_run(record.run_id)
+            await self.endings.withdraw(record)
             raise self.sessions.describe_loss(live)
         return replace(record, oom_before=health.oom_kills), mark
 
@@ -150,10 +159,10 @@ class Runs:
         try:
             return await opened.sandbox.start(spec)
         except NotStarted as error:
-            await self.sessions.store.forget_run(record.run_id)
+            await self.endings.withdraw(record)
             raise translate(error, "the command") from error
         except ValueError as error:  # what only the link can measure
-            await self.sessions.store.forget_run(record.run_id)
+            await self.endings.withdraw(record)
             raise Fault(Kind.INVALID, "invalid_argument", str(error), field="argv") from error
         except LinkError as error:
             await self.endings.conclude(opened.live, record, error)
@@ -205,7 +214,7 @@ class NotBegun:
         pass
 
 
-def _when_settled(launching: asyncio.Task[Foreground], callback: Callable[[], None]) -> None:
+def _when_settled(launching: asyncio.Task[Foreground | NotBegun], callback: Callable[[], None]) -> None:
     """Calls back when the command has ended, or has not even started."""
     if launching.cancelled() or launching.exception() is not None:
         callback()

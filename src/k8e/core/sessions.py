@@ -30,7 +30,7 @@ from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
 from k8e.core.witness import Witness
 from k8e.engine import Engine, EngineError, Health, Place, RuntimeReport
-from k8e.link.errors import LinkError, LinkLost, LinkTimeout
+from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
 from k8e.link.model import Sandbox
 from k8e.settings import Settings
 
@@ -47,6 +47,7 @@ PARENT_ENDED: Final = "parent_ended"
 UNBOUND: Final = "unbound"
 
 SILENCE: Final = 30.0  # of a sandbox that was asked something, before it is ended
+_LAST: Final = 3.0  # for its last answer: the daemon itself may have stood still for all of the time before
 _PAUSE: Final = 0.5  # before one that could not be reached is asked again
 _AFTERMATH: Final = 10.0  # from a kill for want of memory to the end of the sandbox that it explains
 DEAD: Final = frozenset({LOST, OUT_OF_MEMORY, UNRESPONSIVE, NOT_ADOPTED})  # the sandbox ended; no caller asked for it
@@ -220,22 +221,32 @@ class Sessions:
                 raise
 
     async def _ask(self, live: Live) -> None:
+        if await self._answers_within(live, SILENCE) or await self._answers_within(live, _LAST):
+            return
+        if live.phase is Phase.ACTIVE and (await self.examine(live)).alive:
+            warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
+            self.give_up(live, UNRESPONSIVE)
+
+    async def _answers_within(self, live: Live, seconds: float) -> bool:
+        """Also true of a session that is not active any more."""
         try:
-            async with asyncio.timeout(SILENCE):
+            async with asyncio.timeout(seconds):
                 while live.phase is Phase.ACTIVE and not await self._answers(live):  # noqa: ASYNC110
                     await asyncio.sleep(_PAUSE)
         except TimeoutError:
-            if live.phase is Phase.ACTIVE and (await self.examine(live)).alive:
-                warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
-                self.give_up(live, UNRESPONSIVE)
+            return False
+        return True
 
     async def _answers(self, live: Live) -> bool:
         try:
             sandbox, _ = await self.engine.attach(live.sandbox)
             await sandbox.commands()
-        except (LinkError, EngineError):
+        except AgentError:
+            return True  # no is an answer
+        except (LinkError, EngineError) as error:
             await self.examine(live)  # a dead one is ended at once
-            return False
+            # What the engine itself fails at says nothing of the sandbox.
+            return isinstance(error, EngineError) and not isinstance(error.__cause__, LinkError)
         return True
 
     def describe_loss(self, live: Live) -> Fault:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 
 from k8e.core.access import Payer
 
@@ -28,11 +28,20 @@ class Turns:
         finally:
             self.release(payer)
 
+    async def take_briefly(self, payer: Payer, seconds: float, due: float) -> AbstractContextManager[None]:
+        """Gives the place back after `seconds`, also when the work goes on. At `due`, in the loop's time, the caller
+        goes on without a place."""
+        if not self._take_free(payer):
+            try:
+                async with asyncio.timeout_at(due):
+                    await self.acquire(payer)
+            except TimeoutError:
+                return _BriefPlace(None, payer, seconds)
+        return _BriefPlace(self, payer, seconds)
+
     async def acquire(self, payer: Payer) -> None:
         """For whoever gives it back elsewhere: `release`."""
-        # Whoever could go has gone already, so a free place is free.
-        if self._free and self._held[payer] < self._each:
-            self._grant(payer)
+        if self._take_free(payer):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(payer, collections.deque()).append(turn)
@@ -44,6 +53,13 @@ class Turns:
             else:
                 self._forget(payer, turn)
             raise
+
+    def _take_free(self, payer: Payer) -> bool:
+        # Whoever could go has gone already, so a free place is free.
+        if not self._free or self._held[payer] >= self._each:
+            return False
+        self._grant(payer)
+        return True
 
     def is_wanted(self, payer: Payer) -> bool:
         """Whether somebody else waits who could have a place that this one gives back."""
@@ -79,3 +95,23 @@ class Turns:
             queue.remove(turn)
             if not queue:
                 del self._queues[payer]
+
+
+class _BriefPlace(AbstractContextManager[None]):
+    """Given back at the end of the block, or by its timer before."""
+
+    __slots__ = ("_payer", "_timer", "_turns")
+
+    def __init__(self, turns: Turns | None, payer: Payer, seconds: float) -> None:
+        self._turns = turns  # None: there is no place to give back, or no longer
+        self._payer = payer
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._give_back)
+
+    def _give_back(self) -> None:
+        if self._turns is not None:
+            self._turns.release(self._payer)
+            self._turns = None
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._give_back()
