@@ -24,6 +24,12 @@ FOLDER: Final = "damaged"
 KEPT: Final = 100  # files and directories that were set aside; the oldest go
 _LONGEST: Final = 64 << 20
 _TOLD: Final = 1000
+# What says something of the file. All else says something of the machine, as that it has no descriptors or no memory
+# left, and a good file must not be set aside for it. Root is refused nothing, so EACCES is a matter of the machine too.
+_OF_THE_FILE: Final = (
+    *(errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR),  # a link, a socket, a directory
+    *(errno.EIO, errno.EUCLEAN, errno.EBADMSG),  # the disk has lost it
+)
 
 
 class Damaged(ValueError):
@@ -38,25 +44,28 @@ class Damage:
 
 
 def read_own(path: Path) -> bytes:
-    """The content of a file that is ours alone. FileNotFoundError, or Damaged when it is no such file."""
+    """The content of a file that is ours alone. FileNotFoundError, Damaged when it is no such file, or another OSError
+    when that cannot be said now."""
     try:
         # O_NONBLOCK: a pipe in its place has no reader, and is not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise Damaged(f"it cannot be opened: {error.strerror}") from error
+        raise _judge(error, "opened") from error
     try:
         check_own(os.fstat(descriptor))
         with os.fdopen(os.dup(descriptor), "rb") as file:
             content = file.read(_LONGEST + 1)
     except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from error
+        raise _judge(error, "read") from error
     finally:
         os.close(descriptor)
     if len(content) > _LONGEST:
         raise Damaged("it is far too long")
     return content
+
+
+def _judge(error: OSError, verb: str) -> Exception:
+    return Damaged(f"it cannot be {verb}: {error.strerror}") if error.errno in _OF_THE_FILE else error
 
 
 def check_file(path: Path) -> None:
@@ -78,6 +87,7 @@ class Damages:
     """Any thread may call it."""
 
     def __init__(self, state: Path) -> None:
+        self._state = state
         self._folder = state / FOLDER
         self._lock = threading.Lock()
         self._told: deque[Damage] = deque(maxlen=_TOLD)
@@ -85,8 +95,10 @@ class Damages:
     def set_aside(self, path: Path, cause: object) -> None:
         """Out of the way, whatever it is. OSError when even that is not possible."""
         with self._lock:
-            aside = self._move(path)
-            self._told.append(Damage(os.fspath(path), str(cause), os.fspath(aside) if aside else ""))
+            self._make_folder()
+            self._put_aside(path, cause)
+            with contextlib.suppress(OSError):
+                self._forget_old()
 
     def tell(self, path: Path, cause: object) -> None:
         """Of one that stays where it is, or that was made anew."""
@@ -100,10 +112,25 @@ class Damages:
             self._told.clear()
         return told
 
+    def _make_folder(self) -> None:
+        """What is there instead is the first that it takes."""
+        try:
+            check_own(self._folder.lstat(), directory=True)
+        except FileNotFoundError:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except Damaged as error:
+            other = self._folder.with_name(f"{FOLDER}.{os.getpid()}")
+            os.rename(self._folder, other)
+            self._folder.mkdir(mode=0o700)
+            self._put_aside(other, f"it lay in the place of {FOLDER}/: {error}")
+
+    def _put_aside(self, path: Path, cause: object) -> None:
+        aside = self._move(path)
+        self._told.append(Damage(os.fspath(path), str(cause), os.fspath(aside) if aside else ""))
+
     def _move(self, path: Path) -> Path | None:
         if path.is_char_device() or path.is_block_device():
             raise OSError(errno.ENOTSUP, "a device is not set aside", os.fspath(path))
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = path.parent.name if path.name in _SHARED_NAMES else ""
         stem = "-".join(part for part in (time.strftime("%Y%m%dT%H%M%S"), owner, path.name) if part)
         aside = next(
@@ -115,11 +142,13 @@ class Damages:
             os.rename(path, aside)
         except FileNotFoundError:
             return None
-        except OSError:
-            # On another filesystem, as what is below /run: nothing of that is worth keeping.
-            _remove(path)
-            return None
-        self._forget_old()
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            if not path.is_relative_to(self._state) or path.is_fifo() or path.is_socket():
+                _remove(path)  # it is below /run: nothing of that is worth keeping
+                return None
+            shutil.move(path, aside)  # the administrator gave a part of the state a disk of its own
         return aside
 
     def _forget_old(self) -> None:
@@ -130,9 +159,12 @@ class Damages:
 
 
 def own_directory(path: Path, mode: int, damages: Damages) -> None:
-    """Makes it, where there is none; what is there instead is set aside."""
+    """Makes it, where there is none; what is there instead is set aside. A link of ours to a directory of ours is one:
+    the administrator put it on another disk."""
     try:
-        check_own(path.lstat(), directory=True)
+        found = path.lstat()
+        linked = stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and path.is_dir()
+        check_own(path.stat() if linked else found, directory=True)
     except FileNotFoundError:
         pass
     except Damaged as error:

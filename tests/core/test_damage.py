@@ -224,6 +224,17 @@ async def test_variables_that_are_damaged_are_not_half_there(folder: Path, way: 
     assert await environments.recall("s") == ((b"A", b"3"),)
 
 
+async def test_variables_that_an_older_daemon_kept_are_there(folder: Path) -> None:
+    older, environments = b"A=1\0B=x=y\n\0EMPTY=\0", Environments(folder / "environments")
+    path = folder / "environments" / "s"
+    path.parent.mkdir()
+    path.write_bytes(older)
+    await environments.forget_others({"s"})
+    assert path.read_bytes().endswith(b"\n" + older), "from now on damage would be seen"
+    assert await environments.recall("s") == ((b"A", b"1"), (b"B", b"x=y\n"), (b"EMPTY", b""))
+    assert not environments.damages.take()
+
+
 async def test_sessions_go_on_with_a_file_in_place_of_the_folder_of_variables(folder: Path) -> None:
     (folder / "environments").write_text("x")
     async with open_rig(folder) as rig:

@@ -85,3 +85,14 @@ async def test_a_source_that_calms_down_has_lines_again(tmp_path: Path) -> None:
         clock.advance(BURST * EVERY)
     await log.close()
     assert count(read(tmp_path, NAME), "refused") == 2 * BURST
+
+
+async def test_strangers_take_no_place_of_a_sandbox(tmp_path: Path) -> None:
+    log = RefusalLog(tmp_path / "audit.log", AuditSettings(), Metrics(), ManualClock())
+    for number in range(SOURCES + 1):
+        log.note("access_refused", f"address-{number}", {"source": f"address-{number}"}, stranger=True, call="Login")
+    for number in range(2):
+        log.note("refused", f"sandbox-{number}", {"sandbox": f"sandbox-{number}"}, host="a.test")
+    await log.close()
+    told = [line.get("sandbox") for line in read(tmp_path, NAME) if line["event"] == "refused"]
+    assert told == ["sandbox-0", "sandbox-1"]

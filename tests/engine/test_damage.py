@@ -3,9 +3,12 @@ comes of it. With a daemon around it: tests/scenarios/test_damage.py."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -14,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from k8e.damage import KEPT, Damaged, Damages, list_damaged, read_own
-from k8e.engine import Place
+from k8e.damage import KEPT, Damaged, Damages, list_damaged, own_directory, read_own
+from k8e.engine import EngineError, Place
+from k8e.engine.local import LocalEngine
 from k8e.engine.local.image_root import load_place, save_place
 from k8e.engine.local.images.store import ImageRecord, LayerRecord, Store
 from k8e.engine.local.layout import Layout, SandboxPaths
@@ -23,6 +27,7 @@ from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.network.record import EgressRecord
 from k8e.engine.local.record import Record
 from k8e.link.model import Identity
+from tests.ways import WAYS
 
 LAYER: Final = "a" * 64
 DIGEST: Final = "b" * 64
@@ -129,6 +134,110 @@ def test_a_device_stays_where_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not set aside"):
         Damages(tmp_path).set_aside(Path("/dev/full"), "it is no regular file")
     assert Path("/dev/full").is_char_device()
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@KIND
+def test_a_machine_without_descriptors_says_nothing_of_a_file(kind: str, tmp_path: Path) -> None:
+    save, load = KINDS[kind]
+    path = tmp_path / "file"
+    save(path)
+    with without_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        load(path)
+    load(path)
+
+
+def test_without_descriptors_too_what_is_set_aside_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{")
+    damages = Damages(tmp_path)
+    with without_descriptors():
+        damages.set_aside(tmp_path / "file", "it is half")
+    (told,) = damages.take()
+    assert Path(told.aside).read_text() == "{"
+
+
+def test_what_cannot_be_moved_stays(tmp_path: Path) -> None:
+    name = tmp_path / ("x" * 250)  # with the time before it that is too long
+    for path in (name, name.with_name("y" * 250)):
+        path.mkdir() if path == name else path.write_text("precious")
+        damages = Damages(tmp_path)
+        with pytest.raises(OSError, match="too long"):
+            damages.set_aside(path, "it is no record")
+        assert path.exists()
+        assert not damages.take()
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if os.stat(folder).st_dev == tmp_path.stat().st_dev:
+            pytest.skip("/dev/shm is on the same filesystem")
+        yield Path(folder)
+
+
+def test_what_is_on_another_disk_is_kept_if_it_is_of_the_state(tmp_path: Path, other_disk: Path) -> None:
+    (tmp_path / "images").symlink_to(other_disk)
+    damages = Damages(tmp_path)
+    for name, content in {"file": None, "folder": "inner"}.items():
+        path = tmp_path / "images" / name
+        path.mkdir() if content else path.write_text("precious")
+        (path / "inner").write_text("precious") if content else None
+        damages.set_aside(path, "it is no image")
+        (told,) = damages.take()
+        assert (Path(told.aside) / (content or "")).read_text() == "precious"
+        assert not path.exists()
+    os.mkfifo(tmp_path / "images" / "pipe")
+    (other_disk / "of-a-run").write_text("x")
+    for path in (tmp_path / "images" / "pipe", other_disk / "of-a-run"):
+        damages.set_aside(path, "nothing is lost with it")
+        assert not path.exists()
+        assert [each.aside for each in damages.take()] == [""]
+
+
+@pytest.mark.parametrize("way", ["garbage", "unreadable", "pipe"])
+def test_something_in_the_place_of_what_was_set_aside_goes_there_too(tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "damaged"
+    folder.write_text("x")
+    WAYS[way](folder)
+    (tmp_path / "file").write_text("{")
+    damages = Damages(tmp_path)
+    damages.set_aside(tmp_path / "file", "it is half")
+    strange, told = damages.take()
+    assert "in the place of damaged/" in strange.cause
+    assert os.path.lexists(strange.aside)
+    assert Path(told.aside).read_text() == "{"
+    assert len(list_damaged(tmp_path)) == 2
+
+
+def test_a_directory_on_another_disk_stays_linked(tmp_path: Path) -> None:
+    (tmp_path / "bigger").mkdir()
+    (tmp_path / "bigger" / "image").write_text("precious")
+    (tmp_path / "images").symlink_to("bigger")
+    damages = Damages(tmp_path)
+    own_directory(tmp_path / "images", 0o700, damages)
+    assert (tmp_path / "images" / "image").read_text() == "precious"
+    assert not damages.take()
+    (tmp_path / "broken").symlink_to("broken")
+    own_directory(tmp_path / "broken", 0o700, damages)
+    assert [each.path for each in damages.take()] == [str(tmp_path / "broken")]
+
+
+def test_sandboxes_behind_a_link_are_refused_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "sandboxes").symlink_to(tmp_path / "not-mounted-yet")
+    with pytest.raises(EngineError, match="is a link") as refused:
+        LocalEngine(tmp_path / "state", tmp_path / "run")
+    assert "mount" in refused.value.hint
+    assert (tmp_path / "state" / "sandboxes").is_symlink()
 
 
 def test_what_is_set_aside_is_told_once_and_the_oldest_goes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -24,6 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAGIC: Final = b"k8e environment "  # and the sha256 of what follows its line
+_VARIABLE: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Environments:
@@ -79,7 +81,12 @@ class Environments:
     def _recall(self, sandbox: str) -> Variables:
         path = self._path(sandbox)
         try:
-            return _read(read_own(path))
+            content = read_own(path)
+            if content.startswith(_MAGIC):
+                return _read(content)
+            env = _read_older(content)
+            self._keep(sandbox, env)
+            return env
         except FileNotFoundError:
             return ()
         except Damaged as error:
@@ -94,17 +101,25 @@ class Environments:
         for name in os.listdir(self._folder):
             path = self._folder / name
             if name in sandboxes:
-                self._recall(name)  # a damaged one is found before the session is to be started
+                # A damaged one is found before the session is to be started. What cannot be read now may be later.
+                with contextlib.suppress(OSError):
+                    self._recall(name)
             elif path.is_dir() and not path.is_symlink():
                 self.damages.set_aside(path, "it is a directory")
             else:
                 path.unlink(missing_ok=True)
 
 
+def _read_older(content: bytes) -> Variables:
+    """Of a daemon that wrote no digest: every variable is whole."""
+    found = read_variables(content)
+    if not found or write_variables(found) != content or not all(_VARIABLE.fullmatch(name) for name, _ in found):
+        raise Damaged("it is no list of variables")
+    return found
+
+
 def _read(content: bytes) -> Variables:
     head, _, rest = content.partition(b"\n")
-    if not head.startswith(_MAGIC):
-        raise Damaged("it is no list of variables")
     if hashlib.sha256(rest).hexdigest().encode() != head.removeprefix(_MAGIC):
         raise Damaged("its content is not what was written")
     return read_variables(rest)

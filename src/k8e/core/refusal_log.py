@@ -23,7 +23,7 @@ EVERY: Final = 10.0  # seconds until it may cause one more
 STRANGERS_BURST: Final = 1000  # the same for all strangers together, who may have many addresses
 STRANGERS_EVERY: Final = 1.0
 SUMMARY: Final = 60.0  # seconds between two counts of one source
-SOURCES: Final = 1024  # that are told apart; the others are one
+SOURCES: Final = 1024  # of each kind that are told apart; the others of it are one
 _OTHERS: Final = "others"
 
 
@@ -60,14 +60,15 @@ class RefusalLog:
         """`beside`: the audit log. Without it nothing is kept."""
         self._audit = Audit(beside.with_name(NAME) if beside else None, settings, metrics, clock)
         self._clock = clock
-        self._sources: dict[tuple[str, str], _Source] = {}
+        # Strangers, who may have many addresses, take no place of a sandbox.
+        self._sources: dict[bool, dict[tuple[str, str], _Source]] = {False: {}, True: {}}
         self._strangers = Rate(STRANGERS_BURST, STRANGERS_EVERY)
 
     def note(
         self, event: str, source: str, about: Mapping[str, object], *, stranger: bool = False, **fields: object
     ) -> None:
         """`about` tells the source, in its lines and in their count. Strangers have a rate together as well."""
-        now, found = self._clock.monotonic(), self._find(event, source, about)
+        now, found = self._clock.monotonic(), self._find(event, source, about, stranger)
         if found.rate.take(now) and (not stranger or self._strangers.take(now)):
             self._audit.note(event, **found.about, **fields)
             return
@@ -75,27 +76,27 @@ class RefusalLog:
             found.told_at = now
         found.left_out += 1
 
-    def _find(self, event: str, source: str, about: Mapping[str, object]) -> _Source:
-        known = self._sources.get((event, source))
+    def _find(self, event: str, source: str, about: Mapping[str, object], stranger: bool) -> _Source:
+        known = self._sources[stranger].get((event, source))
         if known is None:
-            if len(self._sources) >= SOURCES:
-                self._forget()
-            if len(self._sources) >= SOURCES:
+            if len(self._sources[stranger]) >= SOURCES:
+                self._forget(stranger)
+            if len(self._sources[stranger]) >= SOURCES:
                 source, about = _OTHERS, {"source": _OTHERS}
-            known = self._sources.setdefault((event, source), _Source(event, about))
+            known = self._sources[stranger].setdefault((event, source), _Source(event, about))
         return known
 
-    def _forget(self) -> None:
+    def _forget(self, stranger: bool) -> None:
         """Those of whom nothing has to be remembered."""
         now = self._clock.monotonic()
-        self._sources = {
-            key: each for key, each in self._sources.items() if each.left_out or not each.rate.is_whole(now)
+        self._sources[stranger] = {
+            key: each for key, each in self._sources[stranger].items() if each.left_out or not each.rate.is_whole(now)
         }
 
     def review(self, *, all_of_them: bool = False) -> None:
         """Part of the upkeep: says how many lines were left out."""
         now = self._clock.monotonic()
-        for each in self._sources.values():
+        for each in (*self._sources[False].values(), *self._sources[True].values()):
             if each.left_out and (all_of_them or now - each.told_at >= SUMMARY):
                 self._audit.note(f"{each.event}_more", **each.about, count=each.left_out)
                 each.left_out = 0

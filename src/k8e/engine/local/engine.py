@@ -73,6 +73,10 @@ class LocalEngine:
     ) -> None:
         # The kernel names mounts by where they really are, and by that we find them again.
         self.layout = Layout(state_dir.resolve(), run_dir.resolve())
+        if self.layout.sandboxes.is_symlink():
+            # Mounts would not be found again, and an empty directory in its place would cost all sandboxes.
+            hint = "To have sandboxes on another disk, mount it there, or link the whole state directory."
+            raise EngineError("sandboxes", f"{self.layout.sandboxes} is a link", hint)
         self._tools = tools_dir or Path("/var/lib/k8e/tools")
         self._damages = Damages(self.layout.state)
         self._cgroups = Cgroups(self.layout.cgroup)
@@ -251,7 +255,7 @@ class LocalEngine:
             link = await self._open_link(sandbox)
             await self._resume_network(sandbox)
             return link, await self._find_place(sandbox)
-        except (LinkError, FileNotFoundError) as error:
+        except (LinkError, OSError) as error:
             raise EngineError("sandbox", f"{sandbox} does not answer: {error}") from error
 
     async def _find_place(self, sandbox: str) -> Place:
@@ -273,6 +277,16 @@ class LocalEngine:
         except Damaged as error:
             self._damages.set_aside(path, error)
             raise EngineError("record", f"what was known of {sandbox} is damaged: {error}") from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise EngineError("record", f"what is known of {sandbox} cannot be read now: {error}") from error
+
+    def _find_slot(self, paths: SandboxPaths) -> int | None:
+        try:
+            return find_slot(paths)
+        except OSError as error:
+            raise EngineError("record", f"{paths.record} cannot be read now: {error}") from error
 
     async def _open_link(self, sandbox: str) -> AgentLink:
         async with self._lock(sandbox):
@@ -438,7 +452,7 @@ class LocalEngine:
 
     async def _destroy(self, sandbox: str) -> None:
         paths = self.layout.sandbox(sandbox)
-        slot = find_slot(paths)
+        slot = self._find_slot(paths)
         await self._halt(sandbox)
         await asyncio.to_thread(disk.remove_tree, paths.top)
         self._ids.release(slot)
@@ -453,13 +467,16 @@ class LocalEngine:
         await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
         await self._network.remove(sandbox)
         await disk.unmount_below(self.layout.sandbox(sandbox).top)
-        await asyncio.to_thread(remove_placeholders, self.layout.sandbox(sandbox), self._damages)
+        try:
+            await asyncio.to_thread(remove_placeholders, self.layout.sandbox(sandbox), self._damages)
+        except OSError as error:
+            raise EngineError("mounts", f"what was made for them cannot be removed now: {error}") from error
         await asyncio.to_thread(self._cgroups.remove, sandbox)
 
     async def set_aside(self, sandbox: str) -> str:
         paths = self.layout.sandbox(sandbox)
         async with self._alone_with(sandbox):
-            slot = find_slot(paths)
+            slot = self._find_slot(paths)
             await self._halt(sandbox)
             if not paths.disk_image.is_file():
                 await asyncio.to_thread(disk.remove_tree, paths.top)

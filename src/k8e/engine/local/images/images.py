@@ -108,10 +108,16 @@ class LocalImages:
             await asyncio.to_thread(folder.close)
 
     async def find(self, digest: str) -> Image | None:
-        return await asyncio.to_thread(self.store.find, digest)
+        try:
+            return await asyncio.to_thread(self.store.find, digest)
+        except OSError as error:
+            raise unusable(error) from error
 
     async def list(self) -> Sequence[Image]:
-        return await asyncio.to_thread(self.store.list)
+        try:
+            return await asyncio.to_thread(self.store.list)
+        except OSError as error:
+            raise unusable(error) from error
 
     async def retain(self, digests: Collection[str]) -> int:
         await self._clean()

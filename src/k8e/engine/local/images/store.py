@@ -243,7 +243,7 @@ class Store:
             self._fresh = {digest: at for digest, at in self._fresh.items() if at > oldest}
             used = self._in_use()
             if "" in used:
-                raise OSError("the record of a sandbox is damaged: what it is made of is not known")
+                raise OSError("the record of a sandbox cannot be read: what it is made of is not known")
             keep = set(digests) | used | set(self._fresh)
             aside = [record for record in self._records() if record.digest not in keep]
             for record in aside:
@@ -297,7 +297,7 @@ class Store:
                 found.add(Record.load(paths.record).image)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # half made, and so made of nothing yet; or gone
-            except Damaged:
+            except (Damaged, OSError):
                 found.add("")
         return found
 
