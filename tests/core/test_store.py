@@ -129,6 +129,19 @@ async def test_a_full_disk_is_a_fault(path: Path) -> None:
     await store.close()
 
 
+async def test_a_journal_that_stays_does_not_undo_what_was_written(path: Path) -> None:
+    store = await Store.open(path)
+    await store.insert_session(SESSION)
+
+    def refuse(action: int, subject: str | None, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if subject == "wal_checkpoint" else sqlite3.SQLITE_OK
+
+    store._connection.set_authorizer(refuse)
+    await store.set_phase("s1", Phase.STOPPED, durable=True)
+    assert [record.phase for record in await store.sessions()] == [Phase.STOPPED]
+    await store.close()
+
+
 async def test_who_is_cancelled_does_not_take_the_write_along(path: Path) -> None:
     store = await Store.open(path)
     task = asyncio.create_task(store.insert_session(SESSION))
