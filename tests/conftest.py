@@ -21,6 +21,12 @@ _OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_ROUNDS", "K8E_FUZZ_", "K8E_
 TESTS = Path(__file__).parent
 LONG = {
     "engine/test_crashes.py": 90,
+    "scenarios/test_damage.py": 80,
+    "scenarios/test_bombs.py": 65,
+    "sdk/test_silence.py": 50,
+    "gateway/test_silence.py": 40,
+    "cli/test_silence.py": 40,
+    "core/test_silence.py": 38,
     "engine/test_conformance.py": 75,
     "test_binary.py": 60,
     "test_conformance.py": 55,
