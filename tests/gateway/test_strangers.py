@@ -22,6 +22,7 @@ from k8e.cli.remote import contact
 from k8e.core.keys import Keys
 from k8e.core.refusal_log import BURST, NAME
 from k8e.doors.crowd import Crowd
+from k8e.doors.grpc import front
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.calls import STRANGERS_CALLS
 from k8e.doors.grpc.front import STRANGERS_BYTES, Half, Pause
@@ -247,8 +248,9 @@ async def test_who_says_nothing_or_too_much_is_not_kept(tmp_path: Path) -> None:
     assert (crowd._used, crowd._strangers.count) == (0, 0)
 
 
-async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path) -> None:
+async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All on one connection, each of them small, and together more than a stranger has to say."""
+    monkeypatch.setattr(front, "STRANGERS_WAIT", 0.2)
     async with open_rig(tmp_path) as rig:
         keys = Keys(tmp_path / "identity")
         gateway = Gateway(rig.service, keys, Agents(rig.service, keys), tmp_path, Crowd())

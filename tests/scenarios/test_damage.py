@@ -134,6 +134,7 @@ def test_a_damaged_database_costs_the_sessions_and_keeps_their_disks(house: Hous
         WAYS[way](house.state_dir / "k8e.db")
     assert json.loads(house.run("true", "--session-id", session).stdout)["code"] == "session_not_found"
     assert house.damaged(house.state_dir / "k8e.db")[str(house.state_dir / "k8e.db")]
+    wait_until(lambda: bool(house.told("sandbox_set_aside")))  # its lines are written a moment later
     (kept,) = (event["path"] for event in house.told("sandbox_set_aside"))
     assert kept == str(house.state_dir / "kept" / sandbox.name)
     assert (Path(kept) / "disk.img").stat().st_size

@@ -26,6 +26,9 @@ from k8e.doors.sources import name_source
 
 DESCRIPTORS: Final = 3  # for one connection: here, and both ends of the unix socket
 STRANGERS_BYTES: Final = 256 << 10  # all that a stranger has to say
+# After that nothing is read until the caller is known: a large message may come faster than its call is looked at. A
+# stranger who stays one is cut off.
+STRANGERS_WAIT: Final = 10.0
 FAREWELL: Final = 10.0  # for a client to read what was said last
 BACKLOG: Final = 512
 _SCHEME: Final = "unix-abstract:"
@@ -118,6 +121,7 @@ class Connection:
         self._calls: set[Carried] = set()
         self._cargo: Cargo | None = None  # of a known caller
         self._waiting: asyncio.Task[None] | None = None  # for room
+        self._spent: asyncio.TimerHandle | None = None  # ends a stranger who has said too much
         self._ending: asyncio.TimerHandle | None = None
 
     @property
@@ -132,6 +136,10 @@ class Connection:
             return True
         if not self._front.crowd.admit(self.place, payer):
             return False
+        if self._spent is not None:
+            self._spent.cancel()
+            self._spent = None
+            self._outer.resume(Pause.STRANGER)
         self._unload()
         self._cargo = Cargo(self._front.freight.load(payer))
         return True
@@ -196,9 +204,9 @@ class Connection:
         """From the client. Its first word opens the way to gRPC."""
         if self.place.payer is None:
             self._heard += len(data)
-            if self._heard > STRANGERS_BYTES:
-                self.abort()
-                return
+            if self._heard > STRANGERS_BYTES and self._spent is None:
+                self._outer.pause(Pause.STRANGER)
+                self._spent = asyncio.get_running_loop().call_later(STRANGERS_WAIT, self.abort)
         elif self._cargo is not None and not self._cargo.add(len(data)):
             self._outer.pause(Pause.ROOM)
             self._waiting = self._waiting or asyncio.create_task(self._wait_for_room(self._cargo))
@@ -219,8 +227,9 @@ class Connection:
             self._ending = asyncio.get_running_loop().call_later(FAREWELL, self.abort)
 
     def abort(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
+        for timer in (self._ending, self._spent):
+            if timer is not None:
+                timer.cancel()
         for task in (*self._tasks, *([self._waiting] if self._waiting else ())):
             task.cancel()
         self._unload()
@@ -234,6 +243,7 @@ class Pause(enum.Enum):
 
     PEER = enum.auto()  # the other end's peer does not read
     ROOM = enum.auto()  # there is no room for more bytes
+    STRANGER = enum.auto()  # it has said all that a stranger has to say
 
 
 class Half(asyncio.Protocol):
