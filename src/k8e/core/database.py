@@ -312,7 +312,7 @@ class Database:
         self._thread = thread
         self.damages = damages
         # False: there was none, or none that could be used, or a session's row could not be read, so that sandboxes
-        # which it does not have may be of use to somebody.
+        # which it does not have may hold files that a user misses.
         self.known = known
 
     @classmethod
@@ -335,7 +335,7 @@ class Database:
         self._thread.shutdown()
 
     async def trust(self) -> None:
-        """From now on what it does not have is no sandbox of anybody: all others were set aside."""
+        """From now on a sandbox that it does not have is no session's: all others were set aside."""
         if not self.known:
             await self._call(lambda: _unmark(self._path, self.damages))
             self.known = True

@@ -55,7 +55,7 @@ class Turns:
             raise
 
     def _take_free(self, payer: Payer) -> bool:
-        # Whoever could go has gone already, so a free place is free.
+        # Waiters who could go have gone already, so a free place is free.
         if not self._free or self._held[payer] >= self._each:
             return False
         self._grant(payer)

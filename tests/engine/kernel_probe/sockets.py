@@ -57,51 +57,34 @@ for _family, _label in ((socket.AF_INET, "INET"), (socket.AF_INET6, "INET6")):
     )
 
 
-def pair_of_other_families(high_bits: int = 0) -> object:
-    """The filter has to say no: any other answer means that the kernel was asked, and looked for a module."""
+def ask_for_all(name: str, *lists: tuple[object, ...]) -> object:
+    """The filter has to say no to each: any other answer means that the kernel was asked, and looked for a module."""
     asked = []
-    for family in (0, *range(2, 46)):
+    for arguments in lists:
         try:
-            call("socketpair", family | high_bits, socket.SOCK_STREAM, 0, ctypes.create_string_buffer(8))
+            call(name, *arguments)
         except PermissionError:
             continue
         except OSError as error:
-            asked.append(f"{family}: {error.strerror}")
+            asked.append(f"{arguments[:3]}: {error.strerror}")
         else:
-            asked.append(f"{family}: made")
+            asked.append(f"{arguments[:3]}: made")
     if not asked:
         raise PermissionError(errno.EPERM, "all of them")
     return asked
+
+
+def pair_of_other_families(high_bits: int = 0) -> object:
+    pair, families = ctypes.create_string_buffer(8), (0, *range(2, 46))
+    return ask_for_all("socketpair", *((family | high_bits, socket.SOCK_STREAM, 0, pair) for family in families))
 
 
 def sockets_of_other_protocols() -> object:
-    """As above, be it SCTP, DCCP, UDP-Lite, or a packet socket by its old name."""
-    asked = []
+    """Be it SCTP, DCCP, UDP-Lite, a packet socket by its old name, or TCP's type with the protocol of UDP."""
     wanted = [(kind, protocol) for kind in (1, 2, 5) for protocol in (33, 108, 115, 132, 136, 255, 256)]
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for kind, protocol in (
-            *wanted,
-            (5, 0),
-            (6, 33),
-            (10, 768),
-            (10, 0),
-            (1, 17),
-            (1, 1),
-            (1, 58),
-            (2, 6),
-            (2, 262),
-        ):
-            try:
-                call("socket", family, kind, protocol)
-            except PermissionError:
-                continue
-            except OSError as error:
-                asked.append(f"{family} {kind} {protocol}: {error.strerror}")
-            else:
-                asked.append(f"{family} {kind} {protocol}: made")
-    if not asked:
-        raise PermissionError(errno.EPERM, "all of them")
-    return asked
+    wanted += [(5, 0), (6, 33), (10, 768), (10, 0), (1, 17), (1, 1), (1, 58), (2, 6), (2, 262)]
+    families = (socket.AF_INET, socket.AF_INET6)
+    return ask_for_all("socket", *((family, *each) for family in families for each in wanted))
 
 
 ATTEMPTS["sockets-of-other-protocols"] = sockets_of_other_protocols

@@ -3,7 +3,7 @@
 gRPC takes every connection and waits two minutes for its handshake: a peer that opens enough of them has all
 descriptors of the daemon. So the port is ours. A connection that says nothing never reaches gRPC; one that does is
 known to gRPC by the name of our end of the unix socket, by which the calls on it find the connection again: where it
-comes from, and that it is not a stranger's any more. Costs a call some 60 microseconds (docs/gateway.md).
+comes from, and that it is not a stranger's any more.
 """
 
 from __future__ import annotations
