@@ -22,7 +22,7 @@ from bench.baselines import OneShot, podman, run_quietly, say
 from bench.daemon import ROOT, Daemon, serving
 from bench.oneshot import BARE, take
 from bench.samples import Measure
-from k8e.engine.local.runtime import OWN_BINARIES
+from k8e.engine.local.runtime.runtime import OWN_BINARIES
 
 AGENTKERNEL = str(ROOT / ".venv" / "bin" / "agentkernel")
 BUSYBOX = Path("/bin/busybox")  # Debian's busybox-static

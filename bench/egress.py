@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.samples import Measure, measure_pairs
 from k8e.damage import Damages
-from k8e.engine.local.far_end import FarWire, Names, name_server
+from k8e.engine.local.doctor.far_end import FarWire, Names, name_server
 from k8e.engine.local.network.addresses import MAX_WIRES, Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.wires import open_wire, remove_wire

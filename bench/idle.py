@@ -17,8 +17,8 @@ from bench.daemon import serving
 from bench.samples import Measure
 from k8e.engine import Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
-from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.runtime.cgroup import Cgroups
 
 
 def shared_mib(cgroups: Cgroups, sandbox: str) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.baselines import OneShot, bubblewrap, podman, sandbox_runtime
 from bench.daemon import ROOT, serving
 from bench.samples import Measure
-from k8e.engine.local.runtime import OWN_BINARIES
+from k8e.engine.local.runtime.runtime import OWN_BINARIES
 
 BARE = OneShot("/usr/bin/python3 -c pass", ("/usr/bin/python3", "-c", "pass"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e.engine.local.runtime import OWN_BINARIES
+from k8e.engine.local.runtime.runtime import OWN_BINARIES
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 import pytest
 
-from k8e.engine.local.runtime import OWN_BINARIES
+from k8e.engine.local.runtime.runtime import OWN_BINARIES
 
 _PROGRAMS: Final = {"gvisor": ("runsc",), "native": ("runc", "crun")}
 

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from k8e.engine import Limits, Runtime, RuntimeReport, SandboxSpec
-from k8e.engine.local import LocalEngine, construction, doctor, trials
+from k8e.engine.local import LocalEngine, construction
 from k8e.engine.local import record as record_module
-from k8e.engine.local.bundle import BundleSpec, build_config
-from k8e.engine.local.controls import CONTROLS, limits
-from k8e.engine.local.controls.network import find_foreign_drops
-from k8e.engine.local.decoys import Decoys, Subject, plant_decoys
-from k8e.engine.local.doctor import Check, Examination, Report, Verdict
-from k8e.engine.local.far_end import open_far_end
-from k8e.engine.local.runtime import OciRuntime, find_runtimes
+from k8e.engine.local.doctor import doctor
+from k8e.engine.local.doctor.controls import CONTROLS, limits
+from k8e.engine.local.doctor.controls.network import find_foreign_drops
+from k8e.engine.local.doctor.decoys import Decoys, Subject, plant_decoys
+from k8e.engine.local.doctor.doctor import Check, Examination, Report, Verdict
+from k8e.engine.local.doctor.far_end import open_far_end
+from k8e.engine.local.runtime import trials
+from k8e.engine.local.runtime.bundle import BundleSpec, build_config
+from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
 from k8e.link.model import ExecSpec, Process, Sandbox
 from tests.egress.namespaces import private_machine
 from tests.engine.answers import plant_answers

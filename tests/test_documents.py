@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from k8e.cli.parser import build_parser
-from k8e.core.keys import Keys
+from k8e.core.access.keys import Keys
 from k8e.core.model import Phase
 from k8e.doors.approvals import Approvals
 from k8e.doors.identities import Identities

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import Runtime, RuntimeReport
-from k8e.engine.local import LocalEngine, runtime, trials
-from k8e.engine.local.runtime import OciRuntime
-from k8e.engine.local.tool import find_tool
+from k8e.engine.local import LocalEngine
+from k8e.engine.local.runtime import runtime, trials
+from k8e.engine.local.runtime.runtime import OciRuntime
+from k8e.engine.local.system.tool import find_tool
 from scripts import build_runsc
 from tests.engine.answers import plant_answers
 from tests.engine.rig import Rig, find_report, open_engine, place_for_engine

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import Runtime
-from k8e.engine.local import LocalEngine, host_image, tools
-from k8e.engine.local.host_image import Overlay
-from k8e.engine.local.tool import find_tool
+from k8e.engine.local import LocalEngine
+from k8e.engine.local.roots import host_image
+from k8e.engine.local.roots.host_image import Overlay
+from k8e.engine.local.system.tool import find_tool
+from k8e.engine.local.toolchain import tools
 from tests.engine.rig import Rig, Room, find_report, open_engine, place_for_engine
 from tests.runtimes import do_without
 

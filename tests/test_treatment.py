@@ -16,12 +16,14 @@ import pytest
 
 from k8e.cli.agentkernel import doctor
 from k8e.engine import EngineError, Runtime, SandboxSpec
-from k8e.engine.local import LocalEngine, packages, treatment
+from k8e.engine.local import LocalEngine
+from k8e.engine.local.doctor import treatment
+from k8e.engine.local.doctor.treatment import Step, render, treat
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.network.leases import LEDGERS
-from k8e.engine.local.packages import Package, install_packages, missing_packages, parse_table
 from k8e.engine.local.presence import ENGINES, Presence, dead_engine, known_engines
-from k8e.engine.local.treatment import Step, render, treat
+from k8e.engine.local.toolchain import packages
+from k8e.engine.local.toolchain.packages import Package, install_packages, missing_packages, parse_table
 from tests.engine.rig import LIMITS, place_for_engine
 from tests.engine.traces import CGROUPS, find_traces, wait_for_no_traces
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.runtime.cgroup import Cgroups
 from tests.cli.machine import K8E, ROOT, Done, Machine, run_launcher, wait_until
 from tests.runtimes import do_without
 

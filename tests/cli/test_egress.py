@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.runtime.cgroup import Cgroups
 from tests.cli.machine import DEADLINE, ROOT, Machine, make_folder, wait_until
 from tests.egress.internet import NAME_SERVER, Internet, small_internet
 from tests.egress.namespaces import private_machine

@@ -21,7 +21,7 @@ from typing import Any
 from k8e.core.errors import Fault
 from k8e.core.model import ChildSpec, HostsChange, ManifestFile, RunSpec, SessionSpec, Status
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.settings import PoolSettings
 from tests.core.bare_engine import BareEngine
 from tests.core.rig import ALICE

@@ -16,10 +16,10 @@ import pytest
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
-from k8e.core.memory import Memory
 from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec, Status
+from k8e.core.pool.memory import Memory
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.engine import EngineError
 from k8e.link.model import AGENT
 from k8e.settings import PoolSettings, Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from k8e.core.access import Payer, choose_tenant, find_payer, find_scope, may_see, require_scope
+from k8e.core.access.access import Payer, choose_tenant, find_payer, find_scope, may_see, require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, Scope
 

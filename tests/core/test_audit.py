@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from k8e.core.audit import Audit, AuditFile
 from k8e.core.clock import SystemClock
 from k8e.core.errors import Kind
-from k8e.core.metrics import Metrics
+from k8e.core.log.audit import Audit, AuditFile
+from k8e.core.log.metrics import Metrics
 from k8e.core.model import HostsChange, RunSpec, SessionSpec
 from k8e.settings import AuditSettings, Settings
 from tests.core.rig import ALICE, BOB, fault, open_rig

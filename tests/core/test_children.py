@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from k8e.core.children import choose_limits, choose_runtime, choose_shape, choose_workdir
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, ChildSpec, RunSpec, SessionSpec
+from k8e.core.sessions.children import choose_limits, choose_runtime, choose_shape, choose_workdir
 from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.settings import QuotasSettings, Settings
 from tests.core.family import PARENT, check_hosts, make_child, read_audit

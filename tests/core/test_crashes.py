@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from k8e.core.model import Phase, SessionSpec, Status
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.link import AgentLink
 from k8e.policy import excess
 from k8e.settings import PoolSettings

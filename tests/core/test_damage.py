@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.environments import Environments
 from k8e.core.errors import Kind
 from k8e.core.model import SessionSpec
-from k8e.core.records import ImageRecord
-from k8e.core.store import Store
+from k8e.core.sessions.environments import Environments
+from k8e.core.store.records import ImageRecord
+from k8e.core.store.store import Store
 from k8e.engine import EngineError
 from tests.core.bare_engine import BareEngine
 from tests.core.rig import ALICE, fault, open_rig

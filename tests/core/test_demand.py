@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from k8e.core.demand import HALF_LIFE, KINDS, MEMORY, Demand, Template
+from k8e.core.pool.demand import HALF_LIFE, KINDS, MEMORY, Demand, Template
 from k8e.engine import Limits, Runtime
 
 USUAL = Template(Runtime.GVISOR)

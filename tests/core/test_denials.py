@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.denials import KEPT, SHOWN, Notes, clean, write_hint
+from k8e.core.egress.denials import KEPT, SHOWN, Notes, clean, write_hint
 from k8e.core.errors import Fault
 from k8e.core.model import Denials, ManifestRepo, RunResult, RunSpec, SessionSpec, Status
 from k8e.engine import EngineError, Refusal

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.database import StoreFailed
-from k8e.core.egress import apply_change
+from k8e.core.egress.egress import apply_change
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import HostsChange, SessionSpec
+from k8e.core.store.database import StoreFailed
 from k8e.engine import EngineError
 from k8e.policy import NOTHING, HostList
 from k8e.settings import EgressSettings, Settings

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.kinship import Lineage, Process, are_related, find_circle, parse_lineage, read_lineage, write_lineage
+from k8e.core.sessions.kinship import (
+    Lineage,
+    Process,
+    are_related,
+    find_circle,
+    parse_lineage,
+    read_lineage,
+    write_lineage,
+)
 
 INIT = Process(1, 1, 1, 0, manager=True)
 DESKTOP = Process(50, 2, 50, 0, manager=True)  # systemd --user
@@ -91,7 +99,7 @@ def test_our_own() -> None:
     assert mine[-1].pid == 1
     assert mine[-1].manager
     assert parse_lineage(write_lineage(mine)) == mine
-    script = "import os; from k8e.core.kinship import *; print(write_lineage(read_lineage(os.getpid())))"
+    script = "import os; from k8e.core.sessions.kinship import *; print(write_lineage(read_lineage(os.getpid())))"
     child = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=True
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from k8e.core.access import find_payer
-from k8e.core.audit import Audit
+from k8e.core.access.access import find_payer
+from k8e.core.access.turns import Turns
 from k8e.core.errors import Kind
+from k8e.core.log.audit import Audit
 from k8e.core.model import RunResult, RunSpec, Status
-from k8e.core.turns import Turns
 from k8e.link.model import ExecSpec
 from tests.core.rig import ALICE, BOB, Rig, fault, open_rig
 from tests.core.test_silence import stopped

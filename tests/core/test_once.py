@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core import once
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Kind
 from k8e.core.model import Language, Phase, RunSpec, SessionSpec, Status
+from k8e.core.runs import once
 from tests.core.rig import ALICE, BOB, Rig, fault, open_rig
 from tests.sandboxes import needs_root
 

@@ -140,7 +140,7 @@ async def test_what_runs_is_asked_to_end_and_its_caller_told_why(rig: Rig) -> No
 
 
 async def test_what_does_not_want_to_end_is_killed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.persistence.PATIENCE", 0.05)
+    monkeypatch.setattr("k8e.core.sessions.persistence.PATIENCE", 0.05)
     await rig.create(spec=LASTING)
     stubborn = asyncio.create_task(rig.run("one", "trap '' TERM; while :; do sleep 1; done"))
     background = await rig.start_background("one", "trap '' TERM; while :; do sleep 1; done")

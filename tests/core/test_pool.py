@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core import pool as pool_module
-from k8e.core.demand import HALF_LIFE, MEMORY
 from k8e.core.errors import Kind
-from k8e.core.memory import SystemMemory
 from k8e.core.model import Phase, SessionSpec
-from k8e.core.pool import Pool
+from k8e.core.pool import pool as pool_module
+from k8e.core.pool.demand import HALF_LIFE, MEMORY
+from k8e.core.pool.memory import SystemMemory
+from k8e.core.pool.pool import Pool
 from k8e.engine import EngineError, Limits, SandboxSpec
 from k8e.settings import PoolSettings
 from tests.core.bare_engine import DEFAULT_HOSTS, BareEngine

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from k8e.core.metrics import Metrics
-from k8e.core.refusal_log import BURST, EVERY, NAME, SOURCES, STRANGERS_BURST, SUMMARY, RefusalLog
+from k8e.core.log.metrics import Metrics
+from k8e.core.log.refusal_log import BURST, EVERY, NAME, SOURCES, STRANGERS_BURST, SUMMARY, RefusalLog
 from k8e.engine import Refusal
 from k8e.settings import AuditSettings, Settings
 from tests.core.rig import ALICE, ManualClock, open_rig

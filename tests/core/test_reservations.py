@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.creation import MAX_RESERVATIONS
 from k8e.core.errors import Kind
 from k8e.core.model import PoolStatus, SessionSpec
+from k8e.core.sessions.creation import MAX_RESERVATIONS
 from k8e.engine import EngineError, Limits, Mount, SandboxSpec, Shape
 from k8e.settings import PoolSettings
 from tests.core.rig import ALICE, BOB, Rig, fault, open_rig

@@ -18,7 +18,7 @@ import pytest
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec, Status, Terminal
-from k8e.core.runs import place_run
+from k8e.core.runs.runs import place_run
 from k8e.engine import EngineError
 from k8e.link.client import AgentLink
 from k8e.link.errors import AgentError, Code
@@ -66,7 +66,7 @@ def in_time(timeout: float) -> Iterator[None]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent sandbox is ended after a second and not after thirty."""
-    monkeypatch.setattr("k8e.core.sessions.SILENCE", 1.0)
+    monkeypatch.setattr("k8e.core.sessions.sessions.SILENCE", 1.0)
 
 
 async def wait_for_end(rig: Rig, session: str, caller: Caller = ALICE) -> Fault:
@@ -192,7 +192,7 @@ async def test_a_sandbox_that_keeps_talking_does_not_put_off_the_end(rig: Rig, m
     def place_for_ever(*args: Any) -> ExecSpec:
         return replace(place_run(*args), timeout=60)  # of which the agent does not end the command at its timeout
 
-    monkeypatch.setattr("k8e.core.runs.place_run", place_for_ever)
+    monkeypatch.setattr("k8e.core.runs.runs.place_run", place_for_ever)
     session = await rig.create()
     run = await rig.service.start(ALICE, RunSpec(session, "yes", timeout=0.5))
     async with asyncio.timeout(30):
@@ -287,7 +287,7 @@ async def test_a_lasting_session_whose_sandbox_stays_silent_is_stopped_and_keeps
 
 
 async def test_background_runs_of_a_silent_sandbox_are_answered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.background._ANSWER", 0.5)
+    monkeypatch.setattr("k8e.core.runs.background._ANSWER", 0.5)
     session = await rig.create()
     short = await rig.start_background(session, "sleep 60", limit=0.5)
     ended = await rig.start_background(session, "echo all; sleep 0.1")
@@ -332,7 +332,7 @@ async def test_files_of_a_silent_sandbox_are_answered(rig: Rig) -> None:
 
 
 async def test_a_new_daemon_is_not_held_up_by_a_silent_sandbox(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.recovery._PATIENCE", 5.0)
+    monkeypatch.setattr("k8e.core.sessions.recovery._PATIENCE", 5.0)
     async with open_rig(folder) as rig:
         session, well = await rig.create(), await rig.create()
         stopping = stopped(rig, session)

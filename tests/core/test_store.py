@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core import database
-from k8e.core.database import StoreFailed
 from k8e.core.errors import Kind
 from k8e.core.model import Caller, Phase, Status
-from k8e.core.records import RunRecord, SessionRecord
-from k8e.core.store import KEPT_SESSIONS, Store
+from k8e.core.store import database
+from k8e.core.store.database import StoreFailed
+from k8e.core.store.records import RunRecord, SessionRecord
+from k8e.core.store.store import KEPT_SESSIONS, Store
 from k8e.engine import Limits, Runtime
 from tests.core.rig import fault
 
@@ -77,7 +77,7 @@ async def test_of_living_sessions_a_name_is_given_once(path: Path) -> None:
 
 async def test_the_memory_of_gone_sessions_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEPT_SESSIONS > 3
-    monkeypatch.setattr("k8e.core.store.KEPT_SESSIONS", 3)
+    monkeypatch.setattr("k8e.core.store.store.KEPT_SESSIONS", 3)
     store = await Store.open(path)
     await store.insert_session(replace(SESSION, sandbox="alive", session_id="alive"))
     for number in range(6):

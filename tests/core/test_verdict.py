@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from k8e.core.model import Status
-from k8e.core.verdict import judge, suspect_oom
+from k8e.core.runs.verdict import judge, suspect_oom
 from k8e.link.model import Cause
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
 from k8e.doors.crowd import Crowd, Place, Strangers
 
 ACME, OTHER = Payer(-1, "acme"), Payer(-1, "other")

@@ -13,7 +13,7 @@ from typing import Any
 import h11
 import pytest
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
 from k8e.core.errors import Fault
 from k8e.doors.frames import CONTENT_TYPE, FrameKind
 from k8e.doors.freight import LITTLE, SMALL, WAITING, Freight

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from k8e.engine.local.package_clients import ask_clients
-from k8e.engine.local.registries import find_registries
+from k8e.engine.local.toolchain.package_clients import ask_clients
+from k8e.engine.local.toolchain.registries import find_registries
 from tests.cli.machine import Machine, make_folder, wait_until
 from tests.runtimes import do_without
 from tests.sandboxes import needs_root

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from k8e.core.model import Caller, SessionSpec
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.settings import PoolSettings
 from tests.egress.rig import Attempt, Site
 from tests.egress.zones import Zone

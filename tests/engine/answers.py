@@ -15,7 +15,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from k8e.engine.local.package_clients import Answers, ask_clients, choose_variables, remember_answers
+from k8e.engine.local.toolchain.package_clients import Answers, ask_clients, choose_variables, remember_answers
 
 TOOLS = Path("/var/lib/k8e/tools")  # the engine's own place for them
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from k8e.core.model import Caller, SessionSpec
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.engine import Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
 from k8e.settings import PoolSettings

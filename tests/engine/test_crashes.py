@@ -22,7 +22,7 @@ import pytest
 from k8e.engine import EngineError, Shape
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.record import Record
-from k8e.engine.local.tool import run_tool
+from k8e.engine.local.system.tool import run_tool
 from tests.changes import current_changes
 from tests.engine.doomed_driver import EGRESS, SOURCE
 from tests.engine.grounds import open_grounds
@@ -310,7 +310,8 @@ async def test_a_crash_while_preparing_leaves_no_half_image(rig: Rig) -> None:
     code = f"""
 import asyncio, os, sys, dataclasses
 from pathlib import Path
-from k8e.engine.local import LocalEngine, disk
+from k8e.engine.local import LocalEngine
+from k8e.engine.local.disk import disk
 from tests.engine.rig import LIMITS
 from k8e.engine import Runtime, SandboxSpec
 async def main():

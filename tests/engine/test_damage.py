@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from k8e.damage import KEPT, Damaged, Damages, list_damaged, own_directory, read_own
 from k8e.engine import EngineError, Place
 from k8e.engine.local import LocalEngine
-from k8e.engine.local.image_root import load_place, save_place
 from k8e.engine.local.images.store import ImageRecord, LayerRecord, Store
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.network.record import EgressRecord
 from k8e.engine.local.record import Record
+from k8e.engine.local.roots.image_root import load_place, save_place
 from k8e.link.model import Identity
 from tests.ways import WAYS
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.engine.local.host_filter import build_filter, enter_filter
-from k8e.engine.local.own_thread import in_own_thread
+from k8e.engine.local.runtime.host_filter import build_filter, enter_filter
+from k8e.engine.local.system.own_thread import in_own_thread
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a filter without no_new_privs needs root")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local import disk
-from k8e.engine.local.inodes import UnknownLayout, read_stretches
-from k8e.engine.local.loop import mount_image
-from k8e.engine.local.tool import run_tool
+from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.inodes import UnknownLayout, read_stretches
+from k8e.engine.local.disk.loop import mount_image
+from k8e.engine.local.system.tool import run_tool
 from tests.engine.rig import read_host
 from tests.engine.traces import mount_points
 

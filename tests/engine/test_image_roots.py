@@ -17,10 +17,11 @@ import pytest
 
 from k8e.engine import EngineError, SandboxSpec, Shape
 from k8e.engine.images import Image
-from k8e.engine.local import LocalEngine, disk
+from k8e.engine.local import LocalEngine
+from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.loop import mount_image
 from k8e.engine.local.images.layers import Unpacked
 from k8e.engine.local.images.manifest import Configuration
-from k8e.engine.local.loop import mount_image
 from k8e.engine.local.record import Record
 from k8e.link.errors import Code, NotStarted, Stage
 from k8e.link.model import AGENT, Identity

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.inside import Inside
+from k8e.engine.local.roots.inside import Inside
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files get owners")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError
-from k8e.engine.local.cgroup import Cgroups
-from k8e.engine.local.tool import bound_to, finish_in_thread, run_tool
+from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.engine.local.system.tool import bound_to, finish_in_thread, run_tool
 from tests.engine.rig import Rig
 from tests.engine.traces import CGROUPS
 
@@ -156,7 +156,7 @@ class TestTools:
         """The child is held until its parent is dead, and only then becomes the tool."""
         code = """
 import os, sys, time
-from k8e.engine.local.tool import bound_to
+from k8e.engine.local.system.tool import bound_to
 parent = os.getpid()
 if os.fork() == 0:
     while os.getppid() == parent:
@@ -176,7 +176,7 @@ os._exit(0)
     def test_die_with_their_parent(self, tmp_path: Path) -> None:
         code = """
 import asyncio, sys
-from k8e.engine.local.tool import try_tool
+from k8e.engine.local.system.tool import try_tool
 asyncio.run(try_tool("sh", "-c", "echo begun; exec sleep 1000", deadline=60, quiet=True))
 """
         os.mkfifo(tmp_path / "said")
@@ -202,7 +202,7 @@ async def test_many_tools_of_a_killed_parent_make_nothing_afterwards(tmp_path: P
     """Killed at random while it starts tool after tool: when it and its children are gone, nothing changes any more."""
     code = """
 import asyncio, itertools, sys
-from k8e.engine.local.tool import try_tool
+from k8e.engine.local.system.tool import try_tool
 async def work():
     for number in itertools.count():
         await asyncio.gather(*(try_tool("touch", f"{sys.argv[1]}/{number}-{one}") for one in range(4)))

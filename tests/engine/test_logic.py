@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.engine import Limits
-from k8e.engine.local import bundle, disk, host_image, seccomp
-from k8e.engine.local.bundle import Bind, BundleSpec, build_config
-from k8e.engine.local.cgroup import hierarchies
-from k8e.engine.local.host_image import Overlay, host_overlays
+from k8e.engine.local.disk import disk
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.roots import host_image
+from k8e.engine.local.roots.host_image import Overlay, host_overlays
+from k8e.engine.local.runtime import bundle, seccomp
+from k8e.engine.local.runtime.bundle import Bind, BundleSpec, build_config
+from k8e.engine.local.runtime.cgroup import hierarchies
 
 WORDS = st.integers(0, 2**64 - 1)
 HALVES = st.integers(0, 2**32 - 1)
@@ -371,7 +373,8 @@ def test_mount_points_are_found_whatever_their_names(names: list[str]) -> None:
 FIND_AWKWARD = r"""
 import asyncio, os, subprocess, sys
 from pathlib import Path
-from k8e.engine.local import cgroup, disk
+from k8e.engine.local.runtime import cgroup
+from k8e.engine.local.disk import disk
 top = os.fsencode(sys.argv[1])
 # The last two are not text at all: a disk that somebody labelled elsewhere is enough to have one on a machine.
 for name in (b"with space", b"new\nline", b"tab\t", b"back\\040slash", "\u2028\xa0".encode(), b"cr\r", b"\xff\xfe"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError, Shape
-from k8e.engine.local.registries import Registries
+from k8e.engine.local.toolchain.registries import Registries
 from tests.engine.grounds import Grounds, open_grounds
 from tests.engine.lost.attempts import ABSTRACT, FOLLOW_NOT, Ground, list_attempts
 from tests.engine.lost.script import Attempt, Outcome, build_probe, read_outcomes, write_script

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.disk import unmount
+from k8e.engine.local.disk.disk import unmount
 from k8e.engine.local.mounts.kernel import NODEV, NOSUID, RDONLY, Span, attach_mount, change_mount, clone_mount, id_map
 from tests.engine.traces import mount_points
 

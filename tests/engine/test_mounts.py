@@ -14,7 +14,7 @@ import pytest
 
 from k8e.engine import EngineError, Mount, MountRefused, Shape
 from k8e.engine.local.mounts.view import NOBODYS_ID
-from k8e.engine.local.tool import run_tool
+from k8e.engine.local.system.tool import run_tool
 from k8e.link.model import AGENT, ExecOptions
 from tests.engine.grounds import KEPT, OWNER, SECRET, Grounds, as_owner, open_grounds
 from tests.engine.rig import Rig, Room

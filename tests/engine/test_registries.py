@@ -11,10 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.host_image import SYSTEM_PYTHON
-from k8e.engine.local.package_clients import certificates, read_npm_settings, read_pip_settings, strip_credentials
-from k8e.engine.local.registries import CA_BUNDLE, CODE_HOSTS, EXTRA_CA, NPMRC, PIP_CONF, Registries, find_registries
-from k8e.engine.local.tool import find_tool
+from k8e.engine.local.roots.host_image import SYSTEM_PYTHON
+from k8e.engine.local.system.tool import find_tool
+from k8e.engine.local.toolchain.package_clients import (
+    certificates,
+    read_npm_settings,
+    read_pip_settings,
+    strip_credentials,
+)
+from k8e.engine.local.toolchain.registries import (
+    CA_BUNDLE,
+    CODE_HOSTS,
+    EXTRA_CA,
+    NPMRC,
+    PIP_CONF,
+    Registries,
+    find_registries,
+)
 
 pytestmark = [
     pytest.mark.anyio,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import Health
-from k8e.engine.local.bundle import PARKED_TASKS
+from k8e.engine.local.runtime.bundle import PARKED_TASKS
 from k8e.link.errors import AgentError, LinkError
 from k8e.link.model import ExecOptions, Process
 from tests.engine.rig import LIMITS, ROOT, Rig, Room, eventually, read_host

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import Mount, MountRefused
-from k8e.engine.local.bundle import ID_COUNT
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.mounts.kernel import Span
 from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
 from k8e.engine.local.mounts.source import open_source
 from k8e.engine.local.mounts.veil import resolve_hidden
 from k8e.engine.local.mounts.view import NOBODYS_ID, list_spans
+from k8e.engine.local.runtime.bundle import ID_COUNT
 from k8e.link.model import Identity
 from tests.engine.grounds import OWNER, SECRET, Grounds, open_grounds
 

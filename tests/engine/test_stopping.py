@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError, Runtime
-from k8e.engine.local import kept_disk
+from k8e.engine.local.disk import kept_disk
+from k8e.engine.local.disk.renewal import empty_folder
 from k8e.engine.local.record import IdRanges, Record
-from k8e.engine.local.renewal import empty_folder
-from k8e.engine.local.tool import try_tool
+from k8e.engine.local.system.tool import try_tool
 from k8e.policy import HostList
 from tests.engine.rig import ROOT, Rig, Room
 from tests.engine.traces import find_traces

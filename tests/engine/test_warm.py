@@ -16,7 +16,7 @@ import pytest
 
 from k8e.core.model import Caller, RunSpec, SessionSpec
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.engine import Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
 from k8e.settings import PoolSettings
@@ -185,7 +185,7 @@ async def test_an_edition_tells_apart_what_sandboxes_are_made_of(rig: Rig, monke
     other = LocalEngine(rig.engine.layout.state, rig.engine.layout.run)
     try:
         assert await other.edition(spec) == edition
-        monkeypatch.setattr("k8e.engine.local.host_image.host_overlays", lambda tools: [])
+        monkeypatch.setattr("k8e.engine.local.roots.host_image.host_overlays", lambda tools: [])
         assert await other.edition(spec) != edition
     finally:
         await other.close()

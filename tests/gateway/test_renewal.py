@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 
 from k8e.cli.remote import contact
-from k8e.core.keys import Keys
+from k8e.core.access.keys import Keys
 from k8e.core.model import Caller, RunSpec
 from k8e.doors.addresses import list_names
 from k8e.doors.grpc import sandbox_pb2 as pb

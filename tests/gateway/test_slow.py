@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from k8e.cli.remote import contact
-from k8e.core.keys import Keys
+from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.call import Call, Handler

@@ -19,8 +19,8 @@ import grpc.aio
 import pytest
 
 from k8e.cli.remote import contact
-from k8e.core.keys import Keys
-from k8e.core.refusal_log import BURST, NAME
+from k8e.core.access.keys import Keys
+from k8e.core.log.refusal_log import BURST, NAME
 from k8e.doors.crowd import Crowd
 from k8e.doors.grpc import front
 from k8e.doors.grpc import sandbox_pb2 as pb

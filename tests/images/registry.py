@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.x509.oid import NameOID
 
-from k8e.engine.local.tool import find_tool
+from k8e.engine.local.system.tool import find_tool
 from tests.images.builder import Built, digest_of
 
 USER, PASSWORD = "alice", "secret"

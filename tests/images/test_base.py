@@ -16,7 +16,7 @@ from k8e.engine.images import Progress
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.base import Source, build_base, choose_options, choose_sources, read_release
 from k8e.engine.local.images.limits import USUAL
-from k8e.engine.local.tool import find_tool
+from k8e.engine.local.system.tool import find_tool
 
 CODENAME = read_release(Path("/etc/os-release").read_text()).get("VERSION_CODENAME", "")
 

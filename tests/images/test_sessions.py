@@ -15,7 +15,7 @@ import pytest
 from k8e.core.errors import Kind
 from k8e.core.model import Language, RunSpec, SessionSpec
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.engine import Runtime
 from k8e.engine.local import LocalEngine
 from k8e.settings import PoolSettings

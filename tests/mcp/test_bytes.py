@@ -9,8 +9,8 @@ from pathlib import Path
 
 from starlette.types import Message, Scope
 
-from k8e.core.access import Payer
-from k8e.core.keys import Keys
+from k8e.core.access.access import Payer
+from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.crowd import Crowd
 from k8e.doors.freight import Freight

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Scope
 
-from k8e.core.keys import Keys
+from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.crowd import Crowd
 from k8e.doors.freight import Freight

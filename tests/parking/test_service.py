@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from k8e.core.model import Caller, Language, RunResult, RunSpec, SessionSpec
-from k8e.core.parking import BASH, LONGEST, NODE, PYTHON, suits
+from k8e.core.runs.parking import BASH, LONGEST, NODE, PYTHON, suits
 from k8e.core.service import Service
-from k8e.core.store import Store
+from k8e.core.store.store import Store
 from k8e.engine import Limits, Runtime
 from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Rlimit, TerminalSize

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from k8e.daemon.serving import run_detached
 from k8e.engine import Runtime
-from k8e.engine.local import trials
-from k8e.engine.local.runtime import OciRuntime, find_runtimes
+from k8e.engine.local.runtime import trials
+from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
 
 
 async def find_all_but_gvisor(runtime: Runtime) -> Sequence[OciRuntime]:

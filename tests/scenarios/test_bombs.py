@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.runtime.cgroup import Cgroups
 from tests.cli.machine import wait_until
 from tests.scenarios.user import User
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.layout import Layout
+from k8e.engine.local.runtime.cgroup import Cgroups
 from tests.cli.machine import ROOT, Done, Machine, wait_until
 
 # `jq -r .key` for machines that have none.

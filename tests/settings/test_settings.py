@@ -13,7 +13,7 @@ import pytest
 
 from k8e import settings
 from k8e.daemon.examination import run_doctor
-from k8e.engine.local import doctor
+from k8e.engine.local.doctor import doctor
 from k8e.policy import HostList
 from k8e.settings import Settings, SettingsError
 from k8e.settings import file as settings_file

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from k8e.core import checks
 from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
-from k8e.core.provisioning import file_identity
-from k8e.core.sessions import Opened, Sessions
+from k8e.core.sessions.provisioning import file_identity
+from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import Entry, FileType
 

@@ -15,17 +15,17 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from k8e.core import checks
-from k8e.core.access import Payer, choose_tenant, find_payer, require_scope, sees_all
-from k8e.core.audit import Audit
+from k8e.core.access.access import Payer, choose_tenant, find_payer, require_scope, sees_all
 from k8e.core.checks import BASE, HOST
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
-from k8e.core.journal import note
-from k8e.core.live import Registry
+from k8e.core.log.audit import Audit
+from k8e.core.log.journal import note
 from k8e.core.model import REMOTE, Caller, NamedImage, Phase, Scope
-from k8e.core.pool import Pool
-from k8e.core.records import ImageRecord
-from k8e.core.store import Store
+from k8e.core.pool.pool import Pool
+from k8e.core.sessions.live import Registry
+from k8e.core.store.records import ImageRecord
+from k8e.core.store.store import Store
 from k8e.engine import Engine, EngineError
 from k8e.engine.images import Credentials, Image, Report
 from k8e.engine.reference import InvalidReference, parse_reference

@@ -11,23 +11,19 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from k8e.core import checks
-from k8e.core.approvals import Approvals
-from k8e.core.audit import Audit
-from k8e.core.background import Background
+from k8e.core.access.quotas import measure_share
+from k8e.core.approvals.approvals import Approvals
 from k8e.core.checks import check_caller
-from k8e.core.children import Children
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.contract import LiveRun
-from k8e.core.creation import Creation
-from k8e.core.egress import Egress
-from k8e.core.environments import Environments
+from k8e.core.egress.egress import Egress
 from k8e.core.errors import Fault, Kind
 from k8e.core.files import Files
 from k8e.core.images import Images
-from k8e.core.journal import LOGGER, warn
-from k8e.core.live import Live
-from k8e.core.memory import Memory, SystemMemory
-from k8e.core.metrics import Metrics
+from k8e.core.log.audit import Audit
+from k8e.core.log.journal import LOGGER, warn
+from k8e.core.log.metrics import Metrics
+from k8e.core.log.refusal_log import RefusalLog
 from k8e.core.model import (
     Approval,
     Caller,
@@ -42,15 +38,19 @@ from k8e.core.model import (
     Session,
     SessionSpec,
 )
-from k8e.core.once import Once
-from k8e.core.persistence import Persistence
-from k8e.core.pool import Pool
-from k8e.core.quotas import measure_share
-from k8e.core.recovery import Recovery
-from k8e.core.refusal_log import RefusalLog
-from k8e.core.runs import Runs
-from k8e.core.sessions import Sessions
-from k8e.core.store import Store
+from k8e.core.pool.memory import Memory, SystemMemory
+from k8e.core.pool.pool import Pool
+from k8e.core.runs.background import Background
+from k8e.core.runs.once import Once
+from k8e.core.runs.runs import Runs
+from k8e.core.sessions.children import Children
+from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.environments import Environments
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.persistence import Persistence
+from k8e.core.sessions.recovery import Recovery
+from k8e.core.sessions.sessions import Sessions
+from k8e.core.store.store import Store
 from k8e.core.tasks import Tasks
 from k8e.engine import Engine, Limits
 from k8e.engine.images import Credentials, Report

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault
-from k8e.core.journal import LOGGER, warn
+from k8e.core.log.journal import LOGGER, warn
 
 T = TypeVar("T")
 

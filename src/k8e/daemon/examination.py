@@ -13,13 +13,13 @@ from k8e.daemon.serving import load_settings
 from k8e.damage import FOLDER, list_damaged
 
 if TYPE_CHECKING:
-    from k8e.engine.local import treatment
+    from k8e.engine.local.doctor import treatment
 
 
 def run_doctor(*, as_json: bool, fix: bool = False) -> int:
     """1 when the default would not be safe. Works beside a daemon, and without one."""
     from k8e.engine import EngineError
-    from k8e.engine.local import doctor, treatment
+    from k8e.engine.local.doctor import doctor, treatment
     from k8e.settings.file import USUAL, find_file
 
     file = find_file()
@@ -52,6 +52,6 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
 
 async def put_right() -> list[treatment.Step]:
     """A state directory with a database is one in which a daemon will be started again."""
-    from k8e.engine.local.treatment import treat
+    from k8e.engine.local.doctor.treatment import treat
 
     return [step async for step in treat(lambda state: Paths(state, state).database.exists())]

@@ -148,10 +148,10 @@ async def serve_watched(
     detached: bool,
     damages: Damages,
 ) -> None:
+    from k8e.core.access.keys import Keys
     from k8e.core.errors import Fault
-    from k8e.core.keys import Keys
     from k8e.core.service import Service
-    from k8e.core.store import Store
+    from k8e.core.store.store import Store
     from k8e.doors.approvals import Approvals
     from k8e.doors.crowd import Crowd
     from k8e.doors.freight import Freight

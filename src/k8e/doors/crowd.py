@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
 
 STRANGERS: Final = 512
 STRANGERS_EACH: Final = 256  # of one source

@@ -12,7 +12,7 @@ import asyncio
 import collections
 from typing import Final
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
 from k8e.core.errors import Fault, Kind
 
 EACH: Final = 512 << 20  # of one payer; [quotas] request_bytes says otherwise

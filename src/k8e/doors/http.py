@@ -17,9 +17,9 @@ from typing import Any
 
 import h11
 
-from k8e.core.access import find_payer
+from k8e.core.access.access import find_payer
 from k8e.core.errors import Fault
-from k8e.core.journal import format_event
+from k8e.core.log.journal import format_event
 from k8e.core.model import Caller
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.departures import Departures

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from k8e.core.access.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.errors import Fault
-from k8e.core.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.model import Scope
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.fields import Fields

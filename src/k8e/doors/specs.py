@@ -217,7 +217,7 @@ def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
         raise invalid("git_ref", "git_ref is given without git_repo")
     entries: list[ManifestEntry] = []
     if text:
-        from k8e.core.manifest import parse_manifest  # brings a YAML parser, which clients do without
+        from k8e.core.sessions.manifest import parse_manifest  # brings a YAML parser, which clients do without
 
         entries.extend(parse_manifest(text))
     if repo:

@@ -18,9 +18,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from k8e.core.access import Payer, find_payer
+from k8e.core.access.access import Payer, find_payer
+from k8e.core.access.keys import Admission
 from k8e.core.errors import Fault
-from k8e.core.keys import Admission
 from k8e.core.model import Caller
 from k8e.doors.grpc.front import Connection, Reading
 from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox

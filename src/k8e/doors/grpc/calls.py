@@ -14,11 +14,11 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from k8e.core.access import Payer, find_payer
+from k8e.core.access.access import Payer, find_payer
+from k8e.core.access.keys import Admission, Keys
 from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
-from k8e.core.journal import format_event
-from k8e.core.keys import Admission, Keys
+from k8e.core.log.journal import format_event
 from k8e.doors.crowd import KNOWN_EACH, Strangers
 from k8e.doors.grpc.call import Call, Context, Handler
 from k8e.doors.grpc.cargo import estimate_head

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
 from k8e.core.errors import Fault
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.crowd import Crowd, Place

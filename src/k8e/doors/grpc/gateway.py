@@ -18,9 +18,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from k8e.core.access.keys import Keys
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.core.keys import Keys
 from k8e.doors.addresses import bracket, list_names, split_address
 from k8e.doors.crowd import Crowd
 from k8e.doors.freight import Freight

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from k8e.core.access.keys import Keys
+from k8e.core.access.turns import Turns
 from k8e.core.contract import WholeService
-from k8e.core.keys import Keys
 from k8e.core.model import Chunk
-from k8e.core.turns import Turns
 from k8e.doors.following import follow
 from k8e.doors.grpc import reading, showing
 from k8e.doors.grpc import sandbox_pb2 as pb

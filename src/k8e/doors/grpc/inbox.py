@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
+from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault, Kind
-from k8e.core.turns import Turns
 from k8e.doors.freight import Freight
 from k8e.doors.grpc.problems import Refusal, stalled
 

@@ -12,10 +12,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from k8e.core.access.keys import Keys
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.core.journal import format_event
-from k8e.core.keys import Keys
+from k8e.core.log.journal import format_event
 from k8e.doors.crowd import Crowd
 from k8e.doors.freight import Freight
 from k8e.doors.shapes import Json

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from k8e.core.access.keys import DEFAULT_TTL, KeySpec
 from k8e.core.errors import Fault, Kind
-from k8e.core.keys import DEFAULT_TTL, KeySpec
-from k8e.core.manifest import parse_manifest
 from k8e.core.model import (
     DEFAULT_TIMEOUT,
     ChildSpec,
@@ -25,6 +24,7 @@ from k8e.core.model import (
     Scope,
     SessionSpec,
 )
+from k8e.core.sessions.manifest import parse_manifest
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.specs import name_clone
 from k8e.engine import Limits, Runtime, Shape

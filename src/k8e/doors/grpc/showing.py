@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from k8e.core.access import find_scope
-from k8e.core.keys import Certificate
+from k8e.core.access.access import find_scope
+from k8e.core.access.keys import Certificate
 from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.shapes import TYPES

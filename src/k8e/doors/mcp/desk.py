@@ -14,7 +14,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from k8e.core.errors import Fault
-from k8e.core.journal import format_event
+from k8e.core.log.journal import format_event
 from k8e.doors.mcp.answers import Answer, Talk
 from k8e.doors.mcp.bridge import Bridge
 from k8e.doors.mcp.cages import Cages

@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from k8e.core.access import Payer
+from k8e.core.access.access import Payer
 from k8e.doors.crowd import Crowd, Place
 
 PATIENCE: Final = 10.0  # from a connection, or a request's first byte, to the end of its head

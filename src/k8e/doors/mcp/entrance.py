@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from k8e.core.access.keys import Keys
 from k8e.core.errors import Fault, Kind
-from k8e.core.keys import Keys
 from k8e.core.model import Caller
 from k8e.core.model import Scope as Rank
 from k8e.doors.addresses import bracket

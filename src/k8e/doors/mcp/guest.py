@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from k8e.core.access import PART
+from k8e.core.access.access import PART
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, ChildSpec, Session, SessionSpec

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from k8e.core.access import require_scope
+from k8e.core.access.access import require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Scope
 from k8e.doors.acceptor import Acceptor, attach

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from k8e.core.access import find_payer, may_see
+from k8e.core.access.access import find_payer, may_see
+from k8e.core.access.keys import Keys
 from k8e.core.checks import check_name
 from k8e.core.errors import Fault, Kind
-from k8e.core.journal import format_event
-from k8e.core.keys import Keys
+from k8e.core.log.journal import format_event
 from k8e.core.model import REMOTE, Caller
 from k8e.doors.addresses import list_names
 from k8e.doors.crowd import Crowd

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from k8e.core.access import find_payer
+from k8e.core.access.access import find_payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
 from k8e.doors.freight import Freight, Load

@@ -16,11 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from k8e.engine import Place, SandboxSpec, Shape
-from k8e.engine.local import disk, kept_disk
-from k8e.engine.local.bundle import Bind, BundleSpec, build_config
-from k8e.engine.local.cgroup import Cgroups
+from k8e.engine.local.disk import disk, kept_disk
+from k8e.engine.local.disk.renewal import empty_folder
 from k8e.engine.local.dns import resolv_conf_for_sandbox
-from k8e.engine.local.inside import Inside
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.sharing import find_sources, share_workspace
 from k8e.engine.local.mounts.slots import cut_slots
@@ -28,11 +26,13 @@ from k8e.engine.local.mounts.view import show_mounts
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.record import Record
-from k8e.engine.local.renewal import empty_folder
-from k8e.engine.local.roots import Root, Roots
-from k8e.engine.local.runtime import OciRuntime
-from k8e.engine.local.seccomp import build_profile
-from k8e.engine.local.tool import do_both, finish_in_thread
+from k8e.engine.local.roots.inside import Inside
+from k8e.engine.local.roots.roots import Root, Roots
+from k8e.engine.local.runtime.bundle import Bind, BundleSpec, build_config
+from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.engine.local.runtime.runtime import OciRuntime
+from k8e.engine.local.runtime.seccomp import build_profile
+from k8e.engine.local.system.tool import do_both, finish_in_thread
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.model import Identity
 

@@ -25,9 +25,9 @@ from weakref import WeakValueDictionary
 from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import EngineError, Health, Limits, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
-from k8e.engine.local import disk
-from k8e.engine.local.cgroup import Cgroups
 from k8e.engine.local.construction import Construction, Furnish, lay_out, lay_out_again, put_down
+from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.template import Templates
 from k8e.engine.local.dns import Server
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
@@ -40,12 +40,12 @@ from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
-from k8e.engine.local.registries import CA_BUNDLE
-from k8e.engine.local.roots import Roots
-from k8e.engine.local.runtime import OciRuntime, forget_sandbox, known_sandboxes
-from k8e.engine.local.template import Templates
-from k8e.engine.local.tool import cancel_and_wait, finish, finish_in_thread
-from k8e.engine.local.trials import Trials
+from k8e.engine.local.roots.roots import Roots
+from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.engine.local.runtime.runtime import OciRuntime, forget_sandbox, known_sandboxes
+from k8e.engine.local.runtime.trials import Trials
+from k8e.engine.local.system.tool import cancel_and_wait, finish, finish_in_thread
+from k8e.engine.local.toolchain.registries import CA_BUNDLE
 from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.dial import UnixDialer

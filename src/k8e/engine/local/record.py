@@ -11,8 +11,8 @@ from pathlib import Path
 
 from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError
-from k8e.engine.local.bundle import ID_COUNT
 from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.runtime.bundle import ID_COUNT
 
 # Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
 _FIRST_ID = 0x30000000

@@ -26,7 +26,7 @@ from k8e.engine.local.images import manifest as manifests
 from k8e.engine.local.images.layers import unpack
 from k8e.engine.local.images.limits import ImageLimits
 from k8e.engine.local.images.store import Store
-from k8e.engine.local.tool import bound_to, find_tool, run_tool
+from k8e.engine.local.system.tool import bound_to, find_tool, run_tool
 
 PACKAGES: Final = (
     *("bash", "ca-certificates", "curl", "file", "gcc", "git", "jq", "less", "libc6-dev", "make"),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from k8e.engine import EngineError, Mount
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.mounts.kernel import RDONLY, attach_mount, clone_mount
-from k8e.engine.local.own_thread import in_own_thread
+from k8e.engine.local.system.own_thread import in_own_thread
 
 _CLONE_FS = 0x200
 _CLONE_NEWNS = 0x20000

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 
 from k8e.engine import EngineError
-from k8e.engine.local.bundle import ID_COUNT
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.mounts.kernel import NODEV, NOSUID, Span, attach_mount, change_mount, clone_mount, id_map
 from k8e.engine.local.mounts.view import make_mount_point
 from k8e.engine.local.record import Record
+from k8e.engine.local.runtime.bundle import ID_COUNT
 
 
 def share_workspace(owner: SandboxPaths, guest: SandboxPaths, guest_first: int | None) -> Path:

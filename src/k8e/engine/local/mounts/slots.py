@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from k8e.engine import EngineError, Mount, Shape
-from k8e.engine.local.bundle import Bind
+from k8e.engine.local.disk.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.mounts.kernel import RDONLY, attach_mount, change_mount, clone_mount
 from k8e.engine.local.mounts.pinning import pin_mounts
 from k8e.engine.local.mounts.view import seal_mounts, show_mounts
 from k8e.engine.local.record import Record
+from k8e.engine.local.runtime.bundle import Bind
 from k8e.link.model import Identity
 
 TRAY = "/run/k8e-slots"  # inside gVisor

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from k8e.engine import EngineError, Mount
-from k8e.engine.local.loop import MS_NODEV, MS_NOSUID
+from k8e.engine.local.disk.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.mounts.kernel import attach_mount
 from k8e.engine.local.mounts.owner import Owner, act_as
 from k8e.engine.local.mounts.source import find_path, refusal

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from k8e.engine import EngineError, Mount
-from k8e.engine.local.bundle import Bind
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.keeping import keep_parts
 from k8e.engine.local.mounts.kernel import (
@@ -33,6 +32,7 @@ from k8e.engine.local.mounts.owner import Owner, find_owner
 from k8e.engine.local.mounts.placeholders import stand_in
 from k8e.engine.local.mounts.source import open_source, refusal
 from k8e.engine.local.mounts.veil import draw_veil, resolve_hidden
+from k8e.engine.local.runtime.bundle import Bind
 from k8e.link.model import Identity
 
 NOBODYS_ID = 0x2FFF0000  # below those of native sandboxes, above everybody else's

@@ -28,7 +28,7 @@ from k8e.engine.local.network.notes import Notes, Surroundings, read_refusals
 from k8e.engine.local.network.record import EgressRecord, restore
 from k8e.engine.local.network.table import is_own_address
 from k8e.engine.local.network.watch import Watch
-from k8e.engine.local.tool import finish_in_thread
+from k8e.engine.local.system.tool import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"

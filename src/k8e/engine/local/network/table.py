@@ -34,7 +34,7 @@ from k8e.engine.local.network.rules import (
     wire_sets,
 )
 from k8e.engine.local.network.shares import USUAL, Shares
-from k8e.engine.local.tool import bound_to, find_tool
+from k8e.engine.local.system.tool import bound_to, find_tool
 from k8e.policy import FORBIDDEN, GLOBAL
 
 _DEADLINE = 60.0

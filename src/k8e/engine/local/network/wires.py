@@ -29,7 +29,7 @@ from k8e.engine.local.network.route import (
     set_alias,
     set_up,
 )
-from k8e.engine.local.own_thread import in_own_thread
+from k8e.engine.local.system.own_thread import in_own_thread
 
 _CLONE_NEWNET = 0x40000000
 _LOOPBACK = 1  # its index in every namespace

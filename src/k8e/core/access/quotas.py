@@ -1,0 +1,161 @@
+"""What one payer may have at the same time, and how quickly they may ask for more (`[quotas]` in docs/settings.md).
+
+Who has reached a limit is refused at once and told when to come back, rather than kept waiting.
+
+Where the settings say nothing about processors, memory and disks there is no limit to them, with one exception: once a
+door listens beyond loopback (`expose`), a tenant of the gateway has a share of the machine. No key alone can use up a
+machine for which its administrator has chosen no numbers.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from k8e.core.access.access import Payer
+from k8e.core.clock import Clock
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import REMOTE, Phase
+from k8e.core.pool.memory import SystemMemory
+from k8e.core.sessions.live import Live
+from k8e.engine import Limits
+from k8e.profiles.amounts import describe_amount
+from k8e.settings import QuotasSettings
+
+_SOON: Final = 1.0  # commands and sessions end when they end; this is when to look again
+_LATER: Final = 10.0
+_MINUTE: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a tenant of the gateway may have where the settings say nothing."""
+
+    cpus: float = 0
+    memory: int = 0
+    disk: int = 0
+
+
+_HALF: Final = "half of the machine's"
+_SHARES: Final = {"cpus": "as many as the machine has", "memory": _HALF, "disk": _HALF}
+
+
+def measure_share(state: Path | None) -> TenantShare:
+    """Of this machine: all of its processors, half of its memory, half of the disk that `state` is on."""
+    disk = 0
+    if state is not None:
+        found = os.statvfs(state)
+        disk = found.f_blocks * found.f_frsize
+    return TenantShare(len(os.sched_getaffinity(0)), _halve(SystemMemory().total()), _halve(disk))
+
+
+def _halve(size: int) -> int:
+    """In whole MiB."""
+    return size // 2 >> 20 << 20
+
+
+class Quotas:
+    def __init__(self, settings: QuotasSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._share: TenantShare | None = None
+        self._clock = clock
+        self._runs: collections.Counter[Payer] = collections.Counter()
+        # When the payer will have the full number of creations again: all that has to be remembered of a rate.
+        self._full_at: dict[Payer, float] = {}
+
+    def expose(self, share: TenantShare) -> None:
+        """From now on tenants of the gateway have that where the settings say nothing."""
+        self._share = share
+
+    def _most(self, payer: Payer, name: str) -> tuple[float, str]:
+        """The limit, 0 for none, and where it comes from."""
+        value: float | None = getattr(self._settings, name)
+        if value is not None:
+            return value, ""
+        if payer.owner != REMOTE or self._share is None:
+            return 0, ""
+        return getattr(self._share, name), f"a tenant of the gateway has {_SHARES[name]} unless the settings say more"
+
+    def check_session(self, payer: Payer, limits: Limits, sessions: Iterable[Live]) -> None:
+        """Whether there may be one more. Counts it, where it is the rate that counts."""
+        theirs = [live for live in sessions if live.payer == payer]
+        most = self._settings.sessions
+        if most and len(theirs) >= most:
+            raise _exhausted("too_many_sessions", f"you have {most} sessions already", _LATER, "sessions")
+        disk = sum(live.record.limits.disk for live in theirs) + limits.disk
+        room, origin = self._most(payer, "disk")
+        if room and disk > room:
+            error = _describe_sum("disk", disk, room)
+            raise _exhausted("too_much_disk", error, _LATER, "disk", origin)
+        self.check_start(payer, limits, theirs)
+        self._count_creation(payer)
+
+    def check_start(self, payer: Payer, limits: Limits, others: Iterable[Live]) -> None:
+        """Whether one more may run. Those that are stopped take no processor and no memory."""
+        theirs = [live.record.limits for live in others if live.payer == payer and live.phase is not Phase.STOPPED]
+        cpus = sum(one.cpus for one in theirs) + limits.cpus
+        most, origin = self._most(payer, "cpus")
+        if most and cpus > most + 1e-9:
+            error = f"your sessions would have {cpus:g} processors together, the limit is {most:g}"
+            raise _exhausted("too_many_cpus", error, _LATER, "cpus", origin)
+        memory = sum(one.memory for one in theirs) + limits.memory
+        most, origin = self._most(payer, "memory")
+        if most and memory > most:
+            error = _describe_sum("memory", memory, most)
+            raise _exhausted("too_much_memory", error, _LATER, "memory", origin)
+
+    def check_child(self, parent: Live) -> None:
+        """Whether there may be one more. It is a session like any other besides."""
+        most = self._settings.children
+        if most and len(parent.children) >= most:
+            error = f"session {parent.session_id} has {most} children already"
+            raise _exhausted("too_many_children", error, _LATER, "children")
+
+    def _count_creation(self, payer: Payer) -> None:
+        most = self._settings.creates_per_minute
+        if not most:
+            return
+        now, each = self._clock.monotonic(), _MINUTE / most
+        full_at = max(self._full_at.get(payer, now), now) + each
+        if full_at - now > _MINUTE + 1e-9:
+            error = f"you have created {most} sessions within a minute"
+            raise _exhausted("too_many_creates", error, full_at - now - _MINUTE, "creates_per_minute")
+        self._full_at[payer] = full_at
+        if len(self._full_at) > 1000:
+            self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+
+    def take_run(self, payer: Payer, sessions: Iterable[Live]) -> Callable[[], None]:
+        """One more run, until what is returned is called. Those in the background are counted by their sessions."""
+        if most := self._settings.concurrent_runs:
+            background = sum(len(live.background) for live in sessions if live.payer == payer)
+            if self._runs[payer] + background >= most:
+                error = f"you have {most} runs at the same time already"
+                raise _exhausted("too_many_runs", error, _SOON, "concurrent_runs")
+        self._runs[payer] += 1
+        given_back = False
+
+        def give_back() -> None:
+            nonlocal given_back
+            if not given_back:
+                given_back = True
+                self._runs[payer] -= 1
+                if not self._runs[payer]:
+                    del self._runs[payer]
+
+        return give_back
+
+
+def _describe_sum(name: str, wanted: float, most: float) -> str:
+    sum_, limit = describe_amount(name, wanted), describe_amount(name, most)
+    return f"your sessions would have {sum_} of {name} together, the limit is {limit}"
+
+
+def _exhausted(code: str, error: str, retry_after: float, quota: str, origin: str = "") -> Fault:
+    """`quota` is the key of `[quotas]`; `origin` says where the limit comes from, if not from there."""
+    hint = "End something of yours, or try again later. "
+    hint += f"The machine's administrator sets the limit: {quota} of [quotas] in k8e.toml (0: none)."
+    return Fault(Kind.EXHAUSTED, code, error, detail=origin, hint=hint, retry_after=retry_after)

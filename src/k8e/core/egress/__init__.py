@@ -1,0 +1,1 @@
+"""What sessions may reach, and what they were refused."""

@@ -1,0 +1,56 @@
+"""What a caller from the gateway may put on a list of hosts at most (`gateway_hosts` of `[egress]`).
+
+A local user could reach the machine's private network anyway; who comes with an API key could not, and must not come to
+it through a sandbox. What the administrator gives to every session that says nothing is not beyond it, nor is what the
+session has already. A child is held by its parent (children.py), and names that lead to private addresses by the
+resolver, as for all callers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import REMOTE, Caller
+from k8e.core.sessions.sessions import Sessions
+from k8e.core.translation import translated
+from k8e.policy import NOTHING, HostList, excess
+
+_SHOWN: Final = 10  # entries of a list, in an error
+
+
+async def find_usual_hosts(sessions: Sessions) -> HostList:
+    """What a session may reach that says nothing."""
+    if sessions.settings.egress.allowed_hosts is not None:
+        return sessions.settings.egress.allowed_hosts
+    with translated("finding out the usual list of hosts"):
+        return await sessions.engine.default_egress()
+
+
+async def check_ceiling(
+    sessions: Sessions, caller: Caller, field: str, hosts: HostList, had: HostList = NOTHING
+) -> None:
+    """`had` is what the session has already."""
+    if caller.uid != REMOTE:
+        return
+    ceiling = sessions.settings.egress.gateway_hosts
+    over = excess(hosts, _join(ceiling, had))
+    if over:
+        over = excess(HostList(over), _join(ceiling, had, await find_usual_hosts(sessions)))
+    if over:
+        some, more = ", ".join(map(str, over[:_SHOWN])), ", ..." if len(over) > _SHOWN else ""
+        allowed = ", ".join(ceiling.texts[:_SHOWN]) or "nothing but the usual list"
+        raise Fault(
+            Kind.DENIED,
+            "beyond_ceiling",
+            f"{field}: callers from the gateway may not open {some}{more}",
+            detail=f"they may open: {allowed}" + (" (* is what is public)" if "*" in ceiling.texts else ""),
+            hint="Leave it out, or have the machine's administrator add it: to gateway_hosts of [egress] in k8e.toml, "
+            "or to this session alone with k8e sandbox allow-hosts, on the machine itself.",
+            field=field,
+        )
+
+
+def _join(*lists: HostList) -> HostList:
+    """Of any length: it is only compared with."""
+    return HostList(tuple(sorted({entry for hosts in lists for entry in hosts.entries})))

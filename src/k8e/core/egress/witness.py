@@ -1,0 +1,87 @@
+"""Asks the engine what sandboxes were refused, notes it with their sessions and puts it into the log.
+
+Asked before and after every command, so an engine answers at once when there is nothing to tell. Sessions in which
+nobody runs anything are asked in turn by the upkeep, and each one last before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from k8e.core.egress.denials import Mark, clean
+from k8e.core.errors import Fault
+from k8e.core.log.journal import warn
+from k8e.core.log.metrics import Metrics
+from k8e.core.log.refusal_log import RefusalLog
+from k8e.core.model import Denials, Phase
+from k8e.core.sessions.live import Live
+from k8e.engine import Engine, EngineError, Refusal
+
+_ROUND: Final = 32  # sessions asked in one round of upkeep
+
+
+class Witness:
+    def __init__(self, engine: Engine, metrics: Metrics, log: RefusalLog) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._refusals = log
+        self._asked = ""  # last by the upkeep
+
+    async def hear(self, live: Live) -> None:
+        """Never in the way of a command: what cannot be found out is missing, and the log says so."""
+        async with live.hearing:  # whoever waits here wants what happened until now, and asks again
+            try:
+                refusals = [clean(refusal) for refusal in await self._engine.refusals(live.sandbox)]
+            except EngineError as error:
+                warn("refusals_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
+                return
+            if refusals:
+                live.refusals.add(refusals)
+                self._metrics.refusals.add(amount=len(refusals))
+                self._log(live, refusals)
+
+    def _log(self, live: Live, refusals: Sequence[Refusal]) -> None:
+        for each in refusals:
+            self._refusals.note(
+                "refused",
+                live.sandbox,
+                live.identity,
+                host=each.host,
+                address=each.address,
+                port=each.port,
+                reason=each.reason,
+                refused_at=round(each.at, 3),
+            )
+
+    async def mark(self, live: Live) -> Mark:
+        """From here on."""
+        await self.hear(live)
+        return live.refusals.mark()
+
+    async def tell(self, live: Live, mark: Mark) -> Denials:
+        """What was refused since then."""
+        await self.hear(live)
+        return live.refusals.since(mark, live.session_id)
+
+    async def explain(self, live: Live, mark: Mark, fault: Fault) -> Fault:
+        """A failure to make the session, with the refusals that may be its cause; it never comes to have an id."""
+        await self.hear(live)
+        denied = live.refusals.since(mark, "")
+        if not denied.entries:
+            return fault
+        last = denied.entries[-1]
+        named = last.host or last.address
+        detail = f"the network was refused: {named} ({last.reason}); {fault.detail}"
+        explained = Fault(
+            fault.kind, fault.code, fault.error, detail=detail, hint=last.hint, field=fault.field, denied=denied
+        )
+        return explained.with_traceback(fault.__traceback__)
+
+    async def look_around(self, lives: Sequence[Live]) -> None:
+        """Some of the sessions, others the next time."""
+        active = sorted((live for live in lives if live.phase is Phase.ACTIVE), key=lambda live: live.sandbox)
+        turn = [live for live in active if live.sandbox > self._asked][:_ROUND]
+        for live in turn:
+            await self.hear(live)
+        self._asked = turn[-1].sandbox if len(turn) == _ROUND else ""

@@ -1,0 +1,1 @@
+"""Sandboxes made ahead of the session that takes them."""

@@ -1,0 +1,1 @@
+"""Commands in sessions: started, followed, collected, ended."""

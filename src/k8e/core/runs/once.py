@@ -1,0 +1,130 @@
+"""A session for one command: made for it, and gone with it.
+
+One request brings both, so that there is no moment at which a session waits for somebody who is gone already. That it
+is for one command is on record before the sandbox exists: whichever daemon finds such a session after a crash removes
+it. Who waited has the result when the command has ended; the sandbox is taken down after that, and counts until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Final
+
+from k8e.core.access.access import Payer, choose_tenant, find_payer
+from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
+from k8e.core.runs.foreground import Foreground
+from k8e.core.runs.runs import NotBegun, Runs, check_run
+from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.sessions import DESTROYED, FINISHED, Sessions
+
+# Sandboxes of one payer that are being taken down, before the next is made: who starts more than can be cleared away
+# waits, instead of running into a quota with what is over already.
+_LEAVING: Final = 8
+
+
+class Once:
+    def __init__(self, creation: Creation, runs: Runs) -> None:
+        self._creation = creation
+        self._runs = runs
+        self._sessions: Sessions = runs.sessions
+
+    async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> OnceRun:
+        live = await self._make(caller, session, run, keep=keep)
+        try:
+            return OnceRun(self._sessions, live, await self._runs.start(caller, run, live), keep=keep)
+        except BaseException:
+            self._sessions.end(live, DESTROYED if keep else FINISHED)
+            raise
+
+    async def run(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> RunResult:
+        live = await self._make(caller, session, run, keep=keep)
+        try:
+            return await self._runs.run(caller, run, live)
+        finally:
+            if not keep:
+                self._sessions.end(live, FINISHED)
+
+    async def _make(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> Live:
+        check_run(run)  # before a sandbox is made for nothing
+        await self._make_room(find_payer(caller.uid, choose_tenant(caller, session.tenant)))
+        named = session if session.session_id else replace(session, session_id=f"run-{secrets.token_hex(4)}")
+        return await self._creation.make(caller, named, fleeting=not keep)
+
+    async def _make_room(self, payer: Payer) -> None:
+        while len(leaving := [ending for ending in self._endings(payer) if not ending.done()]) >= _LEAVING:
+            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+
+    def _endings(self, payer: Payer) -> list[asyncio.Task[None]]:
+        return [
+            live.ending
+            for live in self._sessions.registry
+            if live.record.fleeting and live.ending is not None and live.payer == payer
+        ]
+
+    def close(self) -> None:
+        """After all commands were told to end: no such session outlives the daemon, whoever has not taken a result."""
+        running = {run.live.sandbox: run for run in self._runs.running.values()}
+        for live in self._sessions.registry:
+            if live.record.fleeting:
+                run = running.get(live.sandbox)
+                end_with(self._sessions, live, run) if run else self._sessions.end(live, FINISHED)
+
+
+class OnceRun:
+    """Implements `contract.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
+
+    def __init__(self, sessions: Sessions, live: Live, run: Foreground | NotBegun, *, keep: bool) -> None:
+        self._sessions = sessions
+        self._live = live
+        self._run = run
+        self._keep = keep
+
+    @property
+    def run_id(self) -> str:
+        return self._run.run_id
+
+    @property
+    def session_id(self) -> str:
+        return self._live.session_id
+
+    async def output(self) -> AsyncGenerator[Chunk, None]:
+        async for chunk in self._run.output():
+            yield chunk
+
+    async def write_stdin(self, data: bytes) -> None:
+        await self._run.write_stdin(data)
+
+    async def close_stdin(self) -> None:
+        await self._run.close_stdin()
+
+    async def signal(self, number: int) -> None:
+        await self._run.signal(number)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        await self._run.resize(rows, columns)
+
+    async def result(self) -> RunResult:
+        try:
+            return await self._run.result()
+        finally:
+            self._part()
+
+    async def kill(self) -> None:
+        await self._run.kill()
+        self._part()
+
+    def _part(self) -> None:
+        """The command has the time to end by itself that every command has: it may have files of the machine open."""
+        if not self._keep:
+            end_with(self._sessions, self._live, self._run)
+
+
+def end_with(sessions: Sessions, live: Live, run: Foreground | NotBegun) -> None:
+    if run.settled.done():
+        sessions.end(live, FINISHED)
+    else:
+        run.settled.add_done_callback(lambda _: sessions.end(live, FINISHED))

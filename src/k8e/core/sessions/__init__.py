@@ -1,0 +1,1 @@
+"""A session from its creation to its end: made, used, stopped, started, recovered."""

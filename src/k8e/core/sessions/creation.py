@@ -1,0 +1,324 @@
+"""How a session comes to be: checked, chosen, counted, built; all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Final
+
+from k8e.core import checks
+from k8e.core.access.access import choose_tenant
+from k8e.core.access.turns import Turns
+from k8e.core.egress.ceiling import check_ceiling, find_usual_hosts
+from k8e.core.errors import Fault, Kind
+from k8e.core.images import Images
+from k8e.core.log.journal import note
+from k8e.core.model import Caller, ManifestEntry, Phase, Reservation, Session, SessionSpec
+from k8e.core.pool.demand import Template
+from k8e.core.pool.pool import Claimed
+from k8e.core.runs.parking import waits_for_mounts
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.manifest import check_entries
+from k8e.core.sessions.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
+from k8e.core.sessions.sessions import ABANDONED, Sessions
+from k8e.core.sessions.shaping import check_shape, check_slots
+from k8e.core.store.records import SessionRecord
+from k8e.core.translation import translate, translated
+from k8e.engine import PLAIN, EngineError, Limits, MountRefused, Place, Runtime, SandboxSpec
+from k8e.link.model import Sandbox
+from k8e.policy import HostList
+
+MAX_RESERVED: Final = 100  # of one kind
+MAX_RESERVATIONS: Final = 16  # of one caller
+_BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
+
+
+class Creation:
+    def __init__(self, sessions: Sessions, images: Images) -> None:
+        self._sessions = sessions
+        self.images = images
+        self.builds = Turns(_BUILDS)
+        self._reserved: dict[str, str] = {}  # the images of reservations, as they were called
+
+    @property
+    def default_limits(self) -> Limits:
+        """What a session gets that says nothing."""
+        given = self._sessions.settings.limits
+        return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
+
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        return (await self.make(caller, spec)).show()
+
+    async def make(self, caller: Caller, spec: SessionSpec, *, fleeting: bool = False) -> Live:
+        began = self._sessions.clock.monotonic()
+        checks.check_caller(caller)
+        env = checks.check_session(spec)
+        check_entries(spec.manifest)
+        spec = replace(spec, shape=check_shape(caller, spec.shape))
+        digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
+        hosts = await self._choose_hosts(caller, spec)
+        runtime = await self.choose_runtime(spec.runtime)
+        record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting, digest=digest)
+        checks.check_memory(runtime, record.limits)
+        with self._sessions.pool.foreground():
+            claimed = await self._claim(spec, record)
+            live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
+            self.register(live, claimed)
+            await self.bring_up(live, caller, spec.manifest, claimed)
+        self.log_created(live, caller, began)
+        return live
+
+    async def bring_up(
+        self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry] = (), claimed: Claimed | None = None
+    ) -> None:
+        """All of what is registered, or nothing."""
+        live.building = self._sessions.tasks.spawn(self._build(live, caller, manifest, claimed), watched=True)
+        try:
+            await asyncio.wait({live.building})
+        except asyncio.CancelledError:
+            self._sessions.end(live, ABANDONED)
+            raise
+        await self._check_built(live, live.building)
+
+    def log_created(self, live: Live, caller: Caller, began: float) -> None:
+        self._sessions.metrics.creates.add()
+        self._sessions.metrics.create_seconds.observe(self._sessions.clock.monotonic() - began)
+        facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
+        note("session_created", **facts, runtime=live.record.runtime.value)
+
+    async def _choose_hosts(self, caller: Caller, spec: SessionSpec) -> HostList:
+        if spec.allowed_hosts is not None:
+            if spec.more_hosts:
+                checks.refuse("more_hosts", "is given together with allowed_hosts")
+            hosts = checks.check_hosts("allowed_hosts", spec.allowed_hosts)
+            await check_ceiling(self._sessions, caller, "allowed_hosts", hosts)
+            return hosts
+        more = checks.check_hosts("more_hosts", spec.more_hosts)
+        await check_ceiling(self._sessions, caller, "more_hosts", more)
+        return (await find_usual_hosts(self._sessions)).plus(more)
+
+    async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
+        template = Template(record.runtime, record.digest, record.limits, record.shape.unbound)
+        usual = spec.runtime is None and replace(template, shape=PLAIN) == Template(
+            record.runtime, limits=self.default_limits
+        )
+        # Whoever has a project in it works there, and is back soon.
+        usual = usual and (template.shape == PLAIN or bool(template.shape.slots))
+        return await self._sessions.pool.claim(template, usual=usual)
+
+    def register(self, live: Live, claimed: Claimed | None = None) -> None:
+        try:
+            self._sessions.registry.check_name(live)  # before it counts as a creation
+            self._sessions.quotas.check_session(live.payer, live.record.limits, self._sessions.registry)
+            self._sessions.registry.add(live)
+        except Fault:
+            if claimed:
+                self._sessions.pool.put_back(claimed)
+            raise
+
+    def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> SessionRecord:
+        return SessionRecord(
+            sandbox=secrets.token_hex(8),
+            session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
+            tenant=choose_tenant(caller, spec.tenant),
+            owner=caller.uid,
+            phase=Phase.CREATING,
+            runtime=runtime,
+            image=spec.image,
+            limits=spec.limits or self.default_limits,
+            env_keys=tuple(sorted((*spec.env, *spec.secrets))),
+            created=self._sessions.clock.wall(),
+            last_used=self._sessions.clock.wall(),
+            ttl=self._sessions.settings.limits.ttl if spec.ttl is None else spec.ttl,
+            boot=self._sessions.clock.boot,
+            used_at=self._sessions.clock.monotonic(),
+            hosts=hosts,
+            persistent=spec.persistent,
+            shape=spec.shape,
+            labels=dict(spec.labels),
+            secret_keys=tuple(sorted(spec.secrets)),
+        )
+
+    async def choose_runtime(self, wanted: Runtime | None) -> Runtime:
+        reports = await self._sessions.probe()
+        for report in reports:
+            if report.available and wanted in (None, report.runtime):
+                return report.runtime
+            if report.runtime is wanted:
+                error = f"runtime {wanted.value} does not work here"
+                raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint)
+        if wanted is not None:
+            raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here")
+        reasons = "; ".join(f"{report.runtime.value}: {report.reason}" for report in reports)
+        hint = next((report.hint for report in reports if report.hint), "")
+        raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
+
+    async def _build(
+        self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry], claimed: Claimed | None
+    ) -> None:
+        made_with = live.record.hosts
+        sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
+        await keep_env(sandbox, live.env)
+        await self._keep_env(live)
+        await self._furnish(live, sandbox, place, live.env, manifest)
+        await make_workdir(sandbox, place, live.record.workdir)
+        await self._log_creation(live, caller)
+        async with live.changing_hosts:
+            if live.record.hosts != made_with:  # a parent's became narrower meanwhile
+                with translated("putting the session's list of hosts in force"):
+                    await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+            await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.record.persistent)
+            if live.ending is not None:
+                return
+            live.enter(Phase.ACTIVE)
+        live.touch()
+        parked = claimed is not None and sandbox is claimed.sandbox
+        parked = parked and not waits_for_mounts(live.record.shape.unbound, place)
+        self._sessions.parking.begin(live, sandbox, place, warm=parked)
+        self._sessions.metrics.sessions.value = len(self._sessions.registry)
+
+    async def _keep_env(self, live: Live) -> None:
+        plain = tuple(pair for pair in live.env if pair[0].decode() not in live.record.secret_keys)
+        if live.record.persistent and plain:
+            await self._sessions.environments.keep(live.sandbox, plain)
+
+    async def _make(self, live: Live) -> tuple[Sandbox, Place]:
+        record = live.record
+        await self._sessions.store.insert_session(record)
+        live.stored = True
+        async with self.builds.take(live.payer):
+            return await self._make_sandbox(live)
+
+    @staticmethod
+    def describe(record: SessionRecord) -> SandboxSpec:
+        """The sandbox of a session, when it is made and whenever it is started again."""
+        return SandboxSpec(
+            record.runtime,
+            record.digest,
+            record.limits,
+            egress=record.hosts,
+            shape=record.shape,
+            shares=record.parent,
+        )
+
+    async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
+        record = live.record
+        with translated("creating the sandbox"):
+            await self._sessions.engine.create(live.sandbox, self.describe(record))
+            sandbox, place = await self._sessions.engine.attach(live.sandbox)
+        await prepare_state(sandbox)
+        return sandbox, place
+
+    async def _bind(self, live: Live, claimed: Claimed) -> tuple[Sandbox, Place]:
+        """Makes a warm sandbox this session's: on record first, so that no crash can give it to another one."""
+        try:
+            await self._sessions.store.claim_warm(live.record)
+        except Fault:
+            self._sessions.pool.waste(claimed)
+            raise
+        live.stored = True
+        with translated("putting the session's list of hosts in force"):
+            await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+        if not live.record.shape.mounts:
+            return claimed.sandbox, claimed.place
+        try:
+            await self._sessions.engine.bind(live.sandbox, live.record.shape.mounts)
+        except EngineError as error:
+            if isinstance(error, MountRefused):
+                raise translate(error, "creating the sandbox") from error
+            self._sessions.pool.count_unbound(claimed, error)
+            return await self._replace(live)
+        return claimed.sandbox, claimed.place
+
+    async def _replace(self, live: Live) -> tuple[Sandbox, Place]:
+        """With one that is made for it alone: what nobody could be given late it may still have from the beginning."""
+        with translated("removing a sandbox that is of no use"):
+            await self._sessions.engine.destroy(live.sandbox)
+        async with self.builds.take(live.payer):
+            return await self._make_sandbox(live)
+
+    async def _furnish(
+        self, live: Live, sandbox: Sandbox, place: Place, env: Variables, entries: Sequence[ManifestEntry]
+    ) -> None:
+        if not entries:
+            return
+        mark = await self._sessions.witness.mark(live)
+        try:
+            await apply_manifest(sandbox, place, env, entries)
+        except Fault as fault:
+            raise await self._sessions.witness.explain(live, mark, fault) from fault.__cause__
+
+    async def _log_creation(self, live: Live, caller: Caller) -> None:
+        record = live.record
+        await self._sessions.audit.record(
+            "session_created",
+            **live.identity,
+            caller=caller.label,
+            runtime=record.runtime.value,
+            image=record.image,
+            digest=record.digest,
+            limits=asdict(record.limits),
+            ttl=record.ttl,
+            env_keys=record.env_keys,
+            allowed_hosts=record.hosts.texts,
+            shape=asdict(record.shape),
+            **({"parent": record.parent_id, **record.labels} if record.parent else {}),
+        )
+
+    async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
+        if building.cancelled() or live.ending is not None:
+            raise Fault(Kind.CONFLICT, "session_destroyed", f"session {live.session_id} was destroyed meanwhile")
+        error = building.exception()
+        if error is None:
+            return
+        if not live.stored:
+            self._sessions.registry.remove(live)
+        else:
+            await asyncio.wait({self._sessions.end(live, ABANDONED)})
+        raise error
+
+    async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> None:
+        """Has so many ready that can become such a session."""
+        pool = self._sessions.pool
+        checks.check_caller(caller)
+        checks.check_name("name", name)
+        checks.check_session(spec)
+        if not 0 <= number <= MAX_RESERVED:
+            checks.refuse("count", f"must be 0 to {MAX_RESERVED}")
+        check_slots(caller, spec.shape)
+        if not pool.settings.enabled:
+            hint = "the administrator decides: [pool] enabled in k8e.toml"
+            raise Fault(Kind.UNAVAILABLE, "pool_disabled", "no sandboxes are made ahead on this machine", hint=hint)
+        names = {each.name for each in self.reservations(caller)}
+        if number and len(names - {name}) >= MAX_RESERVATIONS:
+            error = f"there are {MAX_RESERVATIONS} reservations already"
+            raise Fault(Kind.EXHAUSTED, "too_many_reservations", error, hint="set the count of one of them to 0")
+        runtime = await self.choose_runtime(spec.runtime)
+        digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
+        template = Template(runtime, digest, spec.limits or self.default_limits, spec.shape)
+        checks.check_memory(runtime, template.limits)
+        self._reserved[f"{caller.label}/{name}"] = spec.image
+        if number:
+            with translated("making sandboxes ahead"):
+                await self._sessions.engine.edition(template.spec)  # says now what would fail later, unheard
+        pool.reserve(f"{caller.label}/{name}", template, number)
+
+    def reservations(self, caller: Caller) -> Sequence[Reservation]:
+        """The caller's own."""
+        own = f"{caller.label}/"
+        found = self._sessions.pool.reservations().items()
+        return [
+            replace(each, name=name.removeprefix(own), image=self._reserved[name])
+            for name, each in found
+            if name.startswith(own)
+        ]
+
+    def prewarm(self) -> None:
+        """Has sandboxes ready from the beginning, where that is wanted."""
+        if self._sessions.pool.settings.prewarm:
+            self._sessions.tasks.spawn(self._prewarm())
+
+    async def _prewarm(self) -> None:
+        self._sessions.pool.keep(Template(await self.choose_runtime(None), limits=self.default_limits))

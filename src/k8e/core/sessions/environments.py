@@ -1,0 +1,125 @@
+"""The environments of sessions that can be stopped: part of their configuration, and so to be there at the next start,
+after a reboot too.
+
+Of other sessions no file of the machine has a value (provisioning.py), nor of any session's secrets. Here is what
+somebody gave as plain variables of a session that was to last: a file for each, root's alone, gone with its session.
+Files and not rows, because a database goes on having what was deleted from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+from k8e.core.sessions.provisioning import Variables, read_variables, write_variables
+from k8e.core.store.database import StoreFailed
+from k8e.damage import Damaged, Damages, own_directory, read_own
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MAGIC: Final = b"k8e environment "  # and the sha256 of what follows its line
+_VARIABLE: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Environments:
+    def __init__(self, folder: Path | None) -> None:
+        """Without a folder nothing can be kept, and whoever needs it is told."""
+        self._folder = folder
+        self.damages = Damages(folder.parent if folder else Path("/nowhere"))
+
+    async def keep(self, sandbox: str, env: Variables) -> None:
+        """On the disk when it returns."""
+        await self._do(self._keep, sandbox, env)
+
+    async def recall(self, sandbox: str) -> Variables:
+        return await self._do(self._recall, sandbox)
+
+    async def forget(self, sandbox: str) -> None:
+        if self._folder is not None:
+            await self._do(self._path(sandbox).unlink, missing_ok=True)
+
+    async def forget_others(self, sandboxes: Collection[str]) -> None:
+        """What a daemon left that was killed between the end of a session and this."""
+        if self._folder is not None:
+            await self._do(self._forget_others, frozenset(sandboxes))
+
+    async def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except OSError as error:
+            raise StoreFailed(error) from error
+
+    def _path(self, sandbox: str) -> Path:
+        if self._folder is None:
+            raise OSError("there is no place for the environments of sessions that last")
+        return self._folder / sandbox
+
+    def _keep(self, sandbox: str, env: Variables) -> None:
+        path = self._path(sandbox)
+        own_directory(path.parent, 0o700, self.damages)
+        draft = path.with_suffix(".new")
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            content = write_variables(env)
+            os.write(file, _MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if path.is_dir() and not path.is_symlink():
+            self.damages.set_aside(path, "it is a directory")
+        draft.rename(path)
+
+    def _recall(self, sandbox: str) -> Variables:
+        path = self._path(sandbox)
+        try:
+            content = read_own(path)
+            if content.startswith(_MAGIC):
+                return _read(content)
+            env = _read_older(content)
+            self._keep(sandbox, env)
+            return env
+        except FileNotFoundError:
+            return ()
+        except Damaged as error:
+            self.damages.set_aside(path, error)
+            return ()
+
+    def _forget_others(self, sandboxes: frozenset[str]) -> None:
+        assert self._folder is not None
+        if not os.path.lexists(self._folder):
+            return
+        own_directory(self._folder, 0o700, self.damages)
+        for name in os.listdir(self._folder):
+            path = self._folder / name
+            if name in sandboxes:
+                # A damaged one is found before the session is to be started. What cannot be read now may be later.
+                with contextlib.suppress(OSError):
+                    self._recall(name)
+            elif path.is_dir() and not path.is_symlink():
+                self.damages.set_aside(path, "it is a directory")
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _read_older(content: bytes) -> Variables:
+    """Of a daemon that wrote no digest: every variable is whole."""
+    found = read_variables(content)
+    if not found or write_variables(found) != content or not all(_VARIABLE.fullmatch(name) for name, _ in found):
+        raise Damaged("it is no list of variables")
+    return found
+
+
+def _read(content: bytes) -> Variables:
+    head, _, rest = content.partition(b"\n")
+    if hashlib.sha256(rest).hexdigest().encode() != head.removeprefix(_MAGIC):
+        raise Damaged("its content is not what was written")
+    return read_variables(rest)

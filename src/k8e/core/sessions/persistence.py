@@ -1,0 +1,206 @@
+"""Stopping a session and starting it again.
+
+A persistent session has three more phases than others. `stopping` and `starting` are on record before the step that
+they announce, and whichever daemon finds one of them makes it `stopped`: the files are the same before, during and
+after each. Both are the service's own tasks: a caller that disappears changes nothing about how they finish, and
+whoever comes second waits for the first.
+
+What runs is asked to end first, as a machine's init would ask; what does not is killed with the sandbox. Whoever waited
+for a command has its result, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from k8e.core import checks
+from k8e.core.approvals.approvals import Approvals
+from k8e.core.errors import Fault, Kind
+from k8e.core.log.journal import note, warn
+from k8e.core.model import Caller, Phase, Session
+from k8e.core.runs.foreground import GRACE
+from k8e.core.runs.runs import Runs
+from k8e.core.runs.verdict import judge
+from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.provisioning import Variables, keep_env, merge_env, prepare_state
+from k8e.core.sessions.sessions import STOPPED, Sessions
+from k8e.core.store.records import RunRecord
+from k8e.core.translation import translated
+from k8e.engine import EngineError
+from k8e.link.errors import LinkError
+from k8e.link.model import CommandInfo, Sandbox
+
+PATIENCE: Final = GRACE + 3.0  # for everything that was asked to end
+
+
+class Persistence:
+    def __init__(self, creation: Creation, runs: Runs, approvals: Approvals) -> None:
+        self._creation = creation
+        self._runs = runs
+        self._approvals = approvals
+        self._sessions: Sessions = runs.sessions
+
+    # Stopping
+
+    async def stop(self, caller: Caller, session_id: str) -> Session:
+        live = self._sessions.find(caller, session_id)
+        _check_persistent(live)
+        await _let_finish(live, Phase.STARTING)
+        if live.phase is Phase.ACTIVE:
+            live.ended_by = caller.label
+            self._sessions.halt(live, STOPPED, self._say_goodbye(live))
+        if live.phase is Phase.STOPPING:
+            await asyncio.shield(self._sessions.halt(live, STOPPED))
+        if live.phase is not Phase.STOPPED:
+            raise self._sessions.describe_phase(live)
+        return live.show()
+
+    async def _say_goodbye(self, live: Live) -> None:
+        """Ends what can be ended in good order. Whatever fails here is ended all the same, a moment later."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._approvals.review()
+                running = [run for run in self._runs.running.values() if run.live is live]
+                await asyncio.gather(*(run.end() for run in running), self._end_background(live))
+                await asyncio.gather(*(asyncio.wait({run.settled}) for run in running))
+        except (Fault, LinkError, EngineError, TimeoutError) as error:
+            warn("stopped_hard", session=live.session_id, sandbox=live.sandbox, cause=error)
+
+    async def _end_background(self, live: Live) -> None:
+        records = await self._sessions.store.runs(live.sandbox, unfinished=True)
+        mine = {run.command: run for run in records if run.background and run.command is not None}
+        if not mine:
+            return
+        sandbox, _ = await self._sessions.engine.attach(live.sandbox)
+        commands = [info for info in await sandbox.commands() if info.id in mine]
+        await asyncio.gather(*(self._end_one(live, sandbox, info, mine[info.id]) for info in commands))
+
+    async def _end_one(self, live: Live, sandbox: Sandbox, info: CommandInfo, record: RunRecord) -> None:
+        """Its output goes with the sandbox's memory; how it ended stays."""
+        process = await sandbox.attach(info.id)
+        process.discard()
+        if info.running:
+            await process.end(GRACE)
+        end = await process.wait()
+        status, code = judge(end.exit_code, end.signal, end.cause, oom=False)
+        counts = replace(record, stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
+        some = bool(end.stdout_bytes or end.stderr_bytes)
+        took = round(end.wall_seconds * 1000)
+        ended = replace(counts, status=status, exit_code=code, truncated=some, duration_ms=took)
+        await self._runs.endings.keep(ended, live)
+
+    # Starting
+
+    async def start(
+        self, caller: Caller, session_id: str, env: Mapping[str, str], secrets: Mapping[str, str]
+    ) -> Session:
+        plain, secret = checks.check_env("env", env), checks.check_env("secrets", secrets)
+        live = self._sessions.find(caller, session_id)
+        _check_persistent(live)
+        await _let_finish(live, Phase.STARTING, Phase.STOPPING)
+        if live.phase is Phase.ACTIVE:
+            if plain or secret:
+                hint = "Stop it first; or give variables to each run."
+                raise Fault(Kind.CONFLICT, "session_active", f"session {session_id} runs already", hint=hint)
+            return live.show()
+        if live.phase is not Phase.STOPPED:
+            raise self._sessions.describe_phase(live)
+        _check_secrets(live, secrets)
+        others = [one for one in self._sessions.registry if one is not live]
+        self._sessions.quotas.check_start(live.payer, live.record.limits, others)
+        live.enter(Phase.STARTING)
+        starting = self._sessions.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
+        live.moving = starting
+        await asyncio.wait({starting})
+        if live.ending is not None:
+            raise Fault(Kind.CONFLICT, "session_destroyed", f"session {session_id} was destroyed meanwhile")
+        starting.result()
+        return live.show()
+
+    async def _start(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
+        try:
+            await self._bring_back(live, caller, plain, secret)
+        except BaseException:
+            if live.ending is None:
+                await asyncio.wait({self._sessions.halt(live, live.record.reason or STOPPED)})
+            raise
+
+    async def _bring_back(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
+        sessions, record = self._sessions, live.record
+        await self._approvals.review()  # what was asked before it stopped is settled before anybody can ask again
+        await sessions.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
+        kept = merge_env(await sessions.environments.recall(live.sandbox), plain)
+        _check_variables(live, kept)
+        checks.check_size_of_env(merge_env(kept, secret))
+        if plain:
+            await sessions.environments.keep(live.sandbox, kept)
+        async with self._creation.builds.take(live.payer):
+            with translated("starting the sandbox"):
+                await sessions.engine.start(live.sandbox, self._creation.describe(record))
+                sandbox, place = await sessions.engine.attach(live.sandbox)
+            await prepare_state(sandbox)
+        env = merge_env(kept, secret)
+        await keep_env(sandbox, env)
+        await sessions.audit.record("session_started", **live.identity, caller=caller.label)
+        names, secrets = _names(env), _names(secret)
+        await sessions.store.start_session(live.sandbox, names, secrets)
+        if live.ending is None:
+            live.record = replace(record, env_keys=names, secret_keys=secrets)
+            live.revive(env)
+            sessions.parking.begin(live, sandbox, place, warm=False)
+            note("session_started", session=live.session_id, sandbox=live.sandbox)
+
+
+def _names(env: Variables) -> tuple[str, ...]:
+    return tuple(sorted(name.decode() for name, _ in env))
+
+
+async def _let_finish(live: Live, *phases: Phase) -> None:
+    """What is under way, whoever began it."""
+    while live.phase in phases and live.moving is not None and not live.moving.done():
+        await asyncio.wait({live.moving})
+
+
+def _check_persistent(live: Live) -> None:
+    if not live.record.persistent:
+        raise Fault(
+            Kind.CONFLICT,
+            "session_not_persistent",
+            f"session {live.session_id} cannot be stopped and started",
+            detail="it was not made to last",
+            hint="Destroy it, or create one with `persistent` (k8e sandbox create --persistent).",
+        )
+
+
+def _check_variables(live: Live, kept: Variables) -> None:
+    """As with secrets: a command that runs without its variables would fail later and less clearly."""
+    there = {name.decode() for name, _ in kept}
+    missing = [name for name in live.record.env_keys if name not in there and name not in live.record.secret_keys]
+    if missing:
+        names = ", ".join(missing)
+        raise Fault(
+            Kind.INVALID,
+            "variables_missing",
+            f"the session's variables have to be given again: {names}",
+            detail="the file that kept their values was damaged, or is not there",
+            hint="k8e sandbox start takes --env NAME=VALUE; see damaged/ in the state directory.",
+            field="env",
+        )
+
+
+def _check_secrets(live: Live, given: Mapping[str, str]) -> None:
+    missing = [name for name in live.record.secret_keys if name not in given]
+    if missing:
+        names = ", ".join(missing)
+        raise Fault(
+            Kind.INVALID,
+            "secrets_missing",
+            f"the session's secrets have to be given again: {names}",
+            detail="their values are not kept on any disk",
+            hint="k8e sandbox start takes --secret NAME, with the value in the variable of that name.",
+            field="secrets",
+        )

@@ -1,0 +1,209 @@
+"""What a new daemon does before it serves: goes on with what lives, finishes or rolls back what was half done, and
+removes what nobody owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from k8e.core.egress.egress import Egress
+from k8e.core.errors import Fault
+from k8e.core.log.journal import note, warn
+from k8e.core.model import Phase, Status
+from k8e.core.runs.background import Background, put_away
+from k8e.core.runs.runs import Runs
+from k8e.core.runs.verdict import judge
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.provisioning import recall_env
+from k8e.core.sessions.sessions import (
+    ABANDONED,
+    DESTROYED,
+    FINISHED,
+    LOST,
+    NOT_ADOPTED,
+    PARENT_ENDED,
+    STOPPED,
+    UNRESPONSIVE,
+    Opened,
+    describe_end,
+)
+from k8e.core.store.records import RunRecord, SessionRecord
+from k8e.core.translation import translated
+from k8e.engine import EngineError
+from k8e.link.errors import LinkError
+from k8e.link.model import CommandInfo
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 32  # most of the time is spent waiting for agents
+_PATIENCE: Final = 20.0  # with one sandbox: no caller is served meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What an earlier daemon left in a sandbox."""
+
+    opened: Opened
+    runs: Sequence[tuple[RunRecord, CommandInfo | None]]  # that no caller waits for any more
+    others: Sequence[CommandInfo]  # on no record
+
+
+class Recovery:
+    def __init__(self, runs: Runs, background: Background, egress: Egress) -> None:
+        self._egress = egress
+        self._runs = runs
+        self._background = background
+        self._sessions = runs.sessions
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def recover(self) -> None:
+        sessions = self._sessions
+        lives = []
+        # Parents before their children, whatever a clock said when they were made.
+        for record in sorted(await sessions.store.sessions(), key=lambda record: bool(record.parent)):
+            if record.phase is Phase.DESTROYED:
+                name = record.owner, record.tenant, record.session_id
+                sessions.registry.remember_end(name, describe_end(record.reason))
+                continue
+            lives.append(await self._restore(record))
+        with translated("listing the sandboxes that there are"):
+            found = set(await sessions.engine.list())
+        warm = await sessions.pool.recover(found)
+        orphans = found - {live.sandbox for live in lives} - warm
+        # Parents first: what becomes of them becomes of their children.
+        children = [live for live in lives if live.record.parent]
+        for generation in ([live for live in lives if not live.record.parent], children):
+            await self._do(self._settle(live, live.sandbox in found) for live in generation)
+        if all(await self._do(self._clear(sandbox) for sandbox in orphans)):
+            try:
+                await sessions.store.trust()
+            except Fault as error:
+                warn("marker_stays", cause=error.detail)  # the next daemon keeps what it could remove
+        await sessions.environments.forget_others({live.sandbox for live in sessions.registry})
+        sessions.metrics.sessions.value = len(sessions.registry)
+        note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
+
+    async def _do(self, work: Iterable[Awaitable[T]]) -> Sequence[T]:
+        return await asyncio.gather(*(self._within_slot(each) for each in work))
+
+    async def _within_slot(self, work: Awaitable[T]) -> T:
+        async with self._slots:
+            return await work
+
+    async def _restore(self, record: SessionRecord) -> Live:
+        clock = self._sessions.clock
+        if record.boot != clock.boot:
+            # Times of another boot say nothing. Restarting counts as a use, so that nothing expires by mistake.
+            record = replace(record, boot=clock.boot, used_at=clock.monotonic())
+            await self._sessions.store.rebase(record.sandbox, record.boot, record.used_at)
+        live = Live(record, clock, parent=self._sessions.registry.get(record.parent))
+        live.stored = True
+        self._sessions.registry.add(live)
+        return live
+
+    async def _clear(self, sandbox: str) -> bool:
+        """Sandboxes that are on no record are destroyed. If the record is what was damaged, their files are kept."""
+        warn("orphan", sandbox=sandbox)
+        store, engine = self._sessions.store, self._sessions.engine
+        try:
+            if store.known:
+                await engine.destroy(sandbox)
+            elif kept := await engine.set_aside(sandbox):
+                self._sessions.audit.note("sandbox_set_aside", sandbox=sandbox, path=kept)
+        except (EngineError, OSError) as error:
+            warn("orphan_stays", sandbox=sandbox, cause=error)
+            return False
+        return True
+
+    async def _settle(self, live: Live, exists: bool) -> None:
+        if live.ending is not None:
+            await asyncio.wait({live.ending})  # with its parent
+        elif live.phase is Phase.CREATING:
+            await self._end(live, ABANDONED)
+        elif live.phase is Phase.DESTROYING:
+            await self._end(live, live.record.reason or DESTROYED)
+        elif live.record.fleeting:
+            await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
+        elif live.record.parent and (live.parent is None or live.parent.phase is not Phase.ACTIVE):
+            await self._end(live, PARENT_ENDED)
+        elif not exists:
+            await self._end(live, LOST)
+        elif live.phase in (Phase.STOPPING, Phase.STARTING):
+            await asyncio.wait({self._sessions.halt(live, live.record.reason or STOPPED)})
+        elif live.phase is Phase.STOPPED:
+            pass
+        else:
+            await self._adopt(live)
+
+    async def _end(self, live: Live, reason: str) -> None:
+        # A failure is in the log, and tried again as part of the upkeep.
+        await asyncio.wait({self._sessions.end(live, reason)})
+
+    async def _adopt(self, live: Live) -> None:
+        # Asked first: dialling an agent that is dead takes its time.
+        if not (await self._sessions.examine(live)).alive:
+            await asyncio.wait({self._sessions.give_up(live, LOST)})
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                left = await self._take_over(live)
+        except (Fault, LinkError, TimeoutError) as error:
+            # Nobody could use it as it was meant to be.
+            warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
+            silent = isinstance(error, LinkError | TimeoutError)
+            await asyncio.wait({self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED)})
+            return
+        # It answers, and stays, however long its commands take to end: callers wait for that only for a while.
+        ending = self._sessions.tasks.spawn(self._match_runs(left))
+        await asyncio.wait({ending}, timeout=_PATIENCE)
+
+    async def _take_over(self, live: Live) -> _Left:
+        opened = await self._sessions.enter(live)
+        # Before anything else: what runs in there must not have more than the record says for longer than need be.
+        await self._egress.restore(live)
+        if live.record.env_keys:
+            live.env = await recall_env(opened.sandbox)
+        commands = {info.id: info for info in await opened.sandbox.commands()}
+        runs = []
+        # All of it is asked before callers are served: what they start is none of this.
+        for record in await self._sessions.store.runs(live.sandbox, unfinished=True):
+            info = None if record.command is None else commands.pop(record.command, None)
+            if info is not None and record.background:
+                live.background.add(record.run_id)
+            else:
+                runs.append((record, info))
+        return _Left(opened, runs, tuple(commands.values()))
+
+    async def _match_runs(self, left: _Left) -> None:
+        endings = [self._end_foreground(left.opened, record, info) for record, info in left.runs]
+        others = [self._put_away(left.opened, info) for info in left.others]
+        live = left.opened.live
+        for error in await asyncio.gather(*endings, *others, self._background.collect(live), return_exceptions=True):
+            if isinstance(error, Fault | LinkError):
+                # The session goes on: upkeep collects again, and a later daemon ends what runs still.
+                warn("run_not_matched", session=live.session_id, sandbox=live.sandbox, cause=error)
+            elif error is not None:
+                raise error
+
+    async def _put_away(self, opened: Opened, info: CommandInfo) -> None:
+        if info.running:
+            await put_away(opened.sandbox, info.id)
+        else:
+            await opened.sandbox.release(info.id)
+
+    async def _end_foreground(self, opened: Opened, record: RunRecord, info: CommandInfo | None) -> None:
+        """Who waited for it is gone with the daemon that ran it."""
+        if info is None:
+            await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)
+            return
+        end = await put_away(opened.sandbox, info.id) if info.running else info
+        if end is None:
+            await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)
+            return
+        if not info.running:
+            await opened.sandbox.release(info.id)
+        status, code = judge(end.exit_code, end.signal, end.cause, oom=False)
+        counts = replace(record, stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
+        await self._runs.endings.keep(replace(counts, status=status, exit_code=code), opened.live)

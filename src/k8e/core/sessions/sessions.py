@@ -1,0 +1,408 @@
+"""The life of a session: found, used, ended. Each phase is written down before the step it announces.
+
+Building and ending are the service's own tasks. A caller that disappears in the middle changes nothing about how they
+finish, and whoever comes second waits for the first instead of doing it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from k8e.core import checks
+from k8e.core.access.quotas import Quotas
+from k8e.core.clock import Clock
+from k8e.core.egress.witness import Witness
+from k8e.core.errors import Fault, Kind
+from k8e.core.log.audit import Audit
+from k8e.core.log.journal import note, warn
+from k8e.core.log.metrics import Metrics
+from k8e.core.log.refusal_log import RefusalLog
+from k8e.core.model import Caller, Phase, Session
+from k8e.core.pool.pool import Pool
+from k8e.core.runs.parking import Parking
+from k8e.core.sessions.environments import Environments
+from k8e.core.sessions.live import GONE_HINT, Live, Registry
+from k8e.core.store.store import Store
+from k8e.core.tasks import Tasks
+from k8e.core.translation import translate, translated
+from k8e.engine import Engine, EngineError, Health, Place, RuntimeReport
+from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
+from k8e.link.model import Sandbox
+from k8e.settings import Settings
+
+DESTROYED: Final = "destroyed"
+EXPIRED: Final = "expired"
+LOST: Final = "lost"
+OUT_OF_MEMORY: Final = "out_of_memory"
+UNRESPONSIVE: Final = "unresponsive"
+NOT_ADOPTED: Final = "not_adopted"
+STOPPED: Final = "stopped"
+ABANDONED: Final = "abandoned"  # before it was ready; such a session leaves no record
+FINISHED: Final = "finished"  # its one command has ended; nor does such a session
+PARENT_ENDED: Final = "parent_ended"
+UNBOUND: Final = "unbound"
+
+SILENCE: Final = 30.0  # of a sandbox that was asked something, before it is ended
+_LAST: Final = 3.0  # for its last answer: the daemon itself may have stood still for all of the time before
+_PAUSE: Final = 0.5  # before one that could not be reached is asked again
+_AFTERMATH: Final = 10.0  # from a kill for want of memory to the end of the sandbox that it explains
+DEAD: Final = frozenset({LOST, OUT_OF_MEMORY, UNRESPONSIVE, NOT_ADOPTED})  # the sandbox ended; no caller asked for it
+
+# Those that somebody can use, or have back.
+_THERE: Final = frozenset({Phase.ACTIVE, Phase.STOPPING, Phase.STOPPED, Phase.STARTING})
+# What somebody hears who comes too late.
+_ENDS: Final = {
+    DESTROYED: "it was destroyed",
+    EXPIRED: "it expired: nobody used it for longer than its ttl",
+    LOST: "its sandbox ended by itself",
+    OUT_OF_MEMORY: "its sandbox ran out of memory, and the machine ended it",
+    UNRESPONSIVE: f"its sandbox did not answer for {SILENCE:g} s and was ended: too many processes, or no CPU left",
+    NOT_ADOPTED: "a new daemon could not take its sandbox over, for a reason that is in its log",
+    STOPPED: "it was stopped",
+    FINISHED: "it was there for one command, which has ended",
+    PARENT_ENDED: "its parent ended or was stopped, and it with it",
+    UNBOUND: "its list of hosts could not be narrowed with its parent's",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session that can be used, and the way into it."""
+
+    live: Live
+    sandbox: Sandbox
+    place: Place
+
+
+def describe_end(reason: str) -> str:
+    return _ENDS.get(reason, reason)
+
+
+def _describe_stopped(live: Live) -> Fault:
+    return Fault(
+        Kind.CONFLICT,
+        "session_stopped",
+        f"session {live.session_id} is stopped",
+        detail=describe_end(live.record.reason),
+        hint=f"Its files are kept. Start it: k8e sandbox start {live.session_id}",
+    )
+
+
+async def _either(one: asyncio.Task[None], other: asyncio.Future[Any]) -> None:
+    waiting: set[asyncio.Future[Any]] = {one, other}
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if not one.done():
+        one.cancel()
+        await asyncio.wait({one})
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+class Sessions:
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        metrics: Metrics,
+        tasks: Tasks,
+        settings: Settings,
+        pool: Pool,
+        audit: Audit,
+        refusals: RefusalLog,
+        environments: Environments,
+    ) -> None:
+        self.registry = Registry()
+        self.engine = engine
+        self.store = store
+        self.clock = clock
+        self.metrics = metrics
+        self.tasks = tasks
+        self.parking = Parking(tasks, metrics)
+        self.settings = settings
+        self.pool = pool
+        self.quotas = Quotas(settings.quotas, clock)
+        self.audit = audit
+        self.environments = environments
+        self.witness = Witness(engine, metrics, refusals)
+
+    # Asking
+
+    async def get(self, caller: Caller, session_id: str) -> Session:
+        live = self.find(caller, session_id)
+        if live.phase is Phase.ACTIVE:
+            await self.witness.hear(live)
+        return replace(live.show(), denied=live.refusals.recent(live.session_id))
+
+    async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
+        checks.check_caller(caller)
+        living = [live.show() for live in self.registry.visible(caller)]
+        if not all_phases:
+            return [session for session in living if session.phase in _THERE]
+        ended = await self.store.ended_sessions(caller)
+        return [*(record.show() for record in ended), *living]
+
+    def find(self, caller: Caller, session_id: str) -> Live:
+        checks.check_caller(caller)
+        return self.registry.find(caller, checks.check_name("session_id", session_id))
+
+    async def open(self, caller: Caller, session_id: str) -> Opened:
+        return await self.enter(self.find(caller, session_id))
+
+    def check_active(self, live: Live) -> None:
+        if live.phase is not Phase.ACTIVE:
+            raise self.describe_phase(live)
+
+    def describe_phase(self, live: Live) -> Fault:
+        """Why it cannot be used now."""
+        if live.phase is Phase.STOPPED:
+            return _describe_stopped(live)
+        what, hint = "is being destroyed", "Create a new session; what was in this one is gone."
+        if live.phase is Phase.CREATING:
+            what, hint = "is still being created", "Try again when the answer to its creation has come."
+        elif live.phase is Phase.STARTING:
+            what, hint = "is being started", "Try again when the answer to that has come."
+        elif live.phase is Phase.STOPPING:
+            what, hint = "is being stopped", "Its files are kept; start it again when it has stopped."
+        error = f"session {live.session_id} {what}"
+        detail = describe_end(live.record.reason) if live.record.reason else ""
+        return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, detail=detail, hint=hint)
+
+    async def enter(self, live: Live) -> Opened:
+        self.check_active(live)
+        try:
+            sandbox, place = await self.engine.attach(live.sandbox)
+        except (EngineError, LinkError) as error:
+            await self.examine(live)
+            if live.phase is not Phase.ACTIVE:
+                raise self.describe_loss(live) from error
+            raise translate(error, "reaching the sandbox") from error
+        return Opened(live, sandbox, place)
+
+    async def examine(self, live: Live) -> Health:
+        """Asks the engine how a sandbox is; the session of a dead one is ended, or stopped if it is to last."""
+        try:
+            health = await self.engine.health(live.sandbox)
+        except EngineError as error:
+            warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
+            return Health(alive=True, oom_kills=0)
+        if health.oom_kills > live.oom_kills:
+            live.oom_kills, live.oom_at = health.oom_kills, self.clock.monotonic()
+        if not health.alive and live.phase is Phase.ACTIVE:
+            warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
+            # One that memory took a command from may live on, and die of something else.
+            lately = live.oom_at is not None and self.clock.monotonic() - live.oom_at <= _AFTERMATH
+            self.give_up(live, OUT_OF_MEMORY if lately else LOST)
+        return health
+
+    def give_up(self, live: Live, reason: str) -> asyncio.Task[None]:
+        """A session whose sandbox is dead, or as good as dead."""
+        return self.halt(live, reason) if live.record.persistent else self.end(live, reason)
+
+    def doubt(self, live: Live) -> None:
+        """A sandbox did not answer in time: it is asked once more, and ended if it stays silent."""
+        if live.phase is Phase.ACTIVE and (live.doubted is None or live.doubted.done()):
+            live.doubted = self.tasks.spawn(self._ask(live))
+
+    @contextmanager
+    def using(self, live: Live, subject: str) -> Iterator[None]:
+        """For whatever a caller asks of the agent: counts as a use, and a sandbox that does not answer is doubted."""
+        with live.in_use(), translated(subject):
+            try:
+                yield
+            except (LinkLost, LinkTimeout):
+                self.doubt(live)
+                raise
+
+    async def _ask(self, live: Live) -> None:
+        if await self._answers_within(live, SILENCE) or await self._answers_within(live, _LAST):
+            return
+        if live.phase is Phase.ACTIVE and (await self.examine(live)).alive:
+            warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
+            self.give_up(live, UNRESPONSIVE)
+
+    async def _answers_within(self, live: Live, seconds: float) -> bool:
+        """Also true of a session that is not active any more."""
+        try:
+            async with asyncio.timeout(seconds):
+                while live.phase is Phase.ACTIVE and not await self._answers(live):  # noqa: ASYNC110
+                    await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _answers(self, live: Live) -> bool:
+        try:
+            sandbox, _ = await self.engine.attach(live.sandbox)
+            await sandbox.commands()
+        except AgentError:
+            return True  # no is an answer
+        except (LinkError, EngineError) as error:
+            await self.examine(live)  # a dead one is ended at once
+            # What the engine itself fails at says nothing of the sandbox.
+            return isinstance(error, EngineError) and not isinstance(error.__cause__, LinkError)
+        return True
+
+    def describe_loss(self, live: Live) -> Fault:
+        if live.phase in _THERE:
+            return _describe_stopped(live)
+        return Fault(
+            Kind.NOT_FOUND,
+            "session_not_found",
+            f"there is no session {live.session_id} any more",
+            detail=describe_end(live.record.reason),
+            hint=GONE_HINT,
+        )
+
+    async def probe(self) -> Sequence[RuntimeReport]:
+        with translated("trying the runtimes"):
+            return await self.engine.probe()
+
+    # Stopping
+
+    def halt(self, live: Live, reason: str, goodbye: Coroutine[Any, Any, None] | None = None) -> asyncio.Task[None]:
+        """Begins to stop a session that lasts, once; `goodbye` is what comes before everything in it is killed."""
+        if live.phase is not Phase.STOPPING or live.moving is None or _failed(live.moving):
+            if live.phase is not Phase.STOPPING:
+                live.record = replace(live.record, phase=Phase.STOPPING, reason=reason)
+            if goodbye is None:
+                live.part(describe_end(reason))
+            live.moving = self.tasks.spawn(self._halt(live, goodbye))
+            self._end_children(live)
+        elif goodbye is not None:
+            goodbye.close()
+        return live.moving
+
+    async def _halt(self, live: Live, goodbye: Coroutine[Any, Any, None] | None) -> None:
+        reason = live.record.reason
+        try:
+            await self.store.set_phase(live.sandbox, Phase.STOPPING, reason, durable=True)
+        except Fault as fault:
+            # Goes on: a session that lasts, with a dead sandbox, is what the next daemon would find and stop.
+            warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
+        if goodbye is not None:
+            await _either(self.tasks.spawn(goodbye), live.gone)
+        live.part(describe_end(reason))
+        await self.witness.hear(live)  # for the last time
+        await self._wait_for_children(live)
+        with translated("stopping the sandbox"):
+            await self.engine.stop(live.sandbox)
+        if live.ending is None:
+            await self.store.stop_session(live.sandbox, reason, self.clock.wall())
+        if live.ending is None:
+            live.enter(Phase.STOPPED)
+            live.background.clear()
+            note("session_stopped", session=live.session_id, sandbox=live.sandbox, reason=reason)
+            self.audit.note("session_stopped", **live.identity, caller=live.ended_by, reason=reason)
+            live.ended_by = ""
+
+    # Ending
+
+    async def destroy(self, caller: Caller, session_id: str) -> None:
+        live = self.find(caller, session_id)
+        if live.ending is not None:
+            # Somebody else destroys it. When this answer is given it is gone, and they were the one who did it.
+            await asyncio.wait({live.ending})
+            if not _failed(live.ending):
+                raise self.describe_loss(live)
+        live.ended_by = caller.label
+        await asyncio.shield(self.end(live, DESTROYED))
+
+    def end(self, live: Live, reason: str) -> asyncio.Task[None]:
+        """Begins to end a session, once; the first reason counts."""
+        if live.ending is None or _failed(live.ending):
+            if live.phase is not Phase.DESTROYING or not live.record.reason:
+                self._let_go(live)
+                live.enter(Phase.DESTROYING, ABANDONED if live.phase is Phase.CREATING else reason)
+            live.part(describe_end(live.record.reason))
+            live.ending = self.tasks.spawn(self._end(live))
+            self._end_children(live)
+        return live.ending
+
+    def _let_go(self, live: Live) -> None:
+        """A start is given up. A stop goes on to its end, which comes at once: nobody waits for anything any more."""
+        if live.phase is Phase.STARTING and live.moving is not None:
+            live.moving.cancel()
+
+    async def _end(self, live: Live) -> None:
+        if live.building is not None and not live.building.done():
+            live.building.cancel()
+            await asyncio.wait({live.building})
+        if live.moving is not None and not live.moving.done():
+            await asyncio.wait({live.moving})
+        try:
+            await self.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
+        except Fault as fault:
+            # Goes on: a full disk must not keep anybody from destroying. An active session whose sandbox is
+            # gone is what the next daemon would find, and knows to clear up.
+            warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
+        if live.record.reason not in (ABANDONED, FINISHED):
+            await self.witness.hear(live)  # for the last time
+        await self._wait_for_children(live)
+        with translated("destroying the sandbox"):
+            await self.engine.destroy(live.sandbox)
+        if live.record.persistent:
+            await self.environments.forget(live.sandbox)
+        reason = live.record.reason
+        if reason == ABANDONED or live.record.fleeting:
+            await self.store.forget_session(live.sandbox)
+        else:
+            await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason in DEAD)
+            self.registry.remember_end(live.name, describe_end(reason))
+        live.enter(Phase.DESTROYED)
+        self.registry.remove(live)
+        self.metrics.destroys.add(reason)
+        self.metrics.sessions.value = len(self.registry)
+        note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
+        self.audit.note("session_ended", **live.identity, caller=live.ended_by, reason=reason)
+
+    def _end_children(self, live: Live) -> None:
+        for child in live.children:
+            child.ended_by = live.ended_by
+            self.end(child, PARENT_ENDED)
+
+    async def _wait_for_children(self, live: Live) -> None:
+        """They are gone before their parent is, because what they share is the parent's."""
+        endings = {child.session_id: child.ending for child in live.children if child.ending}
+        if endings:
+            await asyncio.wait(endings.values())
+        for session_id, ending in endings.items():
+            if _failed(ending):
+                raise Fault(
+                    Kind.FAILED,
+                    "child_not_ended",
+                    f"session {session_id}, a child of {live.session_id}, could not be ended",
+                    detail="" if ending.cancelled() else str(ending.exception()),
+                    hint="It is tried again.",
+                )
+
+    # Upkeep
+
+    async def expire(self) -> Sequence[str]:
+        """Ends the sessions that nobody has used for longer than their ttl; returns their ids."""
+        expired = [live for live in self.registry if live.expired]
+        for live in expired:
+            self.end(live, EXPIRED)
+        await asyncio.gather(*(live.ending for live in expired if live.ending), return_exceptions=True)
+        return [live.session_id for live in expired]
+
+    def resume_ends(self) -> None:
+        """Tries again to end what could not be ended, and to stop what could not be stopped."""
+        for live in self.registry:
+            if live.phase is Phase.STOPPING and live.moving is not None and _failed(live.moving):
+                self.halt(live, live.record.reason)
+            if live.ending is not None and _failed(live.ending):
+                self.end(live, live.record.reason)
+
+    async def save_uses(self) -> None:
+        unsaved = [live for live in self.registry if live.unsaved and live.stored]
+        for live in unsaved:
+            live.unsaved = False
+        if unsaved:
+            await self.store.set_used((live.sandbox, live.last_used, live.used_at) for live in unsaved)

@@ -1,0 +1,293 @@
+"""What survives the daemon: sessions with their phase, runs, approvals, names of images, and sandboxes that wait for a
+session."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from k8e.core.access.access import may_see
+from k8e.core.model import ApprovalStatus, Caller, Phase, Status
+from k8e.core.store.database import Database
+from k8e.core.store.records import (
+    ApprovalRecord,
+    ImageRecord,
+    RunRecord,
+    SessionRecord,
+    WarmRecord,
+    read_approval,
+    read_image,
+    read_run,
+    read_session,
+    read_warm,
+    write_approval,
+    write_denials,
+    write_hosts,
+    write_image,
+    write_run,
+    write_session,
+    write_warm,
+)
+from k8e.policy import HostList
+
+KEPT_SESSIONS: Final = 1000  # records of sessions that are gone, of one tenant
+KEPT_IN_ALL: Final = 5000
+
+_NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
+
+
+def _close_runs(connection: sqlite3.Connection, sandbox: str, now: float) -> None:
+    """Those of a sandbox that is no more: their output was in its memory."""
+    connection.execute(
+        "UPDATE runs SET status = ?, finished = ? WHERE sandbox = ? AND finished IS NULL",
+        (Status.LOST.value, now, sandbox),
+    )
+    connection.execute(f"UPDATE runs SET {_NO_OUTPUT} WHERE sandbox = ? AND kept_stdout NOTNULL", (sandbox,))
+
+
+class Store(Database):
+    # Sessions
+
+    async def sessions(self) -> list[SessionRecord]:
+        """All of them, oldest first."""
+        return await self._read(read_session, "sessions", "SELECT * FROM sessions ORDER BY created, rowid")
+
+    async def ended_sessions(self, caller: Caller) -> list[SessionRecord]:
+        """Those that are gone and were the caller's, oldest first."""
+        return [
+            record
+            for record in await self.sessions()
+            if record.phase is Phase.DESTROYED and may_see(caller, record.owner, record.tenant)
+        ]
+
+    async def find_session(self, sandbox: str) -> SessionRecord | None:
+        found = await self._read(read_session, "sessions", "SELECT * FROM sessions WHERE sandbox = ?", sandbox)
+        return found[0] if found else None
+
+    async def insert_session(self, record: SessionRecord) -> None:
+        values = write_session(record)
+        await self._execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", *values)
+
+    async def claim_warm(self, record: SessionRecord) -> None:
+        """The sandbox of that name is the session's, and not ready for anybody any more, in one step."""
+        values = write_session(record)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM warm WHERE sandbox = ?", (record.sandbox,))
+            connection.execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", values)
+
+        await self._transact(work)
+
+    async def set_phase(self, sandbox: str, phase: Phase, reason: str = "", *, durable: bool = False) -> None:
+        statement, values = (
+            "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?",
+            (phase.value, reason, sandbox),
+        )
+        await self._transact(lambda connection: connection.execute(statement, values), durable=durable)
+
+    async def stop_session(self, sandbox: str, reason: str, now: float) -> None:
+        """Stopped: what is not known to have ended is lost, and all output is gone with the sandbox's memory."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            _close_runs(connection, sandbox, now)
+            stopped = Phase.STOPPED.value
+            connection.execute(
+                "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (stopped, reason, sandbox)
+            )
+
+        await self._transact(work, durable=True)
+
+    async def start_session(self, sandbox: str, env_keys: Sequence[str], secret_keys: Sequence[str]) -> None:
+        """It runs again."""
+        statement = "UPDATE sessions SET phase = ?, reason = '', env_keys = ?, withheld = ? WHERE sandbox = ?"
+        values = (Phase.ACTIVE.value, json.dumps(tuple(env_keys)), json.dumps(tuple(secret_keys)), sandbox)
+        await self._transact(lambda connection: connection.execute(statement, values), durable=True)
+
+    async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
+        await self._execute("UPDATE sessions SET hosts = ? WHERE sandbox = ?", write_hosts(hosts), sandbox)
+
+    async def end_session(self, sandbox: str, reason: str, now: float, *, keep_runs: bool) -> None:
+        """Its runs are forgotten with it, or remembered as lost. Of gone sessions the latest stay on record."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            if keep_runs:
+                _close_runs(connection, sandbox, now)
+            else:
+                connection.execute("DELETE FROM runs WHERE sandbox = ?", (sandbox,))
+            gone = Phase.DESTROYED.value
+            connection.execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (gone, reason, sandbox))
+            connection.execute(
+                "DELETE FROM sessions WHERE phase = ?1 AND (owner, tenant) = "
+                "(SELECT owner, tenant FROM sessions WHERE sandbox = ?2) AND rowid <= "
+                "(SELECT rowid FROM sessions WHERE phase = ?1 AND (owner, tenant) = "
+                "(SELECT owner, tenant FROM sessions WHERE sandbox = ?2) ORDER BY rowid DESC LIMIT 1 OFFSET ?3)",
+                (gone, sandbox, KEPT_SESSIONS),
+            )
+            connection.execute(
+                "DELETE FROM sessions WHERE phase = ?1 AND rowid <= "
+                "(SELECT rowid FROM sessions WHERE phase = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)",
+                (gone, KEPT_IN_ALL),
+            )
+
+        await self._transact(work)
+
+    async def forget_session(self, sandbox: str) -> None:
+        await self._execute("DELETE FROM sessions WHERE sandbox = ?", sandbox)
+
+    async def set_used(self, uses: Iterable[tuple[str, float, float]]) -> None:
+        """Each: sandbox, wall clock, monotonic clock."""
+        values = [(wall, monotonic, sandbox) for sandbox, wall, monotonic in uses]
+        statement = "UPDATE sessions SET last_used = ?, used_at = ? WHERE sandbox = ?"
+        await self._transact(lambda connection: connection.executemany(statement, values))
+
+    async def rebase(self, sandbox: str, boot: str, used_at: float) -> None:
+        """The machine was started anew, and with it the clock that uses are counted on."""
+        await self._execute("UPDATE sessions SET boot = ?, used_at = ? WHERE sandbox = ?", boot, used_at, sandbox)
+
+    # Runs
+
+    async def insert_run(self, run: RunRecord, keep: int) -> None:
+        """Of the ended runs of its session the latest `keep` stay on record."""
+        values = write_run(run)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(f"INSERT INTO runs VALUES ({','.join('?' * len(values))})", values)
+            connection.execute(
+                "DELETE FROM runs WHERE sandbox = ? AND finished NOTNULL AND kept_stdout IS NULL AND rowid <= "
+                "(SELECT rowid FROM runs WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
+                (run.sandbox, run.sandbox, keep),
+            )
+
+        await self._transact(work)
+
+    async def set_command(self, run_id: str, command: int, oom_before: int) -> None:
+        statement = "UPDATE runs SET command = ?, oom_before = ? WHERE run_id = ?"
+        await self._execute(statement, str(command), oom_before, run_id)
+
+    async def finish_run(self, run: RunRecord) -> None:
+        await self._execute(
+            "UPDATE runs SET finished = ?, status = ?, exit_code = ?, stdout_bytes = ?, stderr_bytes = ?, "
+            "truncated = ?, duration_ms = ?, kept_stdout = ?, kept_stderr = ?, denied = ? WHERE run_id = ?",
+            run.finished,
+            run.status.value,
+            run.exit_code,
+            run.stdout_bytes,
+            run.stderr_bytes,
+            run.truncated,
+            run.duration_ms,
+            run.kept_stdout,
+            run.kept_stderr,
+            write_denials(run.denied),
+            run.run_id,
+        )
+
+    async def forget_run(self, run_id: str) -> None:
+        await self._execute("DELETE FROM runs WHERE run_id = ?", run_id)
+
+    async def find_run(self, run_id: str) -> RunRecord | None:
+        found = await self._read(read_run, "runs", "SELECT * FROM runs WHERE run_id = ?", run_id)
+        return found[0] if found else None
+
+    async def runs(self, sandbox: str, *, unfinished: bool = False) -> list[RunRecord]:
+        """Oldest first."""
+        condition = " AND finished IS NULL" if unfinished else ""
+        statement = f"SELECT * FROM runs WHERE sandbox = ?{condition} ORDER BY rowid"
+        return await self._read(read_run, "runs", statement, sandbox)
+
+    async def forget_output(self, run_ids: Sequence[str]) -> None:
+        values = [(run_id,) for run_id in run_ids]
+        statement = f"UPDATE runs SET {_NO_OUTPUT} WHERE run_id = ?"
+        await self._transact(lambda connection: connection.executemany(statement, values))
+
+    # Warm sandboxes
+
+    async def warm(self) -> list[WarmRecord]:
+        """Oldest first."""
+        return await self._read(read_warm, "warm", "SELECT * FROM warm ORDER BY rowid")
+
+    async def insert_warm(self, record: WarmRecord) -> None:
+        values = write_warm(record)
+        await self._execute(f"INSERT INTO warm VALUES ({','.join('?' * len(values))})", *values)
+
+    async def set_ready(self, sandbox: str, ready: bool) -> None:
+        await self._execute("UPDATE warm SET ready = ? WHERE sandbox = ?", ready, sandbox)
+
+    async def forget_warm(self, sandbox: str) -> None:
+        await self._execute("DELETE FROM warm WHERE sandbox = ?", sandbox)
+
+    # Images
+
+    async def images(self) -> list[ImageRecord]:
+        """Everybody's, oldest first."""
+        return await self._read(read_image, "images", "SELECT * FROM images ORDER BY added, name")
+
+    async def find_image(self, owner: int, tenant: str, name: str) -> ImageRecord | None:
+        """By its name, or its digest."""
+        statement = "SELECT * FROM images WHERE owner = ? AND tenant = ? AND (name = ? OR digest = ?)"
+        found = await self._read(read_image, "images", statement, owner, tenant, name, name)
+        return found[0] if found else None
+
+    async def put_image(self, record: ImageRecord) -> None:
+        """Instead of what the name meant before."""
+        await self._execute("INSERT OR REPLACE INTO images VALUES (?,?,?,?,?,?)", *write_image(record))
+
+    async def use_image(self, record: ImageRecord, now: float) -> None:
+        await self._execute(
+            "UPDATE images SET last_used = ? WHERE owner = ? AND tenant = ? AND name = ?",
+            *(now, record.owner, record.tenant, record.name),
+        )
+
+    async def forget_images(self, records: Sequence[ImageRecord]) -> None:
+        values = [(record.owner, record.tenant, record.name) for record in records]
+        statement = "DELETE FROM images WHERE owner = ? AND tenant = ? AND name = ?"
+        await self._transact(lambda connection: connection.executemany(statement, values))
+
+    # Approvals
+
+    async def insert_approval(self, record: ApprovalRecord, keep: int) -> None:
+        """Of the settled ones of its session the latest `keep` stay on record."""
+        values = write_approval(record)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(f"INSERT INTO approvals VALUES ({','.join('?' * len(values))})", values)
+            connection.execute(
+                "DELETE FROM approvals WHERE sandbox = ? AND status != ? AND rowid <= "
+                "(SELECT rowid FROM approvals WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
+                (record.sandbox, ApprovalStatus.PENDING.value, record.sandbox, keep),
+            )
+
+        await self._transact(work)
+
+    async def settle_approval(self, record: ApprovalRecord) -> bool:
+        """Whether it was still to be settled."""
+        settled: list[int] = []
+
+        def work(connection: sqlite3.Connection) -> None:
+            cursor = connection.execute(
+                "UPDATE approvals SET status = ?, answerer = ?, answered = ?, reason = ? "
+                "WHERE approval_id = ? AND status = ?",
+                (
+                    record.status.value,
+                    record.answerer,
+                    record.answered,
+                    record.reason,
+                    record.approval_id,
+                    ApprovalStatus.PENDING.value,
+                ),
+            )
+            settled.append(cursor.rowcount)
+
+        await self._transact(work)
+        return settled == [1]
+
+    async def find_approval(self, approval_id: str) -> ApprovalRecord | None:
+        statement = "SELECT * FROM approvals WHERE approval_id = ?"
+        found = await self._read(read_approval, "approvals", statement, approval_id)
+        return found[0] if found else None
+
+    async def approvals(self, *, pending: bool) -> list[ApprovalRecord]:
+        """Oldest first."""
+        condition = f" WHERE status = '{ApprovalStatus.PENDING.value}'" if pending else ""
+        return await self._read(read_approval, "approvals", f"SELECT * FROM approvals{condition} ORDER BY rowid")

@@ -1,0 +1,1 @@
+"""The disk of a sandbox: a file with an ext4 inside."""

@@ -1,0 +1,181 @@
+"""What sandboxes start with: a disk for each size that is asked for, made once, and the machine's registries, which are
+configured on it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from k8e.damage import Damaged, Damages, own_directory, read_own
+from k8e.engine import EngineError, Limits
+from k8e.engine.local.disk import disk
+from k8e.engine.local.layout import Layout
+from k8e.engine.local.roots import host_image
+from k8e.engine.local.toolchain.registries import Registries, find_registries
+from k8e.link.binary import VerifiedBinary, agent_binary, loader_library, place
+
+_BLANK = "blank-1"  # another number for another layout
+
+
+class Templates:
+    def __init__(self, layout: Layout, tools: Path, damages: Damages) -> None:
+        self._layout = layout
+        self._damages = damages
+        self._tools = tools
+        self._registries: asyncio.Task[Registries] | None = None
+        self._content: asyncio.Task[Path] | None = None
+        self._blank: asyncio.Task[Path] | None = None
+        self._disks: dict[tuple[Path, int, int], asyncio.Task[disk.Template]] = {}
+
+    async def registries(self) -> Registries:
+        if self._registries is None:
+            self._registries = asyncio.create_task(self._find_registries())
+        try:
+            return await asyncio.shield(self._registries)
+        except OSError as error:
+            self._registries = None
+            raise EngineError("registries", f"cannot be found out: {error}") from error
+
+    @property
+    def known_registries(self) -> Registries | None:
+        """Without waiting, once they were found."""
+        task = self._registries
+        return None if task is None or not task.done() or task.cancelled() or task.exception() else task.result()
+
+    async def _find_registries(self) -> Registries:
+        await asyncio.to_thread(make_directories, self._layout, self._damages)
+        return await find_registries(memory=self._layout.state / "clients.json", tools=self._tools)
+
+    async def disk_for(self, limits: Limits) -> disk.Template:
+        return await self._disk_with(await self.content(), limits)
+
+    async def blank_for(self, limits: Limits) -> disk.Template:
+        """For a root that is an image: there is nothing on it yet."""
+        await self.content()  # which clears away what is out of date
+        if self._blank is None:
+            self._blank = asyncio.create_task(asyncio.to_thread(self._prepare_blank))
+        try:
+            return await self._disk_with(await asyncio.shield(self._blank), limits)
+        except OSError as error:
+            self._blank = None
+            raise EngineError("disk", f"cannot be prepared: {error}") from error
+
+    async def _disk_with(self, content: Path, limits: Limits) -> disk.Template:
+        key = (content, limits.disk, limits.inodes)
+        if key not in self._disks:
+            self._disks[key] = asyncio.create_task(self._make_disk(*key))
+        try:
+            return await asyncio.shield(self._disks[key])
+        except EngineError:
+            self._disks.pop(key, None)
+            raise
+        except OSError as error:  # of what was made earlier: not readable now, which need not be so next time
+            self._disks.pop(key, None)
+            raise EngineError("disk", f"cannot be prepared: {error}") from error
+
+    async def _make_disk(self, content: Path, size: int, inodes: int) -> disk.Template:
+        target = content.with_name(f"{content.name}-{size}-{inodes}.img")
+        if not await asyncio.to_thread(self._is_sound, target):
+            await disk.make_template(content, size, inodes, target)
+        return await asyncio.to_thread(disk.load_template, target)
+
+    def _is_sound(self, image: Path) -> bool:
+        try:
+            disk.check_template(image)
+            return True
+        except FileNotFoundError:
+            return False
+        except Damaged as error:
+            for path in (image, image.with_suffix(".sha256")):
+                if os.path.lexists(path):
+                    self._damages.set_aside(path, error)
+            return False
+
+    async def content(self) -> Path:
+        """The directory whose content every sandbox starts with; made once for each daemon."""
+        registries = await self.registries()
+        if self._content is None:
+            self._content = asyncio.create_task(asyncio.to_thread(self._prepare, registries))
+        try:
+            return await asyncio.shield(self._content)
+        except OSError as error:
+            self._content = None  # the disk may have room again next time
+            raise EngineError("image", f"cannot be prepared: {error}") from error
+
+    def _prepare(self, registries: Registries) -> Path:
+        images = self._layout.images
+        for binary in (agent_binary(), loader_library()):
+            target = self._layout.agents / binary.sha256
+            self._place(binary, target)
+        with tempfile.TemporaryDirectory(dir=images, prefix=".root-") as scratch:
+            content = Path(scratch, "content")
+            content.mkdir()
+            content.chmod(0o755)
+            host_image.build_root(content / "root", registries.files)
+            host_image.build_workspace(content / "workspace")
+            digest = host_image.digest_tree(content)
+            final = images / f"host-{digest}"
+            self._put(content, final, digest)
+        for old in images.iterdir():
+            ours = old.name.startswith((f"{final.name}-", f"{_BLANK}-")) and old.suffix in (".img", ".sha256")
+            if old.name not in (final.name, _BLANK) and not ours:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        return final
+
+    def _prepare_blank(self) -> Path:
+        final = self._layout.images / _BLANK
+        with tempfile.TemporaryDirectory(dir=self._layout.images, prefix=".blank-") as scratch:
+            content = Path(scratch, "content")
+            for name in ("", "root", "upper", "work"):
+                (content / name).mkdir()
+                (content / name).chmod(0o755)  # whatever the umask is
+            host_image.build_workspace(content / "workspace")
+            self._put(content, final, host_image.digest_tree(content))
+        return final
+
+    def _put(self, content: Path, final: Path, digest: str) -> None:
+        """Under its name, unless it is there already. What is there and is something else is set aside."""
+        if os.path.lexists(final) and (final.is_symlink() or host_image.digest_tree(final) != digest):
+            self._damages.set_aside(final, "it is not what it was made from")
+        if not final.exists():
+            content.rename(final)
+
+    def _place(self, binary: VerifiedBinary, target: Path) -> None:
+        try:
+            if hashlib.sha256(read_own(target)).hexdigest() == binary.sha256:
+                return
+            self._damages.set_aside(target, "it is not the program that it is named after")
+        except FileNotFoundError:
+            pass
+        except Damaged as error:
+            self._damages.set_aside(target, error)
+        place(binary, target)
+
+    async def close(self) -> None:
+        """Ends what is under way. What is made stays known."""
+        known = (self._registries, self._content, self._blank, *self._disks.values())
+        tasks = [task for task in known if task is not None]
+        unfinished = [task for task in tasks if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        if self._registries in unfinished:
+            self._registries = None
+        if self._content in unfinished:
+            self._content = None
+        if self._blank in unfinished:
+            self._blank = None
+        self._disks = {key: task for key, task in self._disks.items() if task not in unfinished}
+
+
+def make_directories(layout: Layout, damages: Damages) -> None:
+    for directory in (layout.state, layout.run):
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711)  # whatever the umask is
+    for directory in (layout.sandboxes, layout.agents):
+        own_directory(directory, 0o711, damages)
+    own_directory(layout.images, 0o700, damages)

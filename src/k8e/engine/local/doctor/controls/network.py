@@ -1,0 +1,106 @@
+"""Whom a sandbox reaches: who is listed, and nobody else; least of all the machine itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+
+from k8e.engine.local.doctor.controls.control import SEARCH_DEADLINE, Broken, Untested
+from k8e.engine.local.doctor.decoys import Finished, Subject
+from k8e.engine.local.doctor.far_end import BANNER, FarEnd
+from k8e.engine.local.network.addresses import INNER_INTERFACE
+from k8e.engine.local.system.tool import find_tool
+from k8e.link.errors import AgentError
+from k8e.link.model import Cause
+from k8e.policy import NOTHING, HostList
+
+
+async def list_interfaces(subject: Subject) -> str:
+    table = (await subject.sandbox.read_file(b"/proc/net/dev")).decode(errors="replace")
+    names = {line.partition(":")[0].strip() for line in table.splitlines()[2:]}
+    if others := sorted(names - {"lo", INNER_INTERFACE}):
+        raise Broken(f"there are {', '.join(others)}")
+    return "only loopback and a wire of its own"
+
+
+async def reach_host_loopback(subject: Subject) -> str:
+    try:
+        connection = await subject.sandbox.connect(port=subject.decoys.port)
+    except AgentError as error:
+        return f"a listener of the machine is out of reach: {error}"
+    await connection.close()
+    raise Broken(f"port {subject.decoys.port} of the machine's loopback can be reached")
+
+
+async def reach_far_end(subject: Subject) -> str:
+    """By name, and only while it is listed. Its address is private, so it is on the list as well as the name."""
+    far = _far_end(subject)
+    await subject.set_egress(HostList.parse([f"{far.name}:{far.port}", f"{far.address}:{far.port}"]))
+    try:
+        reached = await _greeting(subject, far.name, far.port)
+        if reached.stdout.encode() != BANNER:
+            chains = await asyncio.to_thread(find_foreign_drops)
+            why = f"; others drop what is forwarded: {', '.join(chains)}" if chains else ""
+            raise Broken(f"a listed name cannot be reached: {reached.stderr.strip()[-200:]}{why}")
+        elsewhere = await _greeting(subject, str(far.address), far.port + 1)
+        if "refused" not in elsewhere.stderr:
+            raise Broken(f"another port is not refused: {elsewhere.stderr.strip()[-200:]}")
+    finally:
+        await subject.set_egress(NOTHING)
+    after = await _greeting(subject, str(far.address), far.port)
+    if after.stdout or "refused" not in after.stderr:
+        raise Broken("what is not listed any more can be reached")
+    return "a listed name is reached while it is listed, on its port"
+
+
+async def ask_for_unlisted_name(subject: Subject) -> str:
+    far = _far_end(subject)
+    asked = await subject.run("getent", "hosts", far.name, seconds=SEARCH_DEADLINE)
+    if asked.exit_code == 0 or asked.cause is Cause.TIMEOUT:
+        raise Broken(f"a name that is not listed is {'answered' if asked.exit_code == 0 else 'not refused at once'}")
+    if far.name not in {refusal.host for refusal in await subject.refusals()}:
+        raise Broken("the refusal is not told")
+    return "a name that is not listed is refused at once, and told"
+
+
+async def reach_metadata(subject: Subject) -> str:
+    tried = await _greeting(subject, "169.254.169.254", 80)
+    if tried.stdout or "refused" not in tried.stderr:
+        raise Broken(f"169.254.169.254 is not refused: {(tried.stdout or tried.stderr).strip()[-200:]}")
+    return "refused at once"
+
+
+async def reach_machine(subject: Subject) -> str:
+    far = _far_end(subject)
+    tried = await _greeting(subject, str(far.machine), far.machine_port)
+    if "refused" not in tried.stderr:
+        raise Broken(f"a listener of the machine is not refused: {tried.stderr.strip()[-200:]}")
+    return "a listener on an address of the machine is refused"
+
+
+def _far_end(subject: Subject) -> FarEnd:
+    if subject.far is None:
+        raise Untested("there is nobody to reach")
+    return subject.far
+
+
+async def _greeting(subject: Subject, host: str, port: int) -> Finished:
+    """What somebody says who is called."""
+    return await subject.run(
+        "bash", "-c", 'exec 3<>"/dev/tcp/$0/$1" && cat <&3', host, str(port), seconds=SEARCH_DEADLINE
+    )
+
+
+def find_foreign_drops() -> list[str]:
+    """Chains of others that drop what is forwarded unless they know better."""
+    nft = find_tool("nft")
+    if nft is None:
+        return []
+    listed = subprocess.run([nft, "-j", "list", "chains"], capture_output=True, timeout=SEARCH_DEADLINE).stdout
+    chains = [each["chain"] for each in json.loads(listed or b"{}").get("nftables", ()) if "chain" in each]
+    return [
+        f"{each['family']} {each['table']} {each['name']}"
+        for each in chains
+        if each.get("hook") == "forward" and each.get("policy") == "drop"
+    ]

@@ -1,0 +1,277 @@
+"""Finds out what works on this machine, by doing it: `k8e doctor`.
+
+For every runtime a sandbox is started and each of its controls is tried (controls/). The machine is safe when the
+runtime that sandboxes get by default holds them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import fcntl
+import functools
+import os
+import secrets
+import shutil
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k8e.engine import EngineError, Limits, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine.local.doctor.controls import CONTROLS, Broken, Control, Untested
+from k8e.engine.local.doctor.decoys import Decoys, Subject, plant_decoys
+from k8e.engine.local.doctor.far_end import FarEnd, Names, name_server, open_far_end
+from k8e.engine.local.engine import LocalEngine
+from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.link.errors import LinkError
+
+# Small, so that every limit is soon reached; as much as gVisor needs for itself.
+LIMITS = Limits(cpus=0.5, memory=96 << 20, pids=64, disk=64 << 20, inodes=8192, open_files=512)
+# Of its own, so that a daemon that clears up does not take the doctor's sandboxes for lost ones.
+STATE_DIR = Path("/var/lib/k8e/doctor")
+RUN_DIR = Path("/run/k8e-doctor")
+_CHECK_DEADLINE = 30.0
+
+
+class Verdict(enum.Enum):
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One control of one runtime."""
+
+    name: str
+    verdict: Verdict
+    tried: str
+    found: str
+    hint: str = ""  # what to do when it failed
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """One runtime. Without checks when it is not available."""
+
+    report: RuntimeReport
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def safe(self) -> bool:
+        return self.report.available and not self.failed
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.verdict is Verdict.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    examinations: tuple[Examination, ...]
+    seconds: float
+
+    @property
+    def default(self) -> Examination | None:
+        """What sandboxes get when nobody asks for something else: the strongest that works."""
+        return next((each for each in self.examinations if each.report.available), None)
+
+    @property
+    def safe(self) -> bool:
+        return self.default is not None and self.default.safe
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "safe": self.safe,
+            "default": self.default.report.runtime.value if self.default else None,
+            "seconds": round(self.seconds, 1),
+            "runtimes": [
+                dataclasses.asdict(each.report)
+                | {"runtime": each.report.runtime.value, "notes": list(each.report.notes), "safe": each.safe}
+                | {"checks": [dataclasses.asdict(check) | {"verdict": check.verdict.value} for check in each.checks]}
+                for each in self.examinations
+            ],
+        }
+
+
+Progress = Callable[[Runtime, Check], None]
+
+
+def _ignore(runtime: Runtime, check: Check) -> None:
+    pass
+
+
+async def examine(
+    engine: LocalEngine, progress: Progress = _ignore, limits: Limits = LIMITS, far: FarEnd | None = None
+) -> Report:
+    began = time.monotonic()
+    reports = await engine.probe()
+    await asyncio.to_thread(engine.layout.state.mkdir, mode=0o711, parents=True, exist_ok=True)
+    async with plant_decoys(engine.layout.state) as decoys, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_examine_runtime(engine, report, decoys, limits, progress, far)) for report in reports
+        ]
+    return Report(tuple(task.result() for task in tasks), time.monotonic() - began)
+
+
+async def _examine_runtime(
+    engine: LocalEngine,
+    report: RuntimeReport,
+    decoys: Decoys,
+    limits: Limits,
+    progress: Progress,
+    far: FarEnd | None,
+) -> Examination:
+    if not report.available:
+        return Examination(report)
+    checks: list[Check] = []
+    try:
+        async with open_subject(engine, report.runtime, decoys, limits, far) as subject:
+            for control in CONTROLS:
+                checks.append(await try_control(control, subject))
+                progress(report.runtime, checks[-1])
+    except EngineError as error:
+        checks.append(Check("start and end", Verdict.FAILED, "started and ended a sandbox", str(error), error.hint))
+        progress(report.runtime, checks[-1])
+    return Examination(report, tuple(checks))
+
+
+@contextlib.asynccontextmanager
+async def open_subject(
+    engine: LocalEngine, runtime: Runtime, decoys: Decoys, limits: Limits = LIMITS, far: FarEnd | None = None
+) -> AsyncIterator[Subject]:
+    name = f"doctor-{runtime.value}-{secrets.token_hex(4)}"
+    await engine.create(name, SandboxSpec(runtime, limits=limits))
+    try:
+        sandbox, place = await engine.attach(name)
+        yield Subject(
+            name,
+            runtime,
+            limits,
+            sandbox,
+            place,
+            decoys,
+            engine.layout.cgroup,
+            health=functools.partial(engine.health, name),
+            set_egress=functools.partial(engine.set_egress, name),
+            refusals=functools.partial(engine.refusals, name),
+            far=far,
+        )
+    finally:
+        await engine.destroy(name)
+
+
+async def try_control(control: Control, subject: Subject) -> Check:
+    verdict, hint = Verdict.FAILED, control.hint
+    try:
+        async with asyncio.timeout(_CHECK_DEADLINE):
+            found = await control.check(subject)
+        verdict, hint = Verdict.OK, ""
+    except Untested as reason:
+        verdict, found, hint = Verdict.SKIPPED, str(reason), ""
+    except Broken as fault:
+        found = str(fault)
+    except TimeoutError:
+        found = "could not be tried: no answer in time"
+    except (LinkError, EngineError, OSError, ValueError, LookupError) as error:
+        # What comes back from a sandbox may be anything; that it is not what it should be says enough.
+        found = f"could not be tried: {type(error).__name__}: {error}"
+    return Check(control.name, verdict, control.tried, found, hint)
+
+
+async def examine_machine(
+    progress: Progress = _ignore,
+    state_dir: Path = STATE_DIR,
+    run_dir: Path = RUN_DIR,
+    engine: type[LocalEngine] = LocalEngine,
+) -> Report:
+    """With an engine of its own, so that it needs no daemon and disturbs none. One at a time on a machine."""
+    if os.geteuid() != 0:
+        raise EngineError("doctor", "only root can start sandboxes", "run it again as root")
+    async with _own_engine(state_dir, run_dir, engine) as (own, far):
+        return await examine(own, progress, far=far)
+
+
+@contextlib.asynccontextmanager
+async def _own_engine(
+    state_dir: Path, run_dir: Path, kind: type[LocalEngine]
+) -> AsyncIterator[tuple[LocalEngine, FarEnd | None]]:
+    with open(f"{run_dir}.lock", "w") as lock:  # noqa: ASYNC230 - an empty file in memory
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        async with name_server() as names:
+            engine = kind(state_dir, run_dir, nameservers=(names.server,))
+            try:
+                await _clear(engine)  # after one that was killed
+                async with _find_far_end(engine, names) as far:
+                    yield engine, far
+            finally:
+                await _clear(engine)
+                await engine.close()
+                await asyncio.to_thread(Cgroups(engine.layout.cgroup).remove_all)
+                for folder in (state_dir, run_dir):
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def _find_far_end(engine: LocalEngine, names: Names) -> AsyncIterator[FarEnd | None]:
+    """Nobody, where there can be no network: then no sandbox can be created either, and says why."""
+    try:
+        wire = await engine.reserve_wire("doctor-far-end")
+    except EngineError:
+        yield None
+        return
+    async with open_far_end(wire) as far:
+        names.address = far.address
+        yield far
+
+
+async def _clear(engine: LocalEngine) -> None:
+    for name in await engine.list():
+        await engine.destroy(name)
+
+
+def render(report: Report, width: int = 100) -> str:
+    """For people: what holds in a line each, what does not with what to do about it."""
+    lines: list[str] = []
+    for each in report.examinations:
+        default = " (default)" if each is report.default else ""
+        lines.append(f"{each.report.runtime.value}{default}: {_headline(each)}")
+        lines += _indent(each.report.notes, width)
+        for check in each.checks:
+            lines += _wrap(f"  {check.verdict.value:<8}{check.name:<20}", check.found, width)
+            if check.verdict is Verdict.FAILED:
+                lines += _wrap(" " * 30, f"tried: {check.tried}", width)
+                lines += _wrap(" " * 30, f"do: {check.hint}", width) if check.hint else []
+        lines.append("")
+    lines.append(_conclusion(report))
+    return "\n".join(lines) + "\n"
+
+
+def _headline(each: Examination) -> str:
+    if not each.report.available:
+        return f"not available: {each.report.reason}" + (f"; {each.report.hint}" if each.report.hint else "")
+    state = "every control holds" if each.safe else f"NOT SAFE: {len(each.failed)} of {len(each.checks)} checks failed"
+    return f"{each.report.version}, {state}"
+
+
+def _conclusion(report: Report) -> str:
+    if report.default is None:
+        return "No runtime works here: no sandbox can be started."
+    name = report.default.report.runtime.value
+    if report.safe:
+        return f"Safe: sandboxes run with {name}. Tried in {report.seconds:.1f} s."
+    return f"NOT SAFE: sandboxes would run with {name}, and not all of its controls hold."
+
+
+def _indent(texts: Sequence[str], width: int) -> list[str]:
+    return [line for text in texts for line in _wrap("  ", text, width)]
+
+
+def _wrap(start: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start)) or [start.rstrip()]

@@ -1,0 +1,1 @@
+"""What a sandbox sees at /: the machine's toolchain, or an image."""

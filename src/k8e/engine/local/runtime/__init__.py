@@ -1,0 +1,1 @@
+"""OCI runtimes, the bundle that they start, and the limits around it."""

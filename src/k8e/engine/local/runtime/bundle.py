@@ -1,0 +1,195 @@
+"""OCI bundles: one description of a sandbox for every runtime. Pure, but for the machine's name.
+
+gVisor gets the same shape, the seccomp filter included (its own kernel applies it), but for the user namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from k8e.engine import Limits
+from k8e.engine.local.roots.host_image import LOADER, Overlay
+
+AGENT_PATH = "/k8e-agent"
+LINK_PATH = "/run/k8e"
+ID_COUNT = 65536
+_PERIOD = 100_000
+# Interpreters that wait for a program are no program's: three of them, Node with its threads, and their supervisors.
+PARKED_TASKS = 24
+
+# What the agent, root of the sandbox, needs to be everybody's servant there. Commands get none of it.
+_CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+)
+# With which it still starts commands as anybody and ends them; files it handles as the user whom it is asked for.
+_FEWEST_CAPABILITIES = ("CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID")
+_MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/firmware",
+)
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory or file below the sandbox's own directory on the host, and where it is seen."""
+
+    source: str
+    target: str
+    writable: bool = True
+    whole: bool = False  # with what was mounted below it
+    follows: bool = False  # and with what is mounted there later
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSpec:
+    root: str
+    agent: str  # the verified binary on the host
+    loader: str  # and the library that it parks interpreters with
+    link: str  # the socket's directory on the host
+    instance: bytes
+    hostname: str
+    cgroup: str
+    limits: Limits
+    overlays: Sequence[Overlay]
+    first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
+    seccomp: Mapping[str, Any]
+    hard_files: int  # what the host lets us set; raising it further may not be allowed
+    network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
+    binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
+    hidden: Sequence[str] = ()  # files below the overlays that must not be seen
+    nothing: str = ""  # an empty file on the host, to be seen in their place
+    read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
+    powerless: bool = False
+    mounting: bool = False  # the agent can mount inside, until it starts its first command: gVisor's kernel has slots
+
+
+def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
+    return {"destination": target, "type": "bind", "source": source, "options": [*options, "nosuid", "nodev"]}
+
+
+def _own_bind(bind: Bind) -> dict[str, Any]:
+    # Private: what is mounted or unmounted on the host later is the host's business, but for slots.
+    kind = ("rbind", "rprivate") if bind.whole else ("bind", "private")
+    if bind.follows:
+        kind = ("rbind", "rslave")
+    return _bind(bind.source, bind.target, *kind, "rw" if bind.writable else "ro")
+
+
+def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+        {
+            "destination": "/dev",
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "noexec", "mode=755", "size=64k"],
+        },
+        {
+            "destination": "/dev/pts",
+            "type": "devpts",
+            "source": "devpts",
+            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
+        },
+        {
+            "destination": "/dev/shm",
+            "type": "tmpfs",
+            "source": "shm",
+            "options": ["nosuid", "nodev", "mode=1777", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
+        },
+    ]
+    # Memory, not disk: what must reach no file of the machine (a session's secrets) is kept here.
+    mounts.append(
+        {
+            "destination": "/run",
+            "type": "tmpfs",
+            "source": "run",
+            "options": ["nosuid", "nodev", "noexec", "mode=755", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
+        }
+    )
+    mounts += [_bind(str(overlay.source), overlay.target, "bind", "ro") for overlay in spec.overlays]
+    if spec.first_id is None:
+        # gVisor would cover them in its own kernel, and its processes could still read them.
+        mounts += [_bind(spec.nothing, path, "bind", "ro") for path in spec.hidden]
+    # Without this gVisor would put a tmpfs there, outside the disk's limits.
+    mounts.append(_bind(f"{spec.root}/tmp", "/tmp", "bind", "rw"))
+    mounts += [_own_bind(bind) for bind in spec.binds]
+    mounts.append(_bind(spec.agent, AGENT_PATH, "bind", "ro"))
+    mounts.append(_bind(spec.loader, LOADER, "bind", "ro"))
+    mounts.append(_bind(spec.link, LINK_PATH, "bind", "rw", "noexec"))
+    return mounts
+
+
+def _resources(limits: Limits, native: bool) -> dict[str, Any]:
+    # gVisor needs two tasks of the host for each process inside, and some for itself; when it cannot have one it dies.
+    # So there the host's limit is a backstop, and the one that programs meet is RLIMIT_NPROC, kept by its own kernel.
+    tasks = limits.pids + PARKED_TASKS if native else 2 * (limits.pids + PARKED_TASKS) + 256
+    return {
+        "devices": [{"allow": False, "access": "rwm"}],
+        "memory": {"limit": limits.memory, "swap": limits.memory},
+        "cpu": {"quota": max(1000, int(limits.cpus * _PERIOD)), "period": _PERIOD},
+        "pids": {"limit": tasks},
+    }
+
+
+def build_config(spec: BundleSpec) -> dict[str, Any]:
+    namespaces: list[dict[str, str]] = [{"type": name} for name in ("pid", "mount", "ipc", "uts")]
+    namespaces.append({"type": "network", "path": spec.network})
+    linux: dict[str, Any] = {
+        "cgroupsPath": spec.cgroup,
+        "resources": _resources(spec.limits, spec.first_id is not None),
+        "maskedPaths": [*_MASKED, *(spec.hidden if spec.first_id is not None else ())],
+        "readonlyPaths": list(_READ_ONLY),
+        "seccomp": spec.seccomp,
+    }
+    if spec.first_id is not None:
+        namespaces += [{"type": "user"}, {"type": "cgroup"}]
+        mapping = [{"containerID": 0, "hostID": spec.first_id, "size": ID_COUNT}]
+        linux |= {"uidMappings": mapping, "gidMappings": mapping}
+    files = min(spec.limits.open_files, spec.hard_files)
+    processes = spec.limits.pids + PARKED_TASKS
+    capabilities = _FEWEST_CAPABILITIES if spec.powerless else _CAPABILITIES
+    if spec.mounting:
+        capabilities = (*capabilities, "CAP_SYS_ADMIN")
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": spec.hostname,
+        "root": {"path": spec.root, "readonly": spec.read_only},
+        "mounts": _mounts(spec),
+        "linux": linux | {"namespaces": namespaces},
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "cwd": "/",
+            "env": ["PATH=/usr/bin:/bin"],
+            "args": [AGENT_PATH, "--listen", f"{LINK_PATH}/agent.sock", "--instance", spec.instance.hex()],
+            "noNewPrivileges": True,
+            "oomScoreAdj": 0,
+            "capabilities": {name: list(capabilities) for name in ("bounding", "effective", "permitted")},
+            "rlimits": [
+                {"type": "RLIMIT_NOFILE", "soft": files, "hard": files},
+                {"type": "RLIMIT_NPROC", "soft": processes, "hard": processes},
+                {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+            ],
+        },
+    }

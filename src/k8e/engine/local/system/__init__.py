@@ -1,0 +1,1 @@
+"""The system's tools, threads and mount table."""

@@ -1,0 +1,178 @@
+"""Running the system's tools (mount, runc, mkfs): exact argv, a deadline, errors that say what was tried.
+
+A tool must not go on building a sandbox after the daemon that asked for it was killed, because its successor is taking
+the same sandbox down. `setpriv --pdeathsig` has the kernel see to that from the moment it is called; a daemon that died
+before that moment is noticed by the shell after it, whose parent is then another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from k8e.engine import EngineError
+from k8e.engine.local.runtime.host_filter import enter_filter
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_CHECK_PARENT = 'test "$PPID" = "$0" && exec "$@"'
+_SHOWN = 2000  # bytes of a tool's complaint
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/root"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    argv: tuple[str, ...]
+    status: int
+    output: str  # standard error, or standard output when captured
+
+    @property
+    def complaint(self) -> str:
+        return self.output.strip() or f"exit status {self.status}"
+
+
+async def finish(doing: Coroutine[Any, Any, T]) -> T:
+    """A cancellation waits for the end of it: a roll-back must not meet it, and is not itself cut short."""
+    work = asyncio.ensure_future(doing)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # nobody wants to know any more
+        raise
+
+
+async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, to its end."""
+    return await finish(asyncio.to_thread(function, *args, **kwargs))
+
+
+async def do_both(one: Coroutine[Any, Any, S], other: Coroutine[Any, Any, T]) -> tuple[S, T]:
+    """At the same time. When this ends both have ended, however: a roll-back must not meet the second."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, second = group.create_task(one), group.create_task(other)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return first.result(), second.result()
+
+
+def find_tool(name: str) -> str | None:
+    return shutil.which(name, path=_PATH)
+
+
+def bound_to(parent: int, words: Sequence[str]) -> list[str]:
+    """The command as a child of that process, which it never outlives: it is killed with it, or never starts."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", "/bin/sh", "-c", _CHECK_PARENT, str(parent), *words]
+
+
+async def try_tool(
+    *argv: str | Path,
+    deadline: float = 30.0,
+    capture: bool = False,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> Finished:
+    """Runs it to its end. `quiet` gives it no pipe at all: what a runtime starts would keep one open for good."""
+    words = tuple(str(word) for word in argv)
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *bound_to(os.getpid(), words),
+        stdin=null,
+        stdout=pipe if capture else null,
+        stderr=null if capture or quiet else pipe,
+        env={**_ENV, **(env or {})},
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(deadline):
+            out, err = await process.communicate()
+    except BaseException as error:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if isinstance(error, TimeoutError):
+            raise EngineError(os.path.basename(words[0]), f"no end after {deadline:g} s: {' '.join(words)}") from error
+        raise
+    text = (out if capture else err) or b""
+    status = process.returncode if process.returncode is not None else -1
+    return Finished(
+        words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace")
+    )
+
+
+async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) -> Finished:
+    """Runs it to its end under a filter of the machine's kernel, which all that it starts inherits. No pipes.
+
+    A filter belongs to a thread, and a process inherits that of the thread that starts it: so one is made for that. It
+    stays until the end of the tool, which is killed with its parent, and that is a thread, too.
+    """
+    loop, words = asyncio.get_running_loop(), tuple(str(word) for word in argv)
+    ended: asyncio.Future[int] = loop.create_future()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run() -> None:
+        try:
+            enter_filter(program)
+            processes.append(_start_quietly(words))
+            settle(ended.set_result, processes[0].wait())
+        except BaseException as error:  # noqa: BLE001 - all of them are for the one who waits
+            settle(ended.set_exception, error)
+
+    def settle(tell: Callable[[Any], None], outcome: object) -> None:
+        # Who was cancelled waits in `finally`, for the thread's end.
+        loop.call_soon_threadsafe(lambda: None if ended.done() else tell(outcome))
+
+    thread = threading.Thread(target=run, name="k8e-runtime")
+    thread.start()
+    try:
+        async with asyncio.timeout(deadline):
+            status = await ended
+    except TimeoutError as error:
+        raise EngineError(os.path.basename(words[0]), f"no end after {deadline:g} s: {' '.join(words)}") from error
+    finally:
+        await finish(asyncio.to_thread(_end, thread, processes))
+    return Finished(words, status, "")
+
+
+def _start_quietly(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        bound_to(os.getpid(), words), stdin=null, stdout=null, stderr=null, env=_ENV, cwd="/", start_new_session=True
+    )
+
+
+def _end(thread: threading.Thread, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    while thread.is_alive():
+        for process in processes:
+            process.kill()  # nothing when it has ended
+        thread.join(0.05)
+
+
+async def run_tool(
+    *argv: str | Path, deadline: float = 30.0, capture: bool = False, env: Mapping[str, str] | None = None
+) -> str:
+    finished = await try_tool(*argv, deadline=deadline, capture=capture, env=env)
+    if finished.status != 0:
+        raise EngineError(os.path.basename(finished.argv[0]), finished.complaint)
+    return finished.output
+
+
+async def cancel_and_wait(work: asyncio.Task[T]) -> None:
+    """Returns when it has ended, with whatever; its own awaiter hears of that."""
+    work.cancel()
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
