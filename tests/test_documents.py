@@ -29,8 +29,8 @@ TO_COME = {"src/k8e/engine/kubernetes/"}
 CODE = re.compile(r"[a-z]+(_[a-z]+)*")
 # What makes an error, and which of its arguments is the code.
 MAKERS = {
-    **dict.fromkeys(("Fault", "Refusal"), 1),
-    **dict.fromkeys(("Failure", "Problem", "Refused", "SettingsError", "_deny", "_exhausted", "_failure"), 0),
+    **dict.fromkeys(("Fault", "HttpRefusal", "GrpcRefusal"), 1),
+    **dict.fromkeys(("Failure", "ProfileError", "StartRefused", "SettingsError", "_deny", "_exhausted", "_failure"), 0),
 }
 
 

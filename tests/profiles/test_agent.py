@@ -8,8 +8,8 @@ import pytest
 
 from k8e.profiles.agent import decide_for_agent
 from k8e.profiles.config import read_config
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.permissions import Permissions, settle
-from k8e.profiles.problem import Problem
 from k8e.profiles.scene import Scene
 from k8e.profiles.trust import decide
 from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
@@ -24,7 +24,7 @@ def try_call(asked: Wishes, *, user: Wishes = NOTHING_SAID, text: str = "", perm
     file = read_config(text, "agentkernel.toml") if text else None
     try:
         decide_for_agent(asked, SCENE, ("id",), user=user, file=file, trusted=True, permissive=permissive)
-    except Problem as problem:
+    except ProfileError as problem:
         return problem.code
     return ""
 

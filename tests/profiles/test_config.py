@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.profiles.config import AgentPool, DaemonWish, read_config
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.wishes import FileWish, Wishes
 
 SEED = """\
@@ -45,8 +45,8 @@ def read(text: str) -> Wishes:
     return read_config(text, "agentkernel.toml").wishes
 
 
-def refusal(text: str) -> Problem:
-    with pytest.raises(Problem) as caught:
+def refusal(text: str) -> ProfileError:
+    with pytest.raises(ProfileError) as caught:
         read_config(text, "agentkernel.toml")
     return caught.value
 
@@ -143,5 +143,5 @@ def test_a_syntax_error_says_where() -> None:
 
 @given(st.text(max_size=200))
 def test_no_text_is_anything_but_read_or_refused(text: str) -> None:
-    with contextlib.suppress(Problem):
+    with contextlib.suppress(ProfileError):
         read_config(text, "x")

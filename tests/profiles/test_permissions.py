@@ -9,10 +9,10 @@ from hypothesis import given
 
 from k8e.policy import is_metadata_name
 from k8e.profiles.effective import build_cage
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import EVERYWHERE, NOWHERE, Hosts
 from k8e.profiles.mode import MODES
 from k8e.profiles.permissions import Permissions, settle
-from k8e.profiles.problem import Problem
 from k8e.profiles.profile import PROFILES
 from k8e.profiles.scene import Scene
 from k8e.profiles.wishes import Wishes, merge
@@ -80,7 +80,7 @@ def test_profile_and_mode_together_are_as_the_page_says() -> None:
 
 
 def test_a_list_of_hosts_and_no_network_contradict_each_other() -> None:
-    with pytest.raises(Problem, match="network_contradiction"):
+    with pytest.raises(ProfileError, match="network_contradiction"):
         settle(Wishes(network=False, allowed_hosts=("example.com",)))
 
 

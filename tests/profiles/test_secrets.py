@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from k8e.profiles.credentials import HIDDEN, is_credential_path, is_private
 from k8e.profiles.effective import build_cage, check_name
 from k8e.profiles.environment import MAX_BYTES, MAX_KEYS, pass_environment
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.fallback import fall_back
-from k8e.profiles.problem import Problem
 from k8e.profiles.protection import KEPT, choose_kept, find_new
 from k8e.profiles.scene import Scene
 from k8e.profiles.wishes import Wishes
@@ -97,7 +97,7 @@ class TestProject:
         ],
     )
     def test_a_folder_that_is_more_than_a_project_is_not_mounted(self, cwd: str) -> None:
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(ProfileError) as caught:
             build_cage(Wishes(mode="claude"), SCENE.but(cwd=cwd))
         assert caught.value.code in ("project_refused", "no_project")
         assert caught.value.hint
@@ -117,7 +117,7 @@ class TestProject:
         assert find_new({"src"}, {"src", ".git", ".envrc", "x"}) == (".envrc",)
 
     def test_a_home_that_is_none_is_not_mounted(self) -> None:
-        with pytest.raises(Problem, match="no_home"):
+        with pytest.raises(ProfileError, match="no_home"):
             build_cage(Wishes(mount_home=True), Scene(home=""))
 
     def test_secrets_of_a_project_are_known_by_name(self) -> None:
@@ -134,7 +134,7 @@ class TestNames:
 
     @pytest.mark.parametrize("name", ["", "-a", "x" * 64, "../../x", "a b", "a\n", "a/b", "ä", "a.b", "--help", "\0"])
     def test_others_are_refused(self, name: str) -> None:
-        with pytest.raises(Problem, match="invalid_name"):
+        with pytest.raises(ProfileError, match="invalid_name"):
             check_name(name)
 
 

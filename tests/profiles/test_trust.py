@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from k8e.profiles.config import Config, read_config
 from k8e.profiles.effective import Cage
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.trust import (
     Trusted,
     decide,
@@ -47,7 +47,7 @@ def file(text: str) -> Config:
 )
 def test_a_repository_does_not_open_its_own_cage(text: str, line: str, way: str) -> None:
     config = file(text)
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ProfileError) as caught:
         decide(NOTHING_SAID, SCENE, ("true",), file=config)
     problem = caught.value
     assert problem.code == "widening_refused"
@@ -86,11 +86,11 @@ def test_what_the_user_allows_the_file_may_ask_for() -> None:
 
 def test_what_the_user_has_closed_the_file_does_not_open() -> None:
     config = file('[security]\nprofile = "moderate"')
-    with pytest.raises(Problem, match="widening_refused"):
+    with pytest.raises(ProfileError, match="widening_refused"):
         decide(NOTHING_SAID, SCENE, user=Wishes(profile="restrictive"), file=config)
-    with pytest.raises(Problem, match="widening_refused"):
+    with pytest.raises(ProfileError, match="widening_refused"):
         decide(NOTHING_SAID, SCENE, user=Wishes(mode="codex"), file=config)
-    with pytest.raises(Problem, match="widening_refused"):
+    with pytest.raises(ProfileError, match="widening_refused"):
         decide(NOTHING_SAID, SCENE, user=Wishes(network=False), file=file("[security]\nnetwork = true"))
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_file_never_reaches_further(asked: Wishes, user: Wishes, brou
     try:
         with_file = decide(asked, SCENE, ("true",), user=user, file=config)
         without = decide(asked, SCENE, ("true",), user=user)
-    except Problem:
+    except ProfileError:
         return
     narrow, wide = reach(with_file), reach(without)
     assert narrow["sources"] <= wide["sources"]  # type: ignore[operator]

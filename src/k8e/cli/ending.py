@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from k8e.errors import ExplainedError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,24 +17,28 @@ FAILED = 1
 SIGINT, SIGPIPE = 2, 13
 
 
-class Failure(Exception):
-    """The request failed, or never got to the service: what to print, and the exit code."""
+class Failure(ExplainedError):
+    """The request failed, or never reached the service. `status` is the exit code."""
 
     def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "", status: int = FAILED) -> None:
-        self.body = {"error": error, "detail": detail, "code": code, "hint": hint}
+        super().__init__(code, error, detail=detail, hint=hint)
         self.status = status
-        super().__init__(f"{code}: {error}")
+        self._answer: dict[str, str] | None = None
 
     @classmethod
-    def of(cls, body: dict[str, str], status: int = FAILED) -> Failure:
-        """Somebody else's words for it."""
-        if not all(isinstance(body.get(name), str) for name in ("code", "error")):
+    def of(cls, answer: dict[str, str], status: int = FAILED) -> Failure:
+        """Takes over the error that the daemon or the gateway answered, with every member it has."""
+        if not all(isinstance(answer.get(name), str) for name in ("code", "error")):
             from k8e.cli.trouble import nonsense
 
             return nonsense("an error without a code")
-        failure = cls(body["code"], body["error"], status=status)
-        failure.body = body
+        failure = cls(answer["code"], answer["error"], status=status)
+        failure._answer = answer
         return failure
+
+    @property
+    def body(self) -> dict[str, str]:
+        return self._answer or super().body
 
 
 class OutputLost(Exception):
@@ -44,11 +50,11 @@ def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> in
     try:
         try:
             return command(arguments)
-        except Failure as failure:
+        except ExplainedError as error:
             from k8e.profiles.text import to_json
 
-            write_all(1, to_json(failure.body))
-            return failure.status
+            write_all(1, to_json(error.body))
+            return getattr(error, "status", FAILED)
     except KeyboardInterrupt:
         die_of(SIGINT)
     except BrokenPipeError:

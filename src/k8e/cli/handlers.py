@@ -6,7 +6,6 @@ import argparse
 import os
 
 from k8e.cli.client import quieten_grpc
-from k8e.cli.ending import Failure
 from k8e.cli.options import RunOptions
 from k8e.cli.parsing import take_over
 
@@ -71,24 +70,16 @@ def run_mcp(parsed: argparse.Namespace) -> int:
 
 
 def serve(parsed: argparse.Namespace) -> int:
-    from k8e.daemon.places import Refused
     from k8e.daemon.serving import run_in_foreground
 
-    try:
-        run_in_foreground()
-    except Refused as refused:
-        raise Failure.of(refused.body) from refused
+    run_in_foreground()
     return 0
 
 
 def examine(parsed: argparse.Namespace) -> int:
     from k8e.daemon.examination import run_doctor
-    from k8e.daemon.places import Refused
 
-    try:
-        return run_doctor(as_json=parsed.json, fix=parsed.fix)
-    except Refused as refused:
-        raise Failure.of(refused.body) from refused
+    return run_doctor(as_json=parsed.json, fix=parsed.fix)
 
 
 def run_image(function: str, parsed: argparse.Namespace) -> int:

@@ -64,12 +64,12 @@ def start_daemon(path: str) -> socket.socket:
             hint="`sudo systemctl start k8e`, or `sudo k8e server` in another terminal",
             status=UNREACHABLE,
         )
-    from k8e.daemon.places import Paths, Refused
+    from k8e.daemon.places import Paths, StartRefused
 
     try:
         paths = Paths.from_environment()
         paths.prepare()
-    except Refused as refused:
+    except StartRefused as refused:
         raise Failure.of(refused.body, UNREACHABLE) from refused
     # Nobody else's to open: whoever holds a lock on it keeps the daemon from being started.
     with open(paths.run_dir / "start.lock", "w", opener=open_private) as lock:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import enum
 
 from k8e.core.model import NONE_DENIED, Denials
+from k8e.errors import ExplainedError
 
 
 class Kind(enum.Enum):
@@ -34,11 +35,9 @@ class Kind(enum.Enum):
     NOT_YET = "not_yet"
 
 
-class Fault(Exception):
-    """`code` is snake_case and never changes once released; `error` is for people, `hint` says what to do next.
-
-    `denied` is what the sandbox was refused, where that may be why. `retry_after` are seconds after which it may work;
-    0 when waiting does not help, or nobody knows.
+class Fault(ExplainedError):
+    """`field` names the wrong part of the request. `denied` lists what the sandbox was refused, where that may be the
+    cause. `retry_after` is a number of seconds after which a retry may work; 0 when waiting does not help.
     """
 
     def __init__(
@@ -53,12 +52,8 @@ class Fault(Exception):
         retry_after: float = 0,
         denied: Denials = NONE_DENIED,
     ) -> None:
+        super().__init__(code, error, detail=detail, hint=hint)
         self.kind = kind
-        self.code = code
-        self.error = error
-        self.detail = detail
-        self.hint = hint
         self.field = field
         self.retry_after = retry_after
         self.denied = denied
-        super().__init__(f"{code}: {error}" + (f" ({detail})" if detail else ""))

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from k8e.daemon.places import Paths, Refused
+from k8e.daemon.places import Paths, StartRefused
 from k8e.daemon.serving import load_settings
 from k8e.damage import FOLDER, list_damaged
 
@@ -33,7 +33,7 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
                 sys.stdout.flush()
         report = asyncio.run(doctor.examine_machine())
     except EngineError as error:
-        raise Refused("doctor_failed", str(error), hint=error.hint) from error
+        raise StartRefused("doctor_failed", str(error), hint=error.hint) from error
     state = Paths.from_environment().state_dir
     damaged = list(list_damaged(state))
     if as_json:

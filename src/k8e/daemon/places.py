@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from k8e.errors import ExplainedError
 
-class Refused(Exception):
-    """The daemon does not start; the body says why, as every error of ours does."""
 
-    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
-        self.body = {"error": error, "detail": detail, "code": code, "hint": hint}
-        super().__init__(f"{code}: {error}")
+class StartRefused(ExplainedError):
+    """The daemon does not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,9 @@ def make_directory(path: Path, mode: int) -> None:
         if trustworthy:
             path.chmod(mode)  # whatever the umask was
     except OSError as error:
-        raise Refused("directory_unusable", f"{path} cannot be made or used", detail=str(error)) from error
+        raise StartRefused("directory_unusable", f"{path} cannot be made or used", detail=str(error)) from error
     if not trustworthy:
-        raise Refused(
+        raise StartRefused(
             "directory_untrusted",
             f"{path} could be changed by somebody else",
             detail="it is no directory, or not ours, or writable for others",
@@ -100,7 +98,7 @@ def take_lock(path: Path, patience: float) -> int:
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
-        raise Refused(
+        raise StartRefused(
             "already_running",
             "another k8e daemon is running here",
             detail=f"pid {holder or 'unknown'} holds {path}",

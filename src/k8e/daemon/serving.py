@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from k8e.daemon.places import Paths, Refused, take_lock
+from k8e.daemon.places import Paths, StartRefused, take_lock
 from k8e.daemon.watchdog import Watchdog, tell_systemd
 from k8e.damage import Damaged, Damages, check_own
+from k8e.errors import ExplainedError
 
 if TYPE_CHECKING:
     from k8e.engine import Engine
@@ -35,7 +36,7 @@ MakeEngine = Callable[[Paths, "Settings"], "Engine"]
 
 def require_root() -> None:
     if os.geteuid() != 0:
-        raise Refused(
+        raise StartRefused(
             "needs_root",
             "the daemon needs root to make sandboxes",
             hint="`sudo k8e server`, or use the daemon that runs",
@@ -43,12 +44,9 @@ def require_root() -> None:
 
 
 def load_settings() -> Settings:
-    from k8e.settings import SettingsError, load
+    from k8e.settings import load
 
-    try:
-        return load()
-    except SettingsError as error:
-        raise Refused(error.code, error.error, detail=error.detail, hint=error.hint) from error
+    return load()
 
 
 def make_local_engine(paths: Paths, settings: Settings) -> Engine:
@@ -66,7 +64,7 @@ def make_local_engine(paths: Paths, settings: Settings) -> Engine:
             paths.state_dir, paths.run_dir, pool=pool, nameservers=egress.nameservers, image_limits=limits
         )
     except EngineError as error:
-        raise Refused("engine_unusable", str(error), hint=error.hint) from error
+        raise StartRefused("engine_unusable", str(error), hint=error.hint) from error
 
 
 def run_daemon(
@@ -75,7 +73,7 @@ def run_daemon(
     announce: Callable[[], None],
     detached: bool = False,
 ) -> None:
-    """Until it is told to stop. Raises Refused when it cannot begin; `announce` is called when it listens."""
+    """Until it is told to stop. Raises StartRefused when it cannot begin; `announce` is called when it listens."""
     require_root()
     paths = Paths.from_environment()
     settings = load_settings()
@@ -149,7 +147,6 @@ async def serve_watched(
     damages: Damages,
 ) -> None:
     from k8e.core.access.keys import Keys
-    from k8e.core.errors import Fault
     from k8e.core.service import Service
     from k8e.core.store.store import Store
     from k8e.doors.approvals import Approvals
@@ -165,19 +162,16 @@ async def serve_watched(
     from k8e.doors.warm import Warm
 
     stop = heed_signals()
-    try:
-        store = await Store.open(paths.database)
-        service = Service(
-            *(engine, store),
-            settings=settings,
-            pool=settings.pool,
-            audit_file=paths.audit,
-            environments=paths.environments,
-        )
-        await service.recover()
-        service.audit.note_damages(damages.take())
-    except Fault as fault:
-        raise Refused(fault.code, fault.error, detail=fault.detail, hint=fault.hint) from fault
+    store = await Store.open(paths.database)
+    service = Service(
+        *(engine, store),
+        settings=settings,
+        pool=settings.pool,
+        audit_file=paths.audit,
+        environments=paths.environments,
+    )
+    await service.recover()
+    service.audit.note_damages(damages.take())
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
     crowd, freight = Crowd(), Freight(settings.quotas.request_bytes)
@@ -254,7 +248,7 @@ def run_detached(ready: int, make_engine: MakeEngine = make_local_engine) -> int
 
     try:
         run_daemon(make_engine, announce=announce, detached=True)
-    except Refused as refused:
+    except ExplainedError as refused:
         os.write(ready, json.dumps(refused.body).encode())
         return 1
     return 0

@@ -13,7 +13,7 @@ from k8e.core.model import MAX_MESSAGE, Caller
 from k8e.doors import frames, shapes
 from k8e.doors.fields import Fields, decode_object
 from k8e.doors.freight import Load
-from k8e.doors.problems import Refusal
+from k8e.doors.problems import HttpRefusal
 
 READ_SIZE = 256 << 10
 BODY_PATIENCE = 30.0  # between two pieces of a body
@@ -35,13 +35,13 @@ class Request:
         headers = dict(event.headers)
         target, _, query = event.target.decode("ascii", "replace").partition("?")
         if not target.startswith("/"):
-            raise Refusal(400, "bad_request", "the request's target is not a path")
+            raise HttpRefusal(400, "bad_request", "the request's target is not a path")
         try:
             pairs = urllib.parse.parse_qsl(
                 query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape", max_num_fields=16
             )
         except ValueError as error:
-            raise Refusal(400, "bad_request", "the query is malformed", detail=str(error)) from error
+            raise HttpRefusal(400, "bad_request", "the query is malformed", detail=str(error)) from error
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         return cls(
             event.method.decode("ascii"),
@@ -76,8 +76,8 @@ class Exchange:
         return self._protocol.our_state is h11.SEND_BODY
 
     async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
-        """All of it. Raises Refusal past the limit, before reading where the length is announced, and Fault where there
-        is no room for so much at once."""
+        """Reads the whole body. Raises HttpRefusal past the limit (before it reads, if the length is announced) and Fault
+        where there is no room for so much at once."""
         announced = request.headers.get(b"content-length", b"0")
         if int(announced) > limit:  # h11 let digits through and nothing else
             raise too_large(limit)
@@ -163,11 +163,11 @@ class Exchange:
             raise too_slow() from None
 
 
-def too_slow() -> Refusal:
-    return Refusal(408, "too_slow", "the request's body did not come", hint="send it without pauses")
+def too_slow() -> HttpRefusal:
+    return HttpRefusal(408, "too_slow", "the request's body did not come", hint="send it without pauses")
 
 
-def too_large(limit: int) -> Refusal:
-    return Refusal(
+def too_large(limit: int) -> HttpRefusal:
+    return HttpRefusal(
         413, "message_too_large", f"the request's body is larger than {limit} bytes", hint="send less at once"
     )

@@ -26,7 +26,7 @@ from k8e.doors.departures import Departures
 from k8e.doors.exchange import READ_SIZE, Exchange, Request
 from k8e.doors.frames import BadFrame, FrameKind
 from k8e.doors.freight import Freight
-from k8e.doors.problems import Refusal, describe, internal_error
+from k8e.doors.problems import HttpRefusal, describe, internal_error
 from k8e.doors.routes import Routes
 from k8e.doors.shapes import encode
 
@@ -144,7 +144,9 @@ class Connection:
 
     async def serve(self, *, crowded: bool) -> None:
         if crowded:
-            return await self._refuse(Refusal(503, "too_many_connections", "this user has too many connections open"))
+            return await self._refuse(
+                HttpRefusal(503, "too_many_connections", "this user has too many connections open")
+            )
         while not self._retired:
             try:
                 head = await self._read_head()
@@ -186,8 +188,8 @@ class Connection:
             request = Request.of(head)
             refuse_web_pages(request)
             await self._routes.answer(exchange, request)
-        except (Fault, Refusal) as problem:
-            if isinstance(problem, Refusal) and problem.status == FORBIDDEN:
+        except (Fault, HttpRefusal) as problem:
+            if isinstance(problem, HttpRefusal) and problem.status == FORBIDDEN:
                 self._routes.turn_away(self._caller, f"{head.method.decode()} {name_path(head)}", problem)
             await self._explain(exchange, problem)
         except (h11.RemoteProtocolError, BadFrame) as error:
@@ -210,7 +212,7 @@ class Connection:
             fields = {"method": head.method.decode(), "path": name_path(head), "status": status}
             log.info("%s", format_event("request", {**fields, "uid": self._caller.uid, "seconds": seconds}))
 
-    async def _explain(self, exchange: Exchange, problem: Fault | Refusal) -> None:
+    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
         status, body = describe(problem)
         if not exchange.status:
             await exchange.send_json(status, body)
@@ -218,7 +220,7 @@ class Connection:
             await exchange.send_frame(FrameKind.ERROR, encode(body))
             await exchange.end_frames()
 
-    async def _refuse(self, refusal: Refusal) -> None:
+    async def _refuse(self, refusal: HttpRefusal) -> None:
         if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self._explain(self._begin(), refusal)
 
@@ -242,9 +244,9 @@ def read_caller(client: socket.socket) -> Caller:
 def refuse_web_pages(request: Request) -> None:
     """A browser that was talked into calling us gives itself away, or cannot send what we ask for."""
     if b"origin" in request.headers or b"sec-fetch-site" in request.headers:
-        raise Refusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
+        raise HttpRefusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
     if request.headers.get(b"host", b"") not in HOSTS:
-        raise Refusal(403, "host_refused", "this is not the host you are looking for", hint="Host: localhost")
+        raise HttpRefusal(403, "host_refused", "this is not the host you are looking for", hint="Host: localhost")
 
 
 def check_length(head: h11.Request) -> None:
@@ -259,6 +261,6 @@ def name_path(head: h11.Request) -> str:
     return head.target.partition(b"?")[0].decode("ascii", "replace")
 
 
-def malformed(error: Exception) -> Refusal:
+def malformed(error: Exception) -> HttpRefusal:
     status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-    return Refusal(status, "bad_request", "the request is malformed", detail=str(error))
+    return HttpRefusal(status, "bad_request", "the request is malformed", detail=str(error))

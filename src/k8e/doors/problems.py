@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from k8e.core.errors import Fault, Kind
 from k8e.doors.shapes import Json, shape_denials
+from k8e.errors import ExplainedError
 
 STATUS = {
     Kind.NOT_FOUND: 404,
@@ -19,27 +20,18 @@ STATUS = {
 }
 
 
-class Refusal(Exception):
+class HttpRefusal(ExplainedError):
     """The request never reached the service: it is no request that this door takes."""
 
     def __init__(self, status: int, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(code, error, detail=detail, hint=hint)
         self.status = status
-        self.code = code
-        self.error = error
-        self.detail = detail
-        self.hint = hint
-        super().__init__(f"{code}: {error}")
 
 
-def describe(problem: Fault | Refusal) -> tuple[int, Json]:
+def describe(problem: Fault | HttpRefusal) -> tuple[int, Json]:
     """The status and the body."""
-    body: Json = {
-        "error": problem.error,
-        "detail": problem.detail,
-        "code": problem.code,
-        "hint": problem.hint,
-    }
-    if isinstance(problem, Refusal):
+    body: Json = {**problem.body}
+    if isinstance(problem, HttpRefusal):
         return problem.status, body
     if problem.field:
         body["field"] = problem.field
@@ -50,6 +42,6 @@ def describe(problem: Fault | Refusal) -> tuple[int, Json]:
     return STATUS[problem.kind], body
 
 
-def internal_error() -> Refusal:
+def internal_error() -> HttpRefusal:
     """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
-    return Refusal(500, "internal", "the daemon met an error of its own", hint="the daemon's log has the details")
+    return HttpRefusal(500, "internal", "the daemon met an error of its own", hint="the daemon's log has the details")

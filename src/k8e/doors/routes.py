@@ -11,7 +11,7 @@ from k8e.core.model import Caller
 from k8e.doors import shapes
 from k8e.doors.exchange import Exchange, Request
 from k8e.doors.files import Files
-from k8e.doors.problems import Refusal
+from k8e.doors.problems import HttpRefusal
 from k8e.doors.route import Route
 from k8e.doors.runs import Runs
 from k8e.doors.sessions import Sessions
@@ -51,23 +51,25 @@ class Routes:
             *(route for answerer in answerers for route in answerer.routes),
         )
 
-    def turn_away(self, caller: Caller, call: str, refusal: Refusal) -> None:
+    def turn_away(self, caller: Caller, call: str, refusal: HttpRefusal) -> None:
         self._service.turn_away(caller.label, call, refusal.code)
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
         candidates = [route for route in self._table if route.fits(request.path)]
         if not candidates:
-            raise Refusal(
+            raise HttpRefusal(
                 404, "no_such_endpoint", "there is nothing at this address", hint="docs/http-api.md lists them"
             )
         for route in candidates:
             if route.method == request.method:
                 break
         else:
-            raise Refusal(405, "method_not_allowed", f"{request.method} is not possible here")
+            raise HttpRefusal(405, "method_not_allowed", f"{request.method} is not possible here")
         if route.takes and request.content_type not in route.takes:
             wanted = " or ".join(route.takes)
-            raise Refusal(415, "content_type", "the request's content type is not taken here", hint=f"send {wanted}")
+            raise HttpRefusal(
+                415, "content_type", "the request's content type is not taken here", hint=f"send {wanted}"
+            )
         if not route.takes:
             await exchange.read_body(request, limit=0)
         if request.path[:2] == ("v1", "sessions") and (len(request.path) > 2 or request.method == "GET"):

@@ -7,8 +7,8 @@ hands over a home or variables is for a person to allow, wherever it is written.
 
 from __future__ import annotations
 
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.permissions import settle
-from k8e.profiles.problem import Problem
 from k8e.profiles.profile import PERMISSIVE
 from k8e.profiles.trust import decide
 from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
@@ -54,7 +54,7 @@ def refuse_beyond(asked: Wishes, file: Wishes, user: Wishes) -> None:
     ways = settle(merge((asked, file, user))).wider_than(settle(merge((file, user, heard))))
     if ways:
         named = ", ".join(NAMES.get(wish, wish) for wish in asked.said if wish not in ("name", "image"))
-        raise Problem(
+        raise ProfileError(
             "beyond_configuration",
             "the call asks for more than agentkernel.toml and the user's configuration allow",
             detail="; ".join(ways),
@@ -67,7 +67,7 @@ def refuse_permissive(asked: Wishes, user: Wishes = NOTHING_SAID, file: Config |
     if found.profile == PERMISSIVE.name or found.mount_home or found.pass_env:
         own = settle(asked)
         whose = "" if own.profile == PERMISSIVE.name else " (agentkernel.toml or the user's configuration says so)"
-        raise Problem(
+        raise ProfileError(
             "permissive_refused",
             "the profile permissive is not for agents to choose",
             detail=f"it mounts the project and the home, and passes variables on{whose}",

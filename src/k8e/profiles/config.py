@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.kinds import (
     WISHES,
     Kind,
@@ -25,7 +26,6 @@ from k8e.profiles.kinds import (
 )
 from k8e.profiles.lines import find_lines
 from k8e.profiles.mode import MODES
-from k8e.profiles.problem import Problem
 from k8e.profiles.record import Record
 from k8e.profiles.wishes import FileWish, Wishes
 
@@ -71,13 +71,13 @@ class Config(Record):
 
 
 def read_config(text: str, file: str) -> Config:
-    """Raises Problem."""
+    """Raises ProfileError."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise Problem("config_syntax", f"{file} is not TOML", detail=str(error)) from error
+        raise ProfileError("config_syntax", f"{file} is not TOML", detail=str(error)) from error
     except RecursionError as error:
-        raise Problem("config_syntax", f"{file} is nested too deeply") from error
+        raise ProfileError("config_syntax", f"{file} is nested too deeply") from error
     return _Reader(file, find_lines(text)).read(table)
 
 
@@ -207,7 +207,7 @@ class _Reader:
     def _read(self, path: tuple[str, ...], value: Any, allowed: str, read: Callable[[Any], Any]) -> Any:
         try:
             return read(value)
-        except Problem as problem:
+        except ProfileError as problem:
             self._refuse(path, f"{problem.error}", problem.hint, value)
         except ValueError as error:
             self._refuse(path, str(error), f"allowed: {allowed}", value)
@@ -215,15 +215,15 @@ class _Reader:
     def _check_known(self, path: tuple[str, ...], known: tuple[str, ...]) -> None:
         key = ".".join(path)
         if hint := REFUSED.get(key):
-            raise Problem("config_refused", f"{self._place(path)}: {key} cannot be honoured", hint=hint)
+            raise ProfileError("config_refused", f"{self._place(path)}: {key} cannot be honoured", hint=hint)
         if path[-1] not in known:
             section = ".".join(path[:-1])
             what = f"there is no key {path[-1]} in [{section}]" if section else f"there is no section [{path[-1]}]"
-            raise Problem("config_unknown", f"{self._place(path)}: {what}", hint=f"one of: {', '.join(known)}")
+            raise ProfileError("config_unknown", f"{self._place(path)}: {what}", hint=f"one of: {', '.join(known)}")
 
     def _refuse(self, path: tuple[str, ...], cause: str, hint: str, value: object = None) -> NoReturn:
         detail = "" if value is None else f"it is {value!r}"[:200]
-        raise Problem("config_invalid", f"{self._place(path)}: {'.'.join(path)} {cause}", detail=detail, hint=hint)
+        raise ProfileError("config_invalid", f"{self._place(path)}: {'.'.join(path)} {cause}", detail=detail, hint=hint)
 
     def _place(self, path: tuple[str, ...]) -> str:
         line = self._line(path)

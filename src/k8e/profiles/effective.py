@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from k8e.profiles.amounts import describe_amount
 from k8e.profiles.detection import Detected, detect
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import Hosts
 from k8e.profiles.languages import BY_NAME
 from k8e.profiles.permissions import Permissions, settle
-from k8e.profiles.problem import Problem
 from k8e.profiles.record import Record
 from k8e.profiles.text import clean
 from k8e.profiles.wishes import NOTHING_SAID, FileWish, Wishes, merge
@@ -200,7 +200,9 @@ def find_language(name: str) -> str:
 
         return DEFAULT_IMAGE
     if name not in BY_NAME:
-        raise Problem("unknown_runtime", f"there is no runtime {name!r}", hint=f"one of: base, {', '.join(BY_NAME)}")
+        raise ProfileError(
+            "unknown_runtime", f"there is no runtime {name!r}", hint=f"one of: base, {', '.join(BY_NAME)}"
+        )
     return BY_NAME[name].image
 
 
@@ -213,7 +215,7 @@ def describe_choice(found: Detected) -> str:
 def check_name(name: str) -> str:
     """The service refuses others too; here it is said before anything is done."""
     if not 1 <= len(name) <= 63 or not NAME.issuperset(name) or name.startswith("-"):
-        raise Problem(
+        raise ProfileError(
             "invalid_name",
             f"{name[:80]!r} is no name for a sandbox",
             hint="1 to 63 of A-Z a-z 0-9 _ -, the first one no -",

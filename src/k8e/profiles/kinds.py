@@ -1,4 +1,4 @@
-"""Kinds of values in agentkernel.toml: what is wrong with one is a ValueError, or a Problem with its own hint. Pure."""
+"""Kinds of values in agentkernel.toml. A wrong value raises ValueError, or ProfileError with its own hint. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from k8e.policy import HostList, InvalidEntry
 from k8e.profiles.effective import check_name, find_language
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.profile import PROFILES
 
 
@@ -96,7 +96,7 @@ def read_hosts(value: Any) -> tuple[str, ...]:
     try:
         return HostList.parse(value).texts
     except InvalidEntry as error:
-        raise Problem("invalid_host", f"has an entry {error.text!r}: {error.cause}", hint=error.hint) from error
+        raise ProfileError("invalid_host", f"has an entry {error.text!r}: {error.cause}", hint=error.hint) from error
 
 
 def read_image(value: Any) -> str:

@@ -7,8 +7,8 @@ and to every list, by the engine.
 
 from __future__ import annotations
 
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import EVERYWHERE, Hosts
-from k8e.profiles.problem import Problem
 from k8e.profiles.profile import MODERATE, STRICT, Profile
 from k8e.profiles.record import Record
 
@@ -30,5 +30,7 @@ MODES = {mode.name: mode for mode in (NATIVE, CLAUDE, CODEX, GEMINI)}
 
 def find_mode(name: str) -> Mode:
     if name not in MODES:
-        raise Problem("unknown_mode", f"there is no compatibility mode {name!r}", hint=f"one of: {', '.join(MODES)}")
+        raise ProfileError(
+            "unknown_mode", f"there is no compatibility mode {name!r}", hint=f"one of: {', '.join(MODES)}"
+        )
     return MODES[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e.profiles.credentials import HIDDEN, has_credentials, is_credential_path
 from k8e.profiles.effective import HOME
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept, is_repository
 from k8e.profiles.record import Record
 
@@ -41,7 +41,9 @@ def mount_project(scene: Scene) -> Mount:
 
 def mount_home(scene: Scene) -> Mount:
     if not scene.home.startswith("/") or scene.home == "/":
-        raise Problem("no_home", "there is no home to mount", detail=scene.home, hint="set HOME, or mount_home = false")
+        raise ProfileError(
+            "no_home", "there is no home to mount", detail=scene.home, hint="set HOME, or mount_home = false"
+        )
     return Mount(scene.home, HOME, hidden=HIDDEN)  # by name: what is not there yet is hidden when it comes
 
 
@@ -49,7 +51,7 @@ def check_project(scene: Scene) -> None:
     """A folder that is more than a project would give away what has nothing to do with it."""
     where = scene.cwd
     if not where.startswith("/"):
-        raise Problem("no_project", "there is no project folder to mount", hint="run it in the project's folder")
+        raise ProfileError("no_project", "there is no project folder to mount", hint="run it in the project's folder")
     if where in SYSTEM or any(where.startswith(system + "/") for system in NEVER_BELOW):
         raise _too_wide(where, "it is a part of the system")
     if is_repository(scene.names) or ".git" in where.split("/"):
@@ -70,8 +72,8 @@ def list_homes(scene: Scene) -> tuple[str, ...]:
     return (*((own,) if own else ()), "/root", *others)
 
 
-def _too_wide(where: str, cause: str) -> Problem:
-    return Problem(
+def _too_wide(where: str, cause: str) -> ProfileError:
+    return ProfileError(
         "project_refused",
         f"{where} is not mounted as a project",
         detail=cause,

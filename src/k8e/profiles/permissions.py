@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 from k8e.profiles.amounts import describe_amount
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import NOWHERE, Hosts
 from k8e.profiles.mode import NATIVE, find_mode
-from k8e.profiles.problem import Problem
 from k8e.profiles.profile import find_profile
 from k8e.profiles.record import Record
 
@@ -86,7 +86,7 @@ def settle(wishes: Wishes) -> Permissions:
 def choose_hosts(wishes: Wishes, listed: Hosts, network: bool) -> Hosts:
     if wishes.network is False:
         if wishes.allowed_hosts:
-            raise Problem(
+            raise ProfileError(
                 "network_contradiction",
                 "there is to be no network, and there are hosts to be reached",
                 hint="leave one of them out: network = false (--no-network) or the list of hosts",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.record import Record
 
 
@@ -28,5 +28,5 @@ PROFILES = {profile.name: profile for profile in (PERMISSIVE, MODERATE, RESTRICT
 
 def find_profile(name: str) -> Profile:
     if name not in PROFILES:
-        raise Problem("unknown_profile", f"there is no profile {name!r}", hint=f"one of: {', '.join(PROFILES)}")
+        raise ProfileError("unknown_profile", f"there is no profile {name!r}", hint=f"one of: {', '.join(PROFILES)}")
     return PROFILES[name]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from k8e.profiles.credentials import is_private
 from k8e.profiles.effective import build_cage
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.languages import IMAGES
 from k8e.profiles.permissions import settle
-from k8e.profiles.problem import Problem
 from k8e.profiles.record import Record
 from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
 
@@ -36,7 +36,7 @@ def decide(
     name: str = "",
     persistent: bool = False,
 ) -> Cage:
-    """The cage for a command. Raises Problem; `widening_refused` when a file that is not trusted asks for more."""
+    """The cage for a command. Raises ProfileError; `widening_refused` when a file that is not trusted asks for more."""
     if file is None:
         return build_cage(asked, scene, command, others=(user,), name=name, persistent=persistent)
     if not trusted:
@@ -53,7 +53,7 @@ def refuse_widening(asked: Wishes, user: Wishes, file: Config) -> None:
     found = find_widenings(asked, user, file)
     if not found:
         return
-    raise Problem(
+    raise ProfileError(
         "widening_refused",
         f"{file.file} asks for more than you do, and nobody has said that it may",
         detail="; ".join(f"{each.where} ({each.way})" for each in found),

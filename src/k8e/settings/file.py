@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from k8e.errors import ExplainedError
 from k8e.settings.kinds import Kind
 from k8e.settings.sections import Settings
 
@@ -17,17 +18,13 @@ USUAL: Final = Path("/etc/k8e/k8e.toml")
 MAX_FILE: Final = 1 << 20
 
 
-class SettingsError(Exception):
+class SettingsError(ExplainedError):
     """The file is not one that the daemon can work with. `key` is `section.key`, or empty."""
 
     def __init__(self, code: str, file: Path, error: str, *, key: str = "", detail: str = "", hint: str = "") -> None:
-        self.code = code
+        super().__init__(code, error, detail=detail, hint=hint)
         self.file = file
         self.key = key
-        self.error = error
-        self.detail = detail
-        self.hint = hint
-        super().__init__(f"{code}: {error}" + (f" ({detail})" if detail else ""))
 
 
 def find_file() -> Path | None:

@@ -18,16 +18,17 @@ def main() -> int:
 def choose(arguments: list[str]) -> int:
     from k8e.cli.agentkernel.commands import COMMANDS, show_help
     from k8e.cli.agentkernel.telling import tell
-    from k8e.cli.ending import FAILED, Failure, OutputLost
+    from k8e.cli.ending import FAILED, OutputLost
+    from k8e.errors import ExplainedError
 
     word = arguments[0] if arguments else "--help"
     try:
         if word not in COMMANDS:
             return show_help(word)
         return COMMANDS[word].load()(arguments[1:])
-    except Failure as failure:
-        tell(failure.body)
-        return COMMANDS[word].failed if word in COMMANDS and COMMANDS[word].failed else failure.status
+    except ExplainedError as error:
+        tell(error.body)
+        return COMMANDS[word].failed if word in COMMANDS and COMMANDS[word].failed else getattr(error, "status", FAILED)
     except OutputLost as lost:
         try:
             tell({"error": "the output cannot be written", "code": "output_lost", "detail": str(lost)})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.ending import Failure
-from k8e.profiles.problem import Problem
 from k8e.profiles.scene import Scene
 from k8e.profiles.trust import decide
 from k8e.profiles.wishes import NOTHING_SAID
@@ -43,18 +41,15 @@ def prepare(
     deciding: Callable[..., Cage] = decide,
 ) -> Plan:
     """Raises Failure. Nothing has been made when it returns."""
-    try:
-        scene = look_around()
-        file, trusted = find_file(options.config)
-        if persistent and not name and file is not None:
-            name = file.wishes.name or ""
-        user = read_user_config()
-        wishes = user.wishes if user else NOTHING_SAID
-        cage = deciding(
-            options.wishes, scene, command, user=wishes, file=file, trusted=trusted, name=name, persistent=persistent
-        )
-    except Problem as problem:
-        raise Failure.of(problem.body) from problem
+    scene = look_around()
+    file, trusted = find_file(options.config)
+    if persistent and not name and file is not None:
+        name = file.wishes.name or ""
+    user = read_user_config()
+    wishes = user.wishes if user else NOTHING_SAID
+    cage = deciding(
+        options.wishes, scene, command, user=wishes, file=file, trusted=trusted, name=name, persistent=persistent
+    )
     if not cage.files:
         return Plan(cage, [], scene, file)
     from k8e.cli.agentkernel.furnishing import read_files

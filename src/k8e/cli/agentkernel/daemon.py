@@ -20,7 +20,6 @@ from k8e.cli.response import read_object
 from k8e.profiles.config import AgentPool, DaemonWish
 from k8e.profiles.effective import build_cage, find_language, list_targets
 from k8e.profiles.mode import MODES
-from k8e.profiles.problem import Problem
 from k8e.profiles.scene import Scene
 from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
 
@@ -185,11 +184,8 @@ def prewarm(parsed: argparse.Namespace) -> int:
 
 def read_daemon(named: str | None) -> list[DaemonWish]:
     """What sizes the pools: your own configuration, and a project's file if it is named or trusted."""
-    try:
-        file, trusted = find_file(named)
-        user = read_user_config()
-    except Problem as problem:
-        raise Failure.of(problem.body) from problem
+    file, trusted = find_file(named)
+    user = read_user_config()
     if file is not None and file.daemon is not None and not trusted:
         raise Failure(
             "widening_refused",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from k8e.cli.agentkernel.cage import FILE_NAME, state_folder
 from k8e.profiles.config import MAX_SIZE, Config, read_config
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.trust import Trusted, is_trusted, read_trusted, write_trusted
 
 
@@ -30,7 +30,7 @@ def read_user(path: str) -> Config:
     content = read_bytes(path, follow=True)
     found = os.stat(path)
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        raise Problem(
+        raise ProfileError(
             "config_untrusted",
             f"{path} could be changed by somebody else",
             hint=f"chown it to yourself, and chmod go-w {path}",
@@ -38,7 +38,7 @@ def read_user(path: str) -> Config:
     config = parse(content, path)
     for wish in ("name", "files"):
         if wish in config.wishes.said:
-            raise Problem("config_invalid", f"{config.where(wish)} belongs into a project's file, not into yours")
+            raise ProfileError("config_invalid", f"{config.where(wish)} belongs into a project's file, not into yours")
     return config
 
 
@@ -48,20 +48,20 @@ def read_bytes(path: str, *, follow: bool) -> bytes:
         descriptor = os.open(path, flags)
     except OSError as error:
         if not follow and os.path.islink(path):
-            raise Problem(
+            raise ProfileError(
                 "config_link",
                 f"{path} is a link, and links are not followed",
                 detail=f"to {os.readlink(path)}",
                 hint="put the file itself there, or name the one that is meant: --config FILE",
             ) from error
-        raise Problem("config_unreadable", f"{path} cannot be read", detail=str(error)) from error
+        raise ProfileError("config_unreadable", f"{path} cannot be read", detail=str(error)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Problem("config_unreadable", f"{path} is no file")
+        raise ProfileError("config_unreadable", f"{path} is no file")
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(MAX_SIZE + 1)
     if len(content) > MAX_SIZE:
-        raise Problem("config_unreadable", f"{path} has more than {MAX_SIZE} bytes")
+        raise ProfileError("config_unreadable", f"{path} has more than {MAX_SIZE} bytes")
     return content
 
 
@@ -69,7 +69,7 @@ def parse(content: bytes, path: str) -> Config:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise Problem("config_syntax", f"{path} is not UTF-8", detail=str(error)) from error
+        raise ProfileError("config_syntax", f"{path} is not UTF-8", detail=str(error)) from error
     return read_config(text, path)
 
 
@@ -83,7 +83,7 @@ def load_trusted() -> tuple[Trusted, ...]:
     except (FileNotFoundError, UnicodeDecodeError):
         return ()
     except OSError as error:
-        raise Problem("trust_unreadable", "what you trust cannot be read", detail=str(error)) from error
+        raise ProfileError("trust_unreadable", "what you trust cannot be read", detail=str(error)) from error
 
 
 def change_trusted(change: Callable[[tuple[Trusted, ...]], tuple[Trusted, ...]]) -> None:
@@ -101,7 +101,7 @@ def change_trusted(change: Callable[[tuple[Trusted, ...]], tuple[Trusted, ...]])
                 os.fsync(descriptor)
             os.replace(draft, os.path.join(folder, "trusted.json"))
     except OSError as error:
-        raise Problem("trust_unwritable", "what you trust cannot be written down", detail=str(error)) from error
+        raise ProfileError("trust_unwritable", "what you trust cannot be written down", detail=str(error)) from error
 
 
 def open_private(path: str, flags: int) -> int:

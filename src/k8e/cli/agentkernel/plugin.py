@@ -19,7 +19,6 @@ from k8e.cli.skill.jsontext import NotJson
 from k8e.cli.skill.place import Place
 from k8e.cli.skill.tomltext import NotToml
 from k8e.profiles.config import AGENTS
-from k8e.profiles.problem import Problem
 
 ABOUT = """\
 Tells an agent about our sandboxes: an entry in its list of MCP servers, and for claude which tools may be used without
@@ -70,10 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def find_preferred() -> str:
-    try:
-        configs = (find_file(None)[0], read_user_config())
-    except Problem as problem:
-        raise Failure.of(problem.body) from problem
+    configs = (find_file(None)[0], read_user_config())
     for config in configs:
         if config is not None and config.preferred:
             return config.preferred

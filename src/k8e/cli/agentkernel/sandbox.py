@@ -10,7 +10,6 @@ from k8e.cli.client import JSON, Client, quote
 from k8e.cli.ending import Failure, write_all
 from k8e.cli.response import read_object
 from k8e.profiles.effective import FRONT, check_name
-from k8e.profiles.problem import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,10 +103,7 @@ def change(parsed: argparse.Namespace, method: str, path: str, done: str) -> int
 
 
 def read_name(text: str) -> str:
-    try:
-        return check_name(text)
-    except Problem as problem:
-        raise Failure.of(problem.body) from problem
+    return check_name(text)
 
 
 def find(client: Any, name: str) -> dict[str, Any]:

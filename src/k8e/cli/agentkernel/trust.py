@@ -8,8 +8,8 @@ from k8e.cli.agentkernel.cage import FILE_NAME, read_user_config
 from k8e.cli.agentkernel.files import change_trusted, load_trusted, parse, read_bytes
 from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.telling import say, show_json, show_table
-from k8e.cli.ending import Failure, write_all
-from k8e.profiles.problem import Problem
+from k8e.cli.ending import write_all
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.text import clean
 from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust
 from k8e.profiles.wishes import NOTHING_SAID
@@ -31,14 +31,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="show what you trust")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse_args(arguments)
-    try:
-        if parsed.list:
-            return show_trusted(as_json=parsed.json)
-        path = os.path.realpath(parsed.file)
-        change = take_back if parsed.revoke else give
-        return change(parsed.file, path, as_json=parsed.json)
-    except Problem as problem:
-        raise Failure.of(problem.body) from problem
+    if parsed.list:
+        return show_trusted(as_json=parsed.json)
+    path = os.path.realpath(parsed.file)
+    change = take_back if parsed.revoke else give
+    return change(parsed.file, path, as_json=parsed.json)
 
 
 def give(named: str, path: str, *, as_json: bool) -> int:
@@ -58,7 +55,7 @@ def give(named: str, path: str, *, as_json: bool) -> int:
 
 def take_back(named: str, path: str, *, as_json: bool) -> int:
     if not any(each.path == path for each in load_trusted()):
-        raise Problem("not_trusted", f"{path} was not trusted", hint="agentkernel trust --list")
+        raise ProfileError("not_trusted", f"{path} was not trusted", hint="agentkernel trust --list")
     change_trusted(lambda entries: revoke(entries, path))
     if as_json:
         show_json({"ok": True, "path": path})
@@ -79,6 +76,6 @@ def show_trusted(*, as_json: bool) -> int:
 def describe(path: str) -> str:
     try:
         content = read_bytes(path, follow=False)
-    except Problem:
+    except ProfileError:
         return "gone"
     return "trusted" if is_trusted(load_trusted(), path, content) else "changed since, not trusted"

@@ -9,7 +9,7 @@ from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.call import Call, Handler
 from k8e.doors.grpc.inbox import LARGE
-from k8e.doors.grpc.problems import Refusal, malformed
+from k8e.doors.grpc.problems import GrpcRefusal, malformed
 
 if TYPE_CHECKING:
     from k8e.doors.mcp.guest import Guest
@@ -28,7 +28,7 @@ class Attendance(Protocol):
 class Lines:
     def __init__(self, call: Call) -> None:
         self._call = call
-        self.problem: Refusal | None = None  # why nothing more was read
+        self.problem: GrpcRefusal | None = None  # why nothing more was read
 
     async def read_piece(self) -> bytes | None:
         try:
@@ -37,7 +37,7 @@ class Lines:
                 raise malformed("a later message has no content")
             if message is not None and len(message.content) > LARGE:
                 raise malformed(f"a message has more than {LARGE} bytes")
-        except Refusal as problem:
+        except GrpcRefusal as problem:
             self.problem = problem
             return None
         return None if message is None else message.content

@@ -24,7 +24,7 @@ from k8e.core.errors import Fault
 from k8e.core.model import Caller
 from k8e.doors.grpc.front import Connection, Reading
 from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox
-from k8e.doors.grpc.problems import Refusal, malformed, stalled
+from k8e.doors.grpc.problems import GrpcRefusal, malformed, stalled
 
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 STRANGERS_PATIENCE: Final = 10.0
@@ -61,7 +61,7 @@ class Call:
         self.admission = admitted if isinstance(admitted, Admission) else None
         self.refusal = admitted if isinstance(admitted, Fault) else None
         self.withdrawn = False  # the caller was known, and is not any more
-        self.given_up: Fault | Refusal | None = None  # why it ends before its time
+        self.given_up: Fault | GrpcRefusal | None = None  # why it ends before its time
         self.answer = b""  # of a handler that gives a single one
         self._single = single
         self._opened = False
@@ -98,7 +98,7 @@ class Call:
         if self._task is not None:
             self._task.cancel()
 
-    def give_up(self, problem: Fault | Refusal) -> None:
+    def give_up(self, problem: Fault | GrpcRefusal) -> None:
         self.given_up = problem
         self._clock.reschedule(asyncio.get_running_loop().time())
 

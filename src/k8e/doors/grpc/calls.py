@@ -25,7 +25,7 @@ from k8e.doors.grpc.cargo import estimate_head
 from k8e.doors.grpc.front import Connection, Front
 from k8e.doors.grpc.inbox import Inbox
 from k8e.doors.grpc.methods import ERROR_KEY, OWNER_KEY, TENANT_KEY
-from k8e.doors.grpc.problems import Refusal, describe, internal_error, too_slow
+from k8e.doors.grpc.problems import GrpcRefusal, describe, internal_error, too_slow
 from k8e.doors.specs import make_meant
 
 CALLS_PER_PAYER: Final = 1000
@@ -67,7 +67,7 @@ class Calls:
             if isinstance(admitted, Admission):
                 admitted = _aim(admitted, context)
             answer = await self._answer(handler, context, admitted, source, connection)
-        except (Fault, Refusal) as error:
+        except (Fault, GrpcRefusal) as error:
             problem = error
         except grpc.aio.AbortError:
             raise
@@ -177,7 +177,7 @@ class Calls:
             self._strangers.leave(place)
             await call.close()
 
-    def _note(self, name: str, who: str, problem: Fault | Refusal | None, seconds: float) -> None:
+    def _note(self, name: str, who: str, problem: Fault | GrpcRefusal | None, seconds: float) -> None:
         # A stranger's refusal is in the log of refusals, which bounds them; here they would push out all others.
         if log.isEnabledFor(logging.INFO) and not (problem is not None and who == "nobody"):
             fields = {"method": name, "caller": who, "code": problem.code if problem else "ok", "seconds": seconds}

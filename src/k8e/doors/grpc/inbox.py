@@ -17,7 +17,7 @@ from k8e.core.access.access import Payer
 from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault, Kind
 from k8e.doors.freight import Freight
-from k8e.doors.grpc.problems import Refusal, stalled
+from k8e.doors.grpc.problems import GrpcRefusal, stalled
 
 LARGE: Final = 1 << 20
 ARRIVING_EACH, ARRIVING_ALL = 16, 64  # of one payer, of everybody
@@ -63,7 +63,7 @@ class Inbox:
 class Arrival:
     """One message on its way: in a turn at first, in a place for the slow when it takes long."""
 
-    def __init__(self, inbox: Inbox, payer: Payer, give_up: Callable[[Fault | Refusal], None]) -> None:
+    def __init__(self, inbox: Inbox, payer: Payer, give_up: Callable[[Fault | GrpcRefusal], None]) -> None:
         self._inbox = inbox
         self._payer = payer
         self._give_up = give_up

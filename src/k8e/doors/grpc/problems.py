@@ -11,6 +11,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Denials
 from k8e.doors.grpc.sandbox_pb2 import ErrorDetail
 from k8e.doors.grpc.showing import show_denials
+from k8e.errors import ExplainedError
 
 CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
     Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -31,23 +32,19 @@ _TEXT: Final = 700
 _TRAILER: Final = 4000
 
 
-class Refusal(Exception):
+class GrpcRefusal(ExplainedError):
     """The call never reached the service, or it is not the service's to say what became of it."""
 
     def __init__(self, status: grpc.StatusCode, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(code, error, detail=detail, hint=hint)
         self.status = status
-        self.code = code
-        self.error = error
-        self.detail = detail
-        self.hint = hint
-        super().__init__(f"{code}: {error}")
 
 
-def describe(problem: Fault | Refusal) -> tuple[grpc.StatusCode, ErrorDetail]:
+def describe(problem: Fault | GrpcRefusal) -> tuple[grpc.StatusCode, ErrorDetail]:
     detail = ErrorDetail(
         code=problem.code, error=_show(problem.error), detail=_show(problem.detail), hint=_show(problem.hint)
     )
-    if isinstance(problem, Refusal):
+    if isinstance(problem, GrpcRefusal):
         return problem.status, detail
     detail.field = _show(problem.field)[:100]
     detail.retry_after = problem.retry_after
@@ -72,12 +69,12 @@ def _add_denials(detail: ErrorDetail, denials: Denials) -> None:
         detail.denied.append(refusal)
 
 
-def malformed(error: str) -> Refusal:
-    return Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad_request", error)
+def malformed(error: str) -> GrpcRefusal:
+    return GrpcRefusal(grpc.StatusCode.INVALID_ARGUMENT, "bad_request", error)
 
 
-def too_slow() -> Refusal:
-    return Refusal(
+def too_slow() -> GrpcRefusal:
+    return GrpcRefusal(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         "deadline_exceeded",
         "the call took longer than it may",
@@ -85,8 +82,8 @@ def too_slow() -> Refusal:
     )
 
 
-def stalled(seconds: float) -> Refusal:
-    return Refusal(
+def stalled(seconds: float) -> GrpcRefusal:
+    return GrpcRefusal(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         "message_stalled",
         f"a message did not come in {seconds:g} seconds",
@@ -94,7 +91,7 @@ def stalled(seconds: float) -> Refusal:
     )
 
 
-def internal_error() -> Refusal:
+def internal_error() -> GrpcRefusal:
     """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
     error = "the daemon met an error of its own"
-    return Refusal(grpc.StatusCode.INTERNAL, "internal", error, hint="the daemon's log has the details")
+    return GrpcRefusal(grpc.StatusCode.INTERNAL, "internal", error, hint="the daemon's log has the details")

@@ -28,8 +28,8 @@ from k8e.doors.specs import read_credentials, read_session_spec
 from k8e.engine.images import Credentials, Progress
 from k8e.profiles.agent import decide_for_agent
 from k8e.profiles.effective import DETECTED, HOST_IMAGE, Cage
+from k8e.profiles.errors import ProfileError
 from k8e.profiles.fallback import NOT_HERE, can_replace, describe_fallback
-from k8e.profiles.problem import Problem
 from k8e.profiles.protection import find_new
 from k8e.profiles.wishes import Wishes
 
@@ -129,7 +129,7 @@ class Cages:
         try:
             scene = await asyncio.to_thread(self._surroundings.look)
             cage = decide_for_agent(wishes, scene, command, name=name, persistent=persistent)
-        except Problem as problem:
+        except ProfileError as problem:
             raise _explain(problem) from problem
         decision = Decision.of(cage)
         if not self._front.detects and wishes.mode is None and cage.hosts.everywhere:
@@ -226,7 +226,7 @@ def _hear(said: Json) -> Fields:
         return fields
     problem = fields.take_fields("problem")
     code, error, detail, hint = (problem.take_text(name) for name in ("code", "error", "detail", "hint"))
-    raise _explain(Problem(code, error, detail=detail, hint=hint))
+    raise _explain(ProfileError(code, error, detail=detail, hint=hint))
 
 
 def _read_decision(fields: Fields) -> Decision:
@@ -238,7 +238,7 @@ def _read_decision(fields: Fields) -> Decision:
     return Decision(request, image_by, needs, left_out)
 
 
-def _explain(problem: Problem) -> Fault:
+def _explain(problem: ProfileError) -> Fault:
     field = _FIELDS.get(problem.code, "")
     code = "invalid_argument" if problem.code in _MISTAKES else problem.code
     kind = Kind.DENIED if problem.code in _REFUSED else Kind.INVALID

@@ -25,7 +25,7 @@ from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.kernel_calls import ALL, KERNEL
 from k8e.doors.mcp.outputs import Kept
 from k8e.doors.mcp.schemas import ToolText
-from k8e.doors.problems import Refusal, describe, internal_error
+from k8e.doors.problems import HttpRefusal, describe, internal_error
 from k8e.doors.shapes import Json
 
 APPROVAL: Final = {
@@ -187,7 +187,7 @@ _HINTS: Final = {
 }
 
 
-def show_problem(problem: Fault | Refusal) -> types.CallToolResult:
+def show_problem(problem: Fault | HttpRefusal) -> types.CallToolResult:
     """As text only: clients check structured content against the schema of what was hoped for."""
     _, body = describe(problem)
     body["hint"] = _HINTS.get(str(body["code"]), body["hint"])

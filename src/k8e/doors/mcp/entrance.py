@@ -21,7 +21,7 @@ from k8e.core.model import Caller
 from k8e.core.model import Scope as Rank
 from k8e.doors.addresses import bracket
 from k8e.doors.mcp.neighbours import find_user
-from k8e.doors.problems import Refusal, describe
+from k8e.doors.problems import HttpRefusal, describe
 
 PATH: Final = "/mcp"
 _CHALLENGE: Final = 'Bearer realm="k8e"'
@@ -66,11 +66,11 @@ class Entrance:
         self._keys = keys
 
     async def admit(self, scope: Scope) -> Visitor:
-        """Raises Refusal and Fault."""
+        """Raises HttpRefusal and Fault."""
         headers = Headers(scope=scope)
         self._refuse_web_pages(scope, headers)
         if scope["path"] != PATH:
-            raise Refusal(404, "no_such_endpoint", "there is nothing at this address", hint=PATH)
+            raise HttpRefusal(404, "no_such_endpoint", "there is nothing at this address", hint=PATH)
         sent = headers.getlist("authorization")
         if not sent:
             return await self._recognise(scope)
@@ -88,9 +88,9 @@ class Entrance:
         direct = self._house.host is None and host == f"{bracket(str(reached[0]))}:{self._house.port}"
         if not direct and not self._house.is_called(host):
             error = "this is not the host you are looking for"
-            raise Refusal(421, "host_refused", error, hint=f"one of: {', '.join(self._house.names)}")
+            raise HttpRefusal(421, "host_refused", error, hint=f"one of: {', '.join(self._house.names)}")
         if origin is not None and origin.lower() != f"{self._house.scheme}://{host}":
-            raise Refusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
+            raise HttpRefusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
 
     async def _recognise(self, scope: Scope) -> Visitor:
         host, peer, own = self._house.host, scope.get("client"), scope.get("server")
@@ -110,7 +110,7 @@ class Entrance:
             raise Fault(Kind.DENIED, "wrong_tenant", error, hint="Use a key of that tenant.")
 
 
-def explain(problem: Fault | Refusal, sent: Iterable[str]) -> JSONResponse:
+def explain(problem: Fault | HttpRefusal, sent: Iterable[str]) -> JSONResponse:
     """With what RFC 6750 wants said: who sent nothing is asked for a key, who sent one hears that it is no good."""
     status, body = describe(problem)
     headers = {}

@@ -17,7 +17,7 @@ from k8e.doors.mcp.file_calls import read_data, write_file
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.shapes import Json
 from k8e.profiles.effective import check_name
-from k8e.profiles.problem import Problem
+from k8e.profiles.errors import ProfileError
 
 _STATES: Final[Mapping[Phase, str]] = {
     Phase.CREATING: "starting",
@@ -64,7 +64,7 @@ async def execute(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 def take_name(fields: Fields) -> str:
     try:
         return check_name(fields.take_text("name"))
-    except Problem as problem:
+    except ProfileError as problem:
         raise Fault(Kind.INVALID, "invalid_argument", problem.error, hint=problem.hint, field="name") from problem
 
 

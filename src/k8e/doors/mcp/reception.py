@@ -28,7 +28,7 @@ from k8e.doors.mcp.entrance import PATH, Entrance, Visitor, explain
 from k8e.doors.mcp.guest import Guest, PassingGuest, Service, destroy_all, invent_name
 from k8e.doors.mcp.sse import EventStream, refuse
 from k8e.doors.mcp.visits import BODY, SESSION, Visit, make_manager
-from k8e.doors.problems import Refusal
+from k8e.doors.problems import HttpRefusal
 from k8e.doors.sources import name_source
 
 CONNECTIONS: Final = 1000
@@ -66,12 +66,14 @@ class Reception:
             visitor = await self._entrance.admit(scope)
             payer = find_payer(visitor.caller.uid, visitor.caller.tenant)
             if connection and not connection.admit(payer):
-                raise Refusal(503, "too_many_connections", "you have too many connections", hint="use fewer at once")
+                raise HttpRefusal(
+                    503, "too_many_connections", "you have too many connections", hint="use fewer at once"
+                )
             self._make_room(scope, visitor)
             load = self._freight.load(payer)
             held.callback(load.free)
             receive = await read_whole(receive, load)
-        except (Fault, Refusal) as problem:
+        except (Fault, HttpRefusal) as problem:
             held.close()
             sent = Headers(scope=scope).getlist("authorization")
             response = explain(problem, sent)
@@ -94,7 +96,7 @@ class Reception:
         owners += [owner for owner, _ in self._streams.values()]
         crowded = visitor.identity and owners.count(visitor.identity) >= CONNECTIONS_PER_KEY
         if crowded or len(owners) >= CONNECTIONS:
-            raise Refusal(503, "too_many_connections", "too many agents are connected", hint="try again later")
+            raise HttpRefusal(503, "too_many_connections", "too many agents are connected", hint="try again later")
 
     async def _serve_key(self, visitor: Visitor, scope: Scope, receive: Receive, send: Send) -> None:
         """Until it is answered, or the key is worth nothing any more."""
@@ -219,11 +221,13 @@ async def read_whole(receive: Receive, load: Load) -> Receive:
                 await load.add(len(piece))
                 body += piece
                 if len(body) > BODY:
-                    raise Refusal(413, "message_too_large", f"a message has more than {BODY} bytes", hint="send less")
+                    raise HttpRefusal(
+                        413, "message_too_large", f"a message has more than {BODY} bytes", hint="send less"
+                    )
                 if not message.get("more_body"):
                     break
     except TimeoutError:
-        raise Refusal(408, "too_slow", "the request's body did not come", hint="send it without pauses") from None
+        raise HttpRefusal(408, "too_slow", "the request's body did not come", hint="send it without pauses") from None
     last: Message = {"type": "http.request", "body": bytes(body), "more_body": False}
     pending = [last] if message["type"] == "http.request" else [message]
 

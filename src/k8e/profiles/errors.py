@@ -1,0 +1,9 @@
+"""The error of this room."""
+
+from __future__ import annotations
+
+from k8e.errors import ExplainedError
+
+
+class ProfileError(ExplainedError):
+    """An option, a profile or agentkernel.toml asks for something that cannot be."""
