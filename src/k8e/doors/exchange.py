@@ -76,8 +76,8 @@ class Exchange:
         return self._protocol.our_state is h11.SEND_BODY
 
     async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
-        """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced), and Fault
-        where there is no room for so much at once."""
+        """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced);
+        raises Fault where there is no room for so much at once."""
         announced = request.headers.get(b"content-length", b"0")
         if int(announced) > limit:  # h11 let digits through and nothing else
             raise too_large(limit)
