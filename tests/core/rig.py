@@ -94,7 +94,7 @@ class Rig:
         return result
 
     def sandbox_of(self, session_id: str) -> str:
-        (live,) = (live for live in self.service._sessions.registry if live.session_id == session_id)
+        (live,) = (live for live in self.service._registry if live.session_id == session_id)
         return live.sandbox
 
     async def processes_inside(self, session_id: str) -> list[int]:

@@ -36,7 +36,7 @@ async def ask(rig: Rig, caller: Caller = ALICE, seconds: float | None = 30) -> A
 
 async def begin_to_wait(rig: Rig, approval: Approval, caller: Caller = ALICE) -> asyncio.Task[Approval]:
     task = asyncio.create_task(rig.service.await_answer(caller, approval.approval_id, 3600))
-    live = rig.service._sessions.registry.get(rig.sandbox_of(approval.session_id))
+    live = rig.service._registry.get(rig.sandbox_of(approval.session_id))
     assert live is not None
     while not live.uses:
         await asyncio.sleep(0)

@@ -101,7 +101,7 @@ async def test_who_leaves_before_hearing_its_id_takes_it_along(rig: Rig, session
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await rig.service._tasks.close(10)
+    await rig.service._parts.tasks.close(10)
     await rig.wait_until_alone(session)
     assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.KILLED]
 
@@ -180,7 +180,7 @@ async def test_it_is_lost_with_a_sandbox_that_dies(rig: Rig, session: str, clock
     while rig.engine.processes(sandbox):
         await asyncio.sleep(0.005)
     await rig.service.look_after()
-    await rig.service._tasks.close(10)
+    await rig.service._parts.tasks.close(10)
     result = await rig.service.poll(ALICE, run_id)
     assert (result.status, result.exit_code) == (Status.LOST, None)
 

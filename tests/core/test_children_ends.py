@@ -93,7 +93,7 @@ async def test_it_ends_with_a_parent_whose_sandbox_dies(family: Rig) -> None:
     family.engine.kill_sandbox(family.sandbox_of(PARENT))
     while await family.service.sessions(ALICE):
         await family.service.look_after()
-    await family.service._tasks.close(10)
+    await family.service._parts.tasks.close(10)
     await family.assert_no_trace()
     with fault(Kind.NOT_FOUND, "run_not_found"):
         await family.service.poll(ALICE, run)
@@ -114,7 +114,7 @@ async def test_a_parent_waits_for_a_child_that_cannot_be_ended(family: Rig, monk
     assert set(await family.engine.list()) == {stubborn, family.sandbox_of(PARENT)}
     monkeypatch.undo()
     await family.service.look_after()
-    await family.service._tasks.close(10)
+    await family.service._parts.tasks.close(10)
     await family.assert_no_trace()
 
 

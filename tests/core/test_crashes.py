@@ -325,7 +325,7 @@ async def test_killed_at_every_step_of_a_pool_it_leaves_nothing_half_made(folder
 async def check_pool(folder: Path, story: Story) -> None:
     async with open_rig(folder, pool=PoolSettings(min=2, max=2)) as rig:
         await rig.service._pool.settle()
-        await rig.service._tasks.close(30)
+        await rig.service._parts.tasks.close(30)
         sessions = {rig.sandbox_of(session.session_id) for session in await rig.service.sessions(ALICE)}
         warm = {row.sandbox for row in await rig.store.warm() if row.ready}
         assert set(await rig.engine.list()) == sessions | warm, "an orphan, or a record of nothing"

@@ -118,8 +118,8 @@ async def test_who_leaves_leaves_nothing_half_done(rig: Rig) -> None:
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait({asking})
-    await rig.service._tasks.close(10)
-    (live,) = rig.service._sessions.registry
+    await rig.service._parts.tasks.close(10)
+    (live,) = rig.service._registry
     await check_hosts(rig, session, live.record.hosts)
 
 

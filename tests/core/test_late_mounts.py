@@ -82,7 +82,7 @@ async def test_a_directory_that_is_refused_is_no_session(folder: Path) -> None:
             await rig.create(spec=SPEC)
         await settle(rig)
         assert name not in await rig.engine.list()
-        assert not list(rig.service._sessions.registry)
+        assert not list(rig.service._registry)
 
 
 @needs_root

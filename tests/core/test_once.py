@@ -31,7 +31,7 @@ async def read(run: LiveRun) -> bytes:
 
 async def wait_for_nothing(rig: Rig) -> None:
     """A sandbox is taken down after its result was given."""
-    while len(rig.service._sessions.registry):
+    while len(rig.service._registry):
         await asyncio.sleep(0.005)
     await rig.assert_no_trace()
     assert await rig.store.sessions() == [], "such a session leaves no record"
@@ -81,7 +81,7 @@ async def test_a_kept_one_stays_when_the_client_leaves(rig: Rig) -> None:
 async def test_what_does_not_start_leaves_nothing(rig: Rig, keep: bool) -> None:
     with fault(Kind.UNAVAILABLE, "program_not_found", "argv"):
         await start(rig, b"no-such-program", keep=keep)
-    while len(rig.service._sessions.registry):
+    while len(rig.service._registry):
         await asyncio.sleep(0.005)
     await rig.assert_no_trace()
 

@@ -46,8 +46,8 @@ def ready(rig: Rig) -> list[str]:
 async def settle(rig: Rig) -> None:
     """Until nothing is made or removed any more."""
     await pool_of(rig).settle()
-    while rig.service._tasks._tasks:
-        await asyncio.wait(set(rig.service._tasks._tasks))
+    while rig.service._parts.tasks._tasks:
+        await asyncio.wait(set(rig.service._parts.tasks._tasks))
 
 
 def count(rig: Rig, line: str) -> bool:
@@ -157,7 +157,7 @@ async def test_who_leaves_while_claiming_leaves_nothing(folder: Path) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
         creating = asyncio.create_task(rig.service.create(ALICE, SessionSpec(session_id="one")))
-        while not len(rig.service._sessions.registry):
+        while not len(rig.service._registry):
             await asyncio.sleep(0)
         creating.cancel()
         with pytest.raises(asyncio.CancelledError):

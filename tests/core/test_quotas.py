@@ -72,7 +72,7 @@ async def test_a_tenant_has_a_share_of_an_exposed_machine(
         await rig.service.create(RED, SessionSpec())
         kept = (await rig.service.create(RED, SessionSpec())).session_id
         await rig.service.destroy(RED, kept)
-        rig.service._sessions.quotas.expose(share)
+        rig.service._quotas.expose(share)
         with pytest.raises(Fault) as refused:
             await rig.service.create(RED, SessionSpec())
         assert (refused.value.kind, refused.value.code) == (Kind.EXHAUSTED, code)
@@ -87,7 +87,7 @@ async def test_a_tenant_has_a_share_of_an_exposed_machine(
 async def test_what_the_settings_say_goes_before_the_share(folder: Path, most: int) -> None:
     settings = limit(cpus=most, memory=most << 30, disk=most << 30)
     async with open_rig(folder, settings=settings) as rig:
-        rig.service._sessions.quotas.expose(TenantShare(0.1, 1 << 20, 1 << 20))
+        rig.service._quotas.expose(TenantShare(0.1, 1 << 20, 1 << 20))
         for _ in range(2):
             await rig.service.create(RED, SessionSpec())
 

@@ -37,8 +37,8 @@ async def test_a_sandbox_that_asks_for_ever_pushes_nobody_out(folder: Path) -> N
                 asked += 1
                 rig.engine.refuse(sandbox, Refusal(f"name-{asked}.test", "", 443, "name_not_listed", clock.wall()))
             clock.advance(60)
-            await rig.service._sessions.witness.look_around(list(rig.service._sessions.registry))
-            rig.service._refusals.review()
+            await rig.service._witness.look_around(list(rig.service._registry))
+            rig.service._parts.refusals.review()
         await rig.service.destroy(ALICE, session)
     done = [line["event"] for line in read(folder, "audit.log")]
     assert done == ["daemon_started", "session_created", "session_ended", "daemon_stopped"]

@@ -131,7 +131,7 @@ async def test_who_cancels_at_any_moment_leaves_no_process(rig: Rig, session: st
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await rig.service._tasks.close(10)
+    await rig.service._parts.tasks.close(10)
     await rig.wait_until_alone(session)
     assert {run.status for run in await rig.service.log(ALICE, session)} <= {Status.KILLED}
 
@@ -216,7 +216,7 @@ async def test_a_sandbox_that_dies_under_a_run_is_a_loss(rig: Rig, session: str)
     with pytest.raises(Fault) as caught:
         await rig.run(session, "true")
     assert caught.value.kind in (Kind.NOT_FOUND, Kind.CONFLICT)
-    await rig.service._tasks.close(10)
+    await rig.service._parts.tasks.close(10)
     await rig.assert_no_trace()
 
 
@@ -227,7 +227,7 @@ async def test_a_sandbox_that_died_is_noticed_by_the_next_request(rig: Rig, sess
         await asyncio.sleep(0.005)
     with fault(Kind.NOT_FOUND, "session_not_found"):
         await rig.run(session, "true")
-    await rig.service._tasks.close(10)
+    await rig.service._parts.tasks.close(10)
     await rig.assert_no_trace()
 
 

@@ -222,7 +222,7 @@ async def test_a_sandbox_that_answered_while_the_daemon_stood_still_goes_on(rig:
         check_timed_out(await rig.service.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
         await asyncio.sleep(0.1)  # it is asked
     stand_still(2)
-    (live,) = rig.service._sessions.registry
+    (live,) = rig.service._registry
     assert live.doubted is not None
     await asyncio.wait({live.doubted}, timeout=30)
     assert (await rig.run(session, "echo well")).stdout == b"well\n"
@@ -236,7 +236,7 @@ async def test_a_refusal_and_what_the_engine_fails_at_are_no_silence(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     session = await rig.create()
-    (live,) = rig.service._sessions.registry
+    (live,) = rig.service._registry
 
     async def fail(*_: Any) -> None:
         raise error

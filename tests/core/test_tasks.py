@@ -57,9 +57,7 @@ async def test_runs_that_end_with_the_service_are_followed_by_nothing(folder: Pa
     await asyncio.wait({running})
     loop = asyncio.get_running_loop()
     scheduled = [timer for timer in getattr(loop, "_scheduled") if not timer.cancelled()]  # noqa: B009 - the loop's own
-    assert [
-        timer for timer in scheduled if getattr(timer._callback, "__self__", None) is rig.service._sessions.parking
-    ] == []
-    assert not rig.service._tasks._tasks
+    assert [timer for timer in scheduled if getattr(timer._callback, "__self__", None) is rig.service._parking] == []
+    assert not rig.service._parts.tasks._tasks
     assert running.done()
     running.exception()

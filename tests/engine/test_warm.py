@@ -50,7 +50,7 @@ class House:
         return result.stdout.decode()
 
     def sandbox_of(self, session: str) -> str:
-        return next(live.sandbox for live in self.service._sessions.registry if live.session_id == session)
+        return next(live.sandbox for live in self.service._registry if live.session_id == session)
 
     async def fill(self) -> list[str]:
         await self.service._pool.settle()

@@ -17,19 +17,16 @@ from typing import Any, Final
 from k8e.core import checks
 from k8e.core.access.access import Payer, choose_tenant, find_payer, require_scope, sees_all
 from k8e.core.checks import BASE, HOST
-from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.audit import Audit
 from k8e.core.log.journal import note
 from k8e.core.model import REMOTE, Caller, NamedImage, Phase, Scope
+from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.sessions.live import Registry
 from k8e.core.store.records import ImageRecord
-from k8e.core.store.store import Store
-from k8e.engine import Engine, EngineError
+from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Report
 from k8e.engine.reference import InvalidReference, parse_reference
-from k8e.settings import QuotasSettings
 
 _EVERYBODY: Final = Payer(0, "")  # whose is what everybody has
 _AT_ONCE: Final = 4  # pulls and imports of one payer
@@ -58,22 +55,13 @@ def translated(subject: str) -> Iterator[None]:
 
 
 class Images:
-    def __init__(
-        self,
-        engine: Engine,
-        store: Store,
-        clock: Clock,
-        audit: Audit,
-        registry: Registry,
-        quotas: QuotasSettings,
-        pool: Pool,
-    ) -> None:
-        self._engine = engine
-        self._store = store
-        self._clock = clock
-        self._audit = audit
+    def __init__(self, parts: Parts, registry: Registry, pool: Pool) -> None:
+        self._engine = parts.engine
+        self._store = parts.store
+        self._clock = parts.clock
+        self._audit = parts.audit
+        self._quotas = parts.settings.quotas
         self._registry = registry
-        self._quotas = quotas
         self._pool = pool
         self._working: collections.Counter[Payer] = collections.Counter()
         self._tasks: set[asyncio.Task[Any]] = set()

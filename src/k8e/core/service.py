@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from k8e.core import checks
-from k8e.core.access.quotas import measure_share
+from k8e.core.access.quotas import Quotas, measure_share
 from k8e.core.approvals.approvals import Approvals
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.contract import LiveRun
 from k8e.core.egress.egress import Egress
+from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.files import Files
 from k8e.core.images import Images
@@ -38,15 +39,17 @@ from k8e.core.model import (
     Session,
     SessionSpec,
 )
+from k8e.core.parts import Parts
 from k8e.core.pool.memory import Memory, SystemMemory
 from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
 from k8e.core.runs.once import Once
+from k8e.core.runs.parking import Parking
 from k8e.core.runs.runs import Runs
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.environments import Environments
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.recovery import Recovery
 from k8e.core.sessions.sessions import Sessions
@@ -99,47 +102,85 @@ class Service:
         audit_file: Path | None = None,
         environments: Path | None = None,  # where sessions that last keep theirs
     ) -> None:
-        clock = clock or SystemClock()
+        clock, metrics, settings = clock or SystemClock(), Metrics(), settings or Settings()
         self._state = audit_file.parent if audit_file else None
-        self.metrics = Metrics()
-        self.settings = settings or Settings()
-        self.audit = Audit(audit_file, self.settings.audit, self.metrics, clock)
-        self._refusals = RefusalLog(audit_file, self.settings.audit, self.metrics, clock)
-        self._tasks = Tasks()
-        pool = pool or PoolSettings(enabled=False)
-        self._pool = Pool(engine, store, clock, self.metrics, self._tasks, pool, memory or SystemMemory())
-        self._sessions = Sessions(
-            *(engine, store, clock, self.metrics, self._tasks, self.settings, self._pool, self.audit),
-            self._refusals,
-            Environments(environments),
+        self._parts = parts = Parts(
+            engine=engine,
+            store=store,
+            clock=clock,
+            tasks=Tasks(),
+            settings=settings,
+            metrics=metrics,
+            audit=Audit(audit_file, settings.audit, metrics, clock),
+            refusals=RefusalLog(audit_file, settings.audit, metrics, clock),
         )
-        quotas, registry = self.settings.quotas, self._sessions.registry
-        self._images = Images(engine, store, clock, self.audit, registry, quotas, self._pool)
-        self._creation = Creation(self._sessions, self._images)
-        self._children = Children(self._sessions, self._creation)
-        self._egress = Egress(self._sessions)
-        self._runs = Runs(self._sessions)
-        self._background = Background(self._runs)
-        self._once = Once(self._creation, self._runs)
-        self._files = Files(self._sessions)
-        self._approvals = Approvals(self._sessions)
-        self._persistence = Persistence(self._creation, self._runs, self._approvals)
+        self._registry = registry = Registry()
+        self._witness = witness = Witness(parts)
+        self._environments = kept = Environments(environments)
+        self._parking = parking = Parking(parts)
+        self._quotas = quotas = Quotas(settings.quotas, clock)
+        self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory())
+        self._images = images = Images(parts, registry, made_ahead)
+        self._sessions = sessions = Sessions(parts, registry, witness, kept)
+        self._creation = creation = Creation(
+            *(parts, sessions, registry),
+            images=images,
+            pool=made_ahead,
+            quotas=quotas,
+            parking=parking,
+            witness=witness,
+            environments=kept,
+        )
+        self._children = Children(parts, sessions, creation, made_ahead, quotas)
+        self._egress = Egress(parts, sessions, registry)
+        self._runs = runs = Runs(parts, sessions, registry, quotas=quotas, parking=parking, witness=witness)
+        self._background = Background(parts, sessions, registry, runs, witness)
+        self._once = Once(sessions, registry, creation, runs)
+        self._files = Files(sessions)
+        self._approvals = Approvals(parts, sessions, registry)
+        self._persistence = Persistence(
+            *(parts, sessions, registry),
+            creation=creation,
+            runs=runs,
+            approvals=self._approvals,
+            quotas=quotas,
+            parking=parking,
+            environments=kept,
+        )
         self._upkeep: asyncio.Task[None] | None = None
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._parts.metrics
+
+    @property
+    def settings(self) -> Settings:
+        return self._parts.settings
+
+    @property
+    def audit(self) -> Audit:
+        return self._parts.audit
 
     # The service's own life
 
     async def recover(self) -> None:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         self._tell_damages()  # of a database that was set aside, whatever becomes of the rest
-        await Recovery(self._runs, self._background, self._egress).recover()
+        await Recovery(
+            *(self._parts, self._sessions, self._registry),
+            runs=self._runs,
+            background=self._background,
+            egress=self._egress,
+            pool=self._pool,
+            environments=self._environments,
+        ).recover()
         await self._approvals.recover()
         self._tell_damages()
 
     def _tell_damages(self) -> None:
         """Of files of the state directory, in whichever room they were found."""
-        sessions = self._sessions
-        found = (*sessions.engine.damages(), *sessions.store.damages.take(), *sessions.environments.damages.take())
-        self.audit.note_damages(found)
+        of_engine, of_store = self._parts.engine.damages(), self._parts.store.damages.take()
+        self.audit.note_damages((*of_engine, *of_store, *self._environments.damages.take()))
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
@@ -154,18 +195,18 @@ class Service:
         await self._pool.close()
         await self._images.close()
         self._approvals.close()
-        self._sessions.parking.close()
+        self._parking.close()
         for run in list(self._runs.running.values()):
             run.leave()
         self._once.close()
-        await self._tasks.close(_PATIENCE)
+        await self._parts.tasks.close(_PATIENCE)
         try:
             await self._sessions.save_uses()
         except Fault as fault:
             warn("uses_not_saved", detail=fault.detail)
         self.audit.note("daemon_stopped", pid=os.getpid())
         await self.audit.close()
-        await self._refusals.close()
+        await self._parts.refusals.close()
 
     def log_denial(self, call: str, fault: Fault, arguments: tuple[object, ...]) -> None:
         """What somebody asked for and may not have, or what is not there: who tries doors sees no difference, who
@@ -177,12 +218,12 @@ class Service:
         self.audit.note("access_refused", caller=label, call=call, subject=subject[:100], code=fault.code)
 
     def expose(self) -> None:
-        self._sessions.quotas.expose(measure_share(self._state))
+        self._quotas.expose(measure_share(self._state))
 
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         about = {"caller": who[:100], **({"source": source[:100]} if source else {})}
         origin = source or who
-        self._refusals.note("access_refused", origin, about, stranger=bool(source), call=call[:100], code=code)
+        self._parts.refusals.note("access_refused", origin, about, stranger=bool(source), call=call[:100], code=code)
 
     async def _keep_up(self, seconds: float) -> None:
         while True:
@@ -196,14 +237,14 @@ class Service:
 
     async def look_after(self) -> None:
         """One round of upkeep."""
-        active = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE]
+        active = [live for live in self._registry if live.phase is Phase.ACTIVE]
         await asyncio.gather(*(self._sessions.examine(live) for live in active if live.busy))
         await self.expire()
         self._sessions.resume_ends()
-        await self._sessions.witness.look_around(active)
+        await self._witness.look_around(active)
         await self.audit.sync()
-        self._refusals.review()
-        await self._refusals.sync()
+        self._parts.refusals.review()
+        await self._parts.refusals.sync()
         await self._egress.save()
         self._tell_damages()
         await self._approvals.review()
@@ -212,7 +253,7 @@ class Service:
 
     async def expire(self) -> Sequence[str]:
         """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
-        active = [live for live in self._sessions.registry if live.phase is Phase.ACTIVE and live.background]
+        active = [live for live in self._registry if live.phase is Phase.ACTIVE and live.background]
         holders = [live for live in active if not live.collecting.locked()]  # whose agent does not answer may hold it
         await asyncio.gather(*(self._collect(live) for live in holders))
         return await self._sessions.expire()
@@ -307,7 +348,7 @@ class Service:
     @counted
     async def log(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
         live = self._sessions.find(caller, session_id)
-        return [record.show(live.session_id) for record in await self._sessions.store.runs(live.sandbox)]
+        return [record.show(live.session_id) for record in await self._parts.store.runs(live.sandbox)]
 
     @counted
     async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
@@ -433,6 +474,6 @@ class Service:
             version=importlib.metadata.version("k8e"),
             runtime=default,
             runtimes=reports,
-            sessions=len(self._sessions.registry.visible(caller)),
+            sessions=len(self._registry.visible(caller)),
             warm=self._pool.warm,
         )

@@ -23,8 +23,9 @@ from k8e.core.access.access import may_see, require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Phase, Scope
+from k8e.core.parts import Parts
 from k8e.core.sessions.kinship import Lineage, are_related, read_lineage
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import ApprovalRecord
 
@@ -65,11 +66,13 @@ def _deny(code: str, error: str, hint: str) -> Fault:
 
 
 class Approvals:
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry) -> None:
+        self._parts = parts
         self._sessions = sessions
-        self._store = sessions.store
-        self._clock = sessions.clock
-        self._settings = sessions.settings.approvals
+        self._registry = registry
+        self._store = parts.store
+        self._clock = parts.clock
+        self._settings = parts.settings.approvals
         self._pending: dict[str, str] = {}  # ids and their sandboxes
         self._answering = asyncio.Lock()
         self._watchers: dict[str, set[asyncio.Event]] = {}
@@ -105,7 +108,7 @@ class Approvals:
         self._pending[approval_id] = live.sandbox
         # A task of our own: who leaves in the middle has asked, or has not.
         work = self._ask(caller, live, approval_id, action, life)
-        return await asyncio.shield(self._sessions.tasks.spawn(work, watched=True))
+        return await asyncio.shield(self._parts.tasks.spawn(work, watched=True))
 
     async def _ask(self, caller: Caller, live: Live, approval_id: str, action: str, life: float) -> Approval:
         try:
@@ -124,7 +127,7 @@ class Approvals:
                 boot=self._clock.boot,
                 deadline=self._clock.monotonic() + life,
             )
-            await self._sessions.audit.record("approval_asked", **_describe(record), caller=caller.label)
+            await self._parts.audit.record("approval_asked", **_describe(record), caller=caller.label)
             await self._store.insert_approval(record, KEPT)
         except BaseException:
             self._pending.pop(approval_id, None)
@@ -145,7 +148,7 @@ class Approvals:
         with self._watch(approval_id) as settled:
             while True:
                 record = await self._find(caller, approval_id)
-                live = self._sessions.registry.get(record.sandbox)
+                live = self._registry.get(record.sandbox)
                 rest = min(end, record.deadline) - self._clock.monotonic()
                 if record.status is not ApprovalStatus.PENDING or rest <= 0 or self._closing or live is None:
                     return (await self._review(record)).show()
@@ -182,7 +185,7 @@ class Approvals:
         check_answerer(record, caller, await _find_lineage(caller), same_user=self._settings.same_user)
         # A task of our own: who leaves in the middle has answered, or has not.
         work = self._answer(caller, approval_id, approved, reason)
-        return await asyncio.shield(self._sessions.tasks.spawn(work, watched=True))
+        return await asyncio.shield(self._parts.tasks.spawn(work, watched=True))
 
     async def _answer(self, caller: Caller, approval_id: str, approved: bool, reason: str) -> Approval:
         async with self._answering:
@@ -196,12 +199,12 @@ class Approvals:
                 "reason": reason,
                 "dialogue": caller.dialogue,
             }
-            await self._sessions.audit.record("approval_answering", **facts)
+            await self._parts.audit.record("approval_answering", **facts)
             _check_pending(self._judge(record))  # the log may have taken its time
             if not await self._store.settle_approval(settled):
                 raise _too_late(await self._find(caller, approval_id))
             self._tell(settled)
-            self._sessions.audit.note("approval_answered", **facts)
+            self._parts.audit.note("approval_answered", **facts)
             return settled.show()
 
     # Upkeep
@@ -212,7 +215,7 @@ class Approvals:
             return
         for record in await self._store.approvals(pending=True):
             await self._review(record)
-        living = {live.sandbox for live in self._sessions.registry}
+        living = {live.sandbox for live in self._registry}
         # Records of a session that never came to be, or of one long gone, are forgotten with it.
         self._pending = {one: sandbox for one, sandbox in self._pending.items() if sandbox in living}
 
@@ -223,7 +226,7 @@ class Approvals:
             return record
         try:
             if await self._store.settle_approval(judged):
-                self._sessions.audit.note("approval_lapsed", **_describe(judged), verdict=judged.status.value)
+                self._parts.audit.note("approval_lapsed", **_describe(judged), verdict=judged.status.value)
             else:  # somebody was a moment faster
                 judged = await self._store.find_approval(record.approval_id) or judged
         except Fault as fault:
@@ -251,7 +254,7 @@ class Approvals:
             return record
         if record.boot != self._clock.boot or self._clock.monotonic() >= record.deadline:
             return replace(record, status=ApprovalStatus.EXPIRED)
-        live = self._sessions.registry.get(record.sandbox)
+        live = self._registry.get(record.sandbox)
         if live is None or live.phase is not Phase.ACTIVE:
             return replace(record, status=ApprovalStatus.WITHDRAWN)
         return record

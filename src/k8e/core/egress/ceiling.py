@@ -12,31 +12,29 @@ from typing import Final
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller
-from k8e.core.sessions.sessions import Sessions
+from k8e.core.parts import Parts
 from k8e.core.translation import translated
 from k8e.policy import NOTHING, HostList, excess
 
 _SHOWN: Final = 10  # entries of a list, in an error
 
 
-async def find_usual_hosts(sessions: Sessions) -> HostList:
+async def find_usual_hosts(parts: Parts) -> HostList:
     """What a session may reach that says nothing."""
-    if sessions.settings.egress.allowed_hosts is not None:
-        return sessions.settings.egress.allowed_hosts
+    if parts.settings.egress.allowed_hosts is not None:
+        return parts.settings.egress.allowed_hosts
     with translated("finding out the usual list of hosts"):
-        return await sessions.engine.default_egress()
+        return await parts.engine.default_egress()
 
 
-async def check_ceiling(
-    sessions: Sessions, caller: Caller, field: str, hosts: HostList, had: HostList = NOTHING
-) -> None:
+async def check_ceiling(parts: Parts, caller: Caller, field: str, hosts: HostList, had: HostList = NOTHING) -> None:
     """`had` is what the session has already."""
     if caller.uid != REMOTE:
         return
-    ceiling = sessions.settings.egress.gateway_hosts
+    ceiling = parts.settings.egress.gateway_hosts
     over = excess(hosts, _join(ceiling, had))
     if over:
-        over = excess(HostList(over), _join(ceiling, had, await find_usual_hosts(sessions)))
+        over = excess(HostList(over), _join(ceiling, had, await find_usual_hosts(parts)))
     if over:
         some, more = ", ".join(map(str, over[:_SHOWN])), ", ..." if len(over) > _SHOWN else ""
         allowed = ", ".join(ceiling.texts[:_SHOWN]) or "nothing but the usual list"

@@ -25,8 +25,9 @@ from k8e.core.egress.ceiling import check_ceiling
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note, warn
 from k8e.core.model import Caller, HostsChange, Phase, Session
+from k8e.core.parts import Parts
 from k8e.core.sessions.children import check_reach
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import UNBOUND, Sessions
 from k8e.core.translation import translate
 from k8e.engine import EngineError
@@ -53,13 +54,15 @@ def apply_change(old: HostList, change: HostsChange) -> HostList:
 
 
 class Egress:
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry) -> None:
+        self._parts = parts
         self._sessions = sessions
+        self._registry = registry
 
     async def change(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
         live = self._sessions.find(caller, session_id)
         # Ours from here on: a caller who leaves does not leave it half done.
-        work = self._sessions.tasks.spawn(self._change(live, caller, change), watched=True)
+        work = self._parts.tasks.spawn(self._change(live, caller, change), watched=True)
         await asyncio.shield(work)
         return live.show()
 
@@ -74,21 +77,21 @@ class Egress:
                 new = apply_change(old, change)
                 if new != old:
                     field = "add" if change.hosts is None else "hosts"
-                    await check_ceiling(self._sessions, caller, field, new, old)
+                    await check_ceiling(self._parts, caller, field, new, old)
                     if live.parent is not None:
                         check_reach(field, new, live.parent.record)
                     await self._log(live, caller, old, new)
                     await asyncio.gather(*(self._narrow(child, new) for child in live.children))
                     await self._replace(live, old, new)
-                    self._sessions.audit.note("hosts_changed", **live.identity, after=new.texts)
+                    self._parts.audit.note("hosts_changed", **live.identity, after=new.texts)
                     note("hosts_changed", session=live.session_id, sandbox=live.sandbox, entries=len(new.entries))
 
     async def _log(self, live: Live, caller: Caller, old: HostList, new: HostList) -> None:
         facts = {**live.identity, "caller": caller.label, "before": old.texts, "after": new.texts}
         if excess(new, old):
-            await self._sessions.audit.record("hosts_changing", **facts)
+            await self._parts.audit.record("hosts_changing", **facts)
         else:
-            self._sessions.audit.note("hosts_changing", **facts)  # nothing keeps anybody from closing something
+            self._parts.audit.note("hosts_changing", **facts)  # nothing keeps anybody from closing something
 
     async def _narrow(self, child: Live, limit: HostList) -> None:
         """Takes off a child's list what its parent's will not have any more. A child with which that is not possible is
@@ -98,7 +101,7 @@ class Egress:
             if child.ending is not None or not excess(old, limit):
                 return
             new = common(old, limit)
-            self._sessions.audit.note("hosts_narrowed", **child.identity, before=old.texts, after=new.texts)
+            self._parts.audit.note("hosts_narrowed", **child.identity, before=old.texts, after=new.texts)
             if child.phase is Phase.CREATING:  # nothing runs in it yet; it is put in force before something does
                 child.record = replace(child.record, hosts=new)
                 await self._write_back(child, new)
@@ -113,7 +116,7 @@ class Egress:
     async def _replace(self, live: Live, old: HostList, new: HostList) -> None:
         unwritten = await self._write(live, new, narrows=not excess(new, old))
         try:
-            await self._sessions.engine.set_egress(live.sandbox, new)
+            await self._parts.engine.set_egress(live.sandbox, new)
         except EngineError as error:
             await self._sessions.examine(live)
             if live.phase is not Phase.ACTIVE:
@@ -134,7 +137,7 @@ class Egress:
 
     async def _write(self, live: Live, hosts: HostList, *, narrows: bool) -> Fault | None:
         try:
-            await self._sessions.store.set_hosts(live.sandbox, hosts)
+            await self._parts.store.set_hosts(live.sandbox, hosts)
         except Fault as fault:
             if not narrows:
                 raise
@@ -143,7 +146,7 @@ class Egress:
 
     async def _write_back(self, live: Live, hosts: HostList) -> None:
         try:
-            await self._sessions.store.set_hosts(live.sandbox, hosts)
+            await self._parts.store.set_hosts(live.sandbox, hosts)
         except Fault as fault:
             live.hosts_unsaved = True
             warn("hosts_not_written", session=live.session_id, sandbox=live.sandbox, detail=fault.detail)
@@ -155,14 +158,14 @@ class Egress:
             live.record = replace(live.record, hosts=common(live.record.hosts, live.parent.record.hosts))
             await self._write_back(live, live.record.hosts)
         try:
-            await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+            await self._parts.engine.set_egress(live.sandbox, live.record.hosts)
         except EngineError as error:
             raise translate(error, "putting the session's list of hosts in force") from error
 
     async def save(self) -> None:
         """Writes down what could not be written."""
-        for live in self._sessions.registry:
+        for live in self._registry:
             if live.hosts_unsaved:
                 async with live.changing_hosts:
-                    await self._sessions.store.set_hosts(live.sandbox, live.record.hosts)
+                    await self._parts.store.set_hosts(live.sandbox, live.record.hosts)
                     live.hosts_unsaved = False

@@ -12,20 +12,19 @@ from typing import Final
 from k8e.core.egress.denials import Mark, clean
 from k8e.core.errors import Fault
 from k8e.core.log.journal import warn
-from k8e.core.log.metrics import Metrics
-from k8e.core.log.refusal_log import RefusalLog
 from k8e.core.model import Denials, Phase
+from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live
-from k8e.engine import Engine, EngineError, Refusal
+from k8e.engine import EngineError, Refusal
 
 _ROUND: Final = 32  # sessions asked in one round of upkeep
 
 
 class Witness:
-    def __init__(self, engine: Engine, metrics: Metrics, log: RefusalLog) -> None:
-        self._engine = engine
-        self._metrics = metrics
-        self._refusals = log
+    def __init__(self, parts: Parts) -> None:
+        self._engine = parts.engine
+        self._metrics = parts.metrics
+        self._refusals = parts.refusals
         self._asked = ""  # last by the upkeep
 
     async def hear(self, live: Live) -> None:

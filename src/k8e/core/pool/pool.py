@@ -19,19 +19,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from k8e.core.clock import Clock
 from k8e.core.errors import Fault
 from k8e.core.log.journal import note, warn
-from k8e.core.log.metrics import Metrics
 from k8e.core.model import Reservation
+from k8e.core.parts import Parts
 from k8e.core.pool.demand import Demand, Template
 from k8e.core.pool.memory import Memory
 from k8e.core.runs.parking import park, waits_for_mounts
 from k8e.core.sessions.provisioning import prepare_state
 from k8e.core.store.records import WarmRecord
-from k8e.core.store.store import Store
-from k8e.core.tasks import Tasks
-from k8e.engine import Engine, EngineError, Place
+from k8e.engine import EngineError, Place
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
 from k8e.settings import PoolSettings
@@ -65,21 +62,12 @@ class _Trouble:
 
 
 class Pool:
-    def __init__(
-        self,
-        engine: Engine,
-        store: Store,
-        clock: Clock,
-        metrics: Metrics,
-        tasks: Tasks,
-        settings: PoolSettings,
-        memory: Memory,
-    ) -> None:
-        self._engine = engine
-        self._store = store
-        self._clock = clock
-        self._metrics = metrics
-        self._tasks = tasks
+    def __init__(self, parts: Parts, settings: PoolSettings, memory: Memory) -> None:
+        self._engine = parts.engine
+        self._store = parts.store
+        self._clock = parts.clock
+        self._metrics = parts.metrics
+        self._tasks = parts.tasks
         self.settings = settings
         self._memory = memory
         self._demand = Demand(settings.min, settings.max)

@@ -17,16 +17,18 @@ from typing import Any, Final, TypeVar
 from k8e.core import checks
 from k8e.core.access.access import may_see
 from k8e.core.egress.denials import Mark
+from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import warn
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, Phase, RunResult, RunSpec, Status
+from k8e.core.parts import Parts
 from k8e.core.runs.foreground import ALLOWANCE, GRACE, Foreground, wait_until
 from k8e.core.runs.output import HeadTail
 from k8e.core.runs.runs import Facts, Runs, check_run, place_run
 from k8e.core.runs.verdict import judge, suspect_oom
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import STATE, read_into
-from k8e.core.sessions.sessions import SILENCE, Opened
+from k8e.core.sessions.sessions import SILENCE, Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.translation import translated
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost
@@ -45,10 +47,13 @@ _LOOKS: Final = round(2 * GRACE / _PAUSE)  # then the order is given again: it m
 
 
 class Background:
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry, runs: Runs, witness: Witness) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._registry = registry
         self._runs = runs
-        self._sessions = runs.sessions
-        self._store = runs.sessions.store
+        self._witness = witness
+        self._store = parts.store
 
     # Starting
 
@@ -70,15 +75,15 @@ class Background:
         plan = place_run(opened, plan, spec)
         give_back = self._runs.take(opened.live)
         about = self._runs.describe(caller, spec)
-        launching = self._sessions.tasks.spawn(self._launch(opened, plan, about, give_back, due), watched=True)
+        launching = self._parts.tasks.spawn(self._launch(opened, plan, about, give_back, due), watched=True)
         launching.add_done_callback(lambda _: give_back())
         try:
             await wait_until({launching}, due)
         except asyncio.CancelledError:
-            self._sessions.tasks.spawn(self._take_back(caller, launching))
+            self._parts.tasks.spawn(self._take_back(caller, launching))
             raise
         if not launching.done():
-            self._sessions.tasks.spawn(self._take_back(caller, launching))
+            self._parts.tasks.spawn(self._take_back(caller, launching))
             self._sessions.doubt(opened.live)
             raise _describe_silence("starting the command")
         return launching.result()
@@ -121,7 +126,7 @@ class Background:
         """The run, its session if that lives, and the session's id."""
         checks.check_caller(caller)
         record = await self._store.find_run(checks.check_run_id(run_id))
-        live = self._sessions.registry.find_sandbox(caller, record.sandbox) if record else None
+        live = self._registry.find_sandbox(caller, record.sandbox) if record else None
         if record and live:
             return record, live, live.session_id
         # Asked for one that does not exist, too: somebody else's must not take longer.
@@ -158,7 +163,7 @@ class Background:
     async def _undisturbed(self, live: Live, work: Coroutine[Any, Any, T]) -> T:
         """To its end, although the caller may leave, or hear before (TimeoutError) that the sandbox does not answer:
         given up half way it would leave the command attached to."""
-        task = self._sessions.tasks.spawn(work, watched=True)
+        task = self._parts.tasks.spawn(work, watched=True)
         await asyncio.wait({task}, timeout=_ANSWER)
         if not task.done():
             self._sessions.doubt(live)
@@ -190,7 +195,7 @@ class Background:
             stdout_bytes=info.stdout_bytes,
             stderr_bytes=info.stderr_bytes,
             truncated=len(stdout) < info.stdout_bytes or len(stderr) < info.stderr_bytes,
-            duration_ms=max(0, round((self._sessions.clock.wall() - record.started) * 1000)),
+            duration_ms=max(0, round((self._parts.clock.wall() - record.started) * 1000)),
             denied=await self._tell_denied(opened.live, record),
         )
         return seen.show(opened.live.session_id, stdout, stderr)
@@ -288,7 +293,7 @@ class Background:
 
     async def _tell_denied(self, live: Live, record: RunRecord) -> Denials:
         # One that an earlier daemon started was under way all the time that this one can look back on.
-        return await self._sessions.witness.tell(live, live.marks.get(record.run_id) or Mark())
+        return await self._witness.tell(live, live.marks.get(record.run_id) or Mark())
 
     def _forget(self, live: Live, record: RunRecord) -> None:
         live.background.discard(record.run_id)

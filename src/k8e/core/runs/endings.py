@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core.egress.denials import Mark
+from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note
 from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
+from k8e.core.parts import Parts
 from k8e.core.runs.verdict import OOM_CODE, TIMEOUT_CODE, judge, suspect_oom
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.sessions.sessions import OUT_OF_MEMORY, Sessions, describe_end
@@ -21,8 +23,10 @@ _KNOWN: Final = {None: "whether it began is not known", False: "nothing was run"
 
 
 class Endings:
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, witness: Witness) -> None:
+        self._parts = parts
         self._sessions = sessions
+        self._witness = witness
         self._settled: dict[str, RunRecord] = {}  # that timed out, and of which the sandbox may still say something
 
     async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
@@ -42,8 +46,8 @@ class Endings:
             truncated=max(outcome.stdout_bytes, outcome.stderr_bytes) > OUTPUT_LIMIT,
             duration_ms=round(outcome.wall_seconds * 1000),
         )
-        self._sessions.metrics.exec_seconds.observe(outcome.wall_seconds)
-        denied = await self._sessions.witness.tell(live, mark)
+        self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
+        denied = await self._witness.tell(live, mark)
         reason = describe_end(live.record.reason) if live.phase is Phase.STOPPING and status is Status.KILLED else ""
         return replace(self._put(ended, live), denied=denied, reason=reason)
 
@@ -84,7 +88,7 @@ class Endings:
         record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
         shown = self._put(record, live)
         if began is not False:
-            self._settled[record.run_id] = replace(record, finished=self._sessions.clock.wall())
+            self._settled[record.run_id] = replace(record, finished=self._parts.clock.wall())
         return replace(shown, reason=f"the sandbox did not answer in time: {_KNOWN[began]}")
 
     def come_late(self, live: Live, record: RunRecord) -> RunResult:
@@ -96,12 +100,12 @@ class Endings:
     async def withdraw(self, record: RunRecord) -> None:
         """Nothing ran, and nothing stays on record, unless the caller was told of a run that timed out."""
         if (settled := self._settled.get(record.run_id)) is None:
-            await self._sessions.store.forget_run(record.run_id)
+            await self._parts.store.forget_run(record.run_id)
         else:
-            await self._sessions.store.finish_run(settled)
+            await self._parts.store.finish_run(settled)
 
     def since(self, started: float) -> int:
-        return max(0, round((self._sessions.clock.wall() - started) * 1000))
+        return max(0, round((self._parts.clock.wall() - started) * 1000))
 
     def forget(self, record: RunRecord) -> None:
         """Nothing will be heard of it any more."""
@@ -113,19 +117,19 @@ class Endings:
             record = settled  # the caller was told, and that stands
         else:
             record = self._close(record, live)
-        self._sessions.tasks.spawn(self._sessions.store.finish_run(record))
+        self._parts.tasks.spawn(self._parts.store.finish_run(record))
         return record.show(live.session_id)
 
     async def keep(self, record: RunRecord, live: Live) -> RunResult:
         """Returns when it is on record: for runs that nobody waits for."""
         record = self._close(record, live)
-        await self._sessions.store.finish_run(record)
+        await self._parts.store.finish_run(record)
         return record.show(live.session_id)
 
     def _close(self, record: RunRecord, live: Live) -> RunRecord:
         status = record.status.value
-        self._sessions.metrics.execs.add(status)
-        self._sessions.audit.note(
+        self._parts.metrics.execs.add(status)
+        self._parts.audit.note(
             "run_ended",
             run=record.run_id,
             session=live.session_id,
@@ -135,7 +139,7 @@ class Endings:
             duration_ms=record.duration_ms,
         )
         note("run_ended", run=record.run_id, sandbox=record.sandbox, status=status, exit_code=record.exit_code)
-        return replace(record, finished=self._sessions.clock.wall())
+        return replace(record, finished=self._parts.clock.wall())
 
 
 def _describe_loss(live: Live) -> str:

@@ -18,7 +18,7 @@ from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
 from k8e.core.runs.foreground import Foreground
 from k8e.core.runs.runs import NotBegun, Runs, check_run
 from k8e.core.sessions.creation import Creation
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import DESTROYED, FINISHED, Sessions
 
 # Sandboxes of one payer that are being taken down, before the next is made: who starts more than can be cleared away
@@ -27,10 +27,11 @@ _LEAVING: Final = 8
 
 
 class Once:
-    def __init__(self, creation: Creation, runs: Runs) -> None:
+    def __init__(self, sessions: Sessions, registry: Registry, creation: Creation, runs: Runs) -> None:
+        self._sessions = sessions
+        self._registry = registry
         self._creation = creation
         self._runs = runs
-        self._sessions: Sessions = runs.sessions
 
     async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> OnceRun:
         live = await self._make(caller, session, run, keep=keep)
@@ -61,14 +62,14 @@ class Once:
     def _endings(self, payer: Payer) -> list[asyncio.Task[None]]:
         return [
             live.ending
-            for live in self._sessions.registry
+            for live in self._registry
             if live.record.fleeting and live.ending is not None and live.payer == payer
         ]
 
     def close(self) -> None:
         """After all commands were told to end: no such session outlives the daemon, whoever has not taken a result."""
         running = {run.live.sandbox: run for run in self._runs.running.values()}
-        for live in self._sessions.registry:
+        for live in self._registry:
             if live.record.fleeting:
                 run = running.get(live.sandbox)
                 end_with(self._sessions, live, run) if run else self._sessions.end(live, FINISHED)

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from k8e.core.checks import COMMANDS
-from k8e.core.log.metrics import Metrics
 from k8e.core.model import Language, Phase
+from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.provisioning import Variables, merge_env
-from k8e.core.tasks import Tasks
 from k8e.engine import Place, Shape
 from k8e.link.errors import AgentError, LinkError
 from k8e.link.model import ExecSpec, Process, Sandbox
@@ -115,9 +114,9 @@ class _Watch:
 class Parking:
     """Sees to it that the sessions of a service have interpreters that wait."""
 
-    def __init__(self, tasks: Tasks, metrics: Metrics) -> None:
-        self._tasks = tasks
-        self._metrics = metrics
+    def __init__(self, parts: Parts) -> None:
+        self._tasks = parts.tasks
+        self._metrics = parts.metrics
         self._watches: dict[str, _Watch] = {}
         self._closed = False
 

@@ -13,13 +13,17 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.access.quotas import Quotas
 from k8e.core.access.turns import Turns
 from k8e.core.egress.denials import Mark
+from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec
+from k8e.core.parts import Parts
 from k8e.core.runs.endings import Endings
 from k8e.core.runs.foreground import ALLOWANCE, TIMEOUT_GRACE, Foreground, wait_until
-from k8e.core.sessions.live import Live
+from k8e.core.runs.parking import Parking
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import merge_env
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
@@ -40,10 +44,23 @@ _START: Final = 1.0  # then another command has the place: a sandbox that does n
 
 
 class Runs:
-    def __init__(self, sessions: Sessions) -> None:
-        self.sessions = sessions
-        self.endings = Endings(sessions)
-        self.parking = sessions.parking
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        registry: Registry,
+        *,
+        quotas: Quotas,
+        parking: Parking,
+        witness: Witness,
+    ) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._registry = registry
+        self._quotas = quotas
+        self._parking = parking
+        self._witness = witness
+        self.endings = Endings(parts, sessions, witness)
         self.running: dict[str, Foreground] = {}
         self.starts = Turns(_STARTS, each=_STARTS_EACH)
 
@@ -54,48 +71,48 @@ class Runs:
     async def start(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> Foreground | NotBegun:
         run = await self._start(caller, spec, live, stdin=True)
         if spec.stdin:
-            self.sessions.tasks.spawn(run.feed(spec.stdin))
+            self._parts.tasks.spawn(run.feed(spec.stdin))
         return run
 
     async def _start(self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool) -> Foreground | NotBegun:
-        began = self.sessions.clock.monotonic()
+        began = self._parts.clock.monotonic()
         plan = replace(check_run(spec), stdin=stdin)
         due = asyncio.get_running_loop().time() + (plan.timeout or 0) + ALLOWANCE
-        live = live or self.sessions.find(caller, spec.session_id)
+        live = live or self._sessions.find(caller, spec.session_id)
         record, about = self.new_record(live, background=False), self.describe(caller, spec)
         try:
             async with asyncio.timeout_at(due):
-                opened = await self.sessions.enter(live)
+                opened = await self._sessions.enter(live)
         except TimeoutError:
             return await self._give_up(live, record, about)
         plan = place_run(opened, plan, spec)
         give_back = self.take(live)
-        launching = self.sessions.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
+        launching = self._parts.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:
             await wait_until({launching}, due)
         except asyncio.CancelledError:
-            self.sessions.tasks.spawn(self._take_back(launching, record))
+            self._parts.tasks.spawn(self._take_back(launching, record))
             raise
         if not launching.done():
-            self.sessions.tasks.spawn(self._take_back(launching, record))
+            self._parts.tasks.spawn(self._take_back(launching, record))
             result = self.endings.time_out(live, replace(record, duration_ms=self.endings.since(record.started)))
             return NotBegun(result)
         run = launching.result()
         if isinstance(run, Foreground):
-            self.sessions.metrics.start_seconds.observe(self.sessions.clock.monotonic() - began)
+            self._parts.metrics.start_seconds.observe(self._parts.clock.monotonic() - began)
         return run
 
     async def _give_up(self, live: Live, record: RunRecord, about: Facts) -> NotBegun:
         """There was no way into the sandbox: nothing ran, and that is on record like every other run."""
-        await self.sessions.audit.record("run_started", run=record.run_id, **live.identity, **about)
-        await self.sessions.store.insert_run(record, KEPT_RUNS)
+        await self._parts.audit.record("run_started", run=record.run_id, **live.identity, **about)
+        await self._parts.store.insert_run(record, KEPT_RUNS)
         took = replace(record, duration_ms=self.endings.since(record.started))
         return NotBegun(self.endings.time_out(live, took, began=False))
 
     def take(self, live: Live) -> Callable[[], None]:
         """Counts one more run of the session's payer, until what is returned is called."""
-        return self.sessions.quotas.take_run(live.payer, self.sessions.registry)
+        return self._quotas.take_run(live.payer, self._registry)
 
     async def _launch(
         self, opened: Opened, plan: ExecSpec, record: RunRecord, about: Facts, due: float
@@ -105,19 +122,19 @@ class Runs:
                 record, mark = await self.record(opened.live, record, about)
                 if asyncio.get_running_loop().time() >= due:
                     return NotBegun(self.endings.come_late(opened.live, record))
-                spec = self.parking.choose(plan)
+                spec = self._parking.choose(plan)
                 process = await self.launch(opened, record, spec)
-            self.parking.started(spec, process)
-            run = Foreground(self.endings, self.sessions.tasks, opened.live, record, mark, process, due)
+            self._parking.started(spec, process)
+            run = Foreground(self.endings, self._parts.tasks, opened.live, record, mark, process, due)
         self.running[run.run_id] = run
         saving = asyncio.get_running_loop().call_later(_LONG, self._save_command, run)
         run.settled.add_done_callback(lambda _: saving.cancel())
         run.settled.add_done_callback(lambda _: self.running.pop(run.run_id, None))
-        run.settled.add_done_callback(lambda _: self.parking.ended(opened.live, opened.sandbox, opened.place, spec))
+        run.settled.add_done_callback(lambda _: self._parking.ended(opened.live, opened.sandbox, opened.place, spec))
         return run
 
     def _save_command(self, run: Foreground) -> None:
-        self.sessions.tasks.spawn(self.sessions.store.set_command(run.run_id, run.command, run.record.oom_before))
+        self._parts.tasks.spawn(self._parts.store.set_command(run.run_id, run.command, run.record.oom_before))
 
     async def _take_back(self, launching: asyncio.Task[Foreground | NotBegun], record: RunRecord) -> None:
         """Who asked for it left, or was told that it takes too long, while it was started."""
@@ -129,30 +146,30 @@ class Runs:
             self.endings.forget(record)
 
     def describe(self, caller: Caller, spec: RunSpec) -> Facts:
-        return {"caller": caller.label, **self.sessions.audit.describe_run(spec)}
+        return {"caller": caller.label, **self._parts.audit.describe_run(spec)}
 
     def new_record(self, live: Live, *, background: bool) -> RunRecord:
         return RunRecord(
             run_id=f"run-{secrets.token_hex(8)}",
             sandbox=live.sandbox,
             background=background,
-            started=self.sessions.clock.wall(),
+            started=self._parts.clock.wall(),
         )
 
     async def record(self, live: Live, record: RunRecord, about: Facts) -> tuple[RunRecord, Mark]:
         """Puts it on record and into the audit log; what is refused from now on is refused during the run."""
-        await self.sessions.audit.record("run_started", run=record.run_id, **live.identity, **about)
+        await self._parts.audit.record("run_started", run=record.run_id, **live.identity, **about)
         # At once, because this is on the way of every command.
-        inserting = asyncio.ensure_future(self.sessions.store.insert_run(record, KEPT_RUNS))
+        inserting = asyncio.ensure_future(self._parts.store.insert_run(record, KEPT_RUNS))
         try:
-            health = await self.sessions.examine(live)
-            mark = await self.sessions.witness.mark(live)
+            health = await self._sessions.examine(live)
+            mark = await self._witness.mark(live)
         finally:
             await asyncio.wait({inserting})
         inserting.result()
         if not health.alive:
             await self.endings.withdraw(record)
-            raise self.sessions.describe_loss(live)
+            raise self._sessions.describe_loss(live)
         return replace(record, oom_before=health.oom_kills), mark
 
     async def launch(self, opened: Opened, record: RunRecord, spec: ExecSpec) -> Process:

@@ -13,8 +13,11 @@ from dataclasses import fields, replace
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.access.quotas import Quotas
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import WORKSPACE, Caller, ChildSpec, Phase, Session
+from k8e.core.parts import Parts
+from k8e.core.pool.pool import Pool
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.sessions import Sessions
@@ -117,12 +120,15 @@ def choose_workdir(spec: ChildSpec) -> str:
 
 
 class Children:
-    def __init__(self, sessions: Sessions, creation: Creation) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, creation: Creation, pool: Pool, quotas: Quotas) -> None:
+        self._parts = parts
         self._sessions = sessions
         self._creation = creation
+        self._pool = pool
+        self._quotas = quotas
 
     async def create(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
-        began = self._sessions.clock.monotonic()
+        began = self._parts.clock.monotonic()
         checks.check_name("parent_session_id", parent_session_id)
         parent = self._sessions.find(caller, parent_session_id)
         if spec.session_id:
@@ -142,10 +148,10 @@ class Children:
         self._check_parent(parent)
         record = replace(self._make_record(parent.record, spec), digest=digest)
         checks.check_memory(record.runtime, record.limits)
-        child = Live(record, self._sessions.clock, env, parent)
+        child = Live(record, self._parts.clock, env, parent)
         self._creation.register(child)
         child.touch()
-        with self._sessions.pool.foreground():
+        with self._pool.foreground():
             await self._creation.bring_up(child, caller)
         self._creation.log_created(child, caller, began)
         return child.show()
@@ -161,10 +167,10 @@ class Children:
                 field="parent_session_id",
             )
         self._sessions.check_active(parent)
-        self._sessions.quotas.check_child(parent)
+        self._quotas.check_child(parent)
 
     def _make_record(self, parent: SessionRecord, spec: ChildSpec) -> SessionRecord:
-        clock = self._sessions.clock
+        clock = self._parts.clock
         return SessionRecord(
             sandbox=secrets.token_hex(8),
             session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",

@@ -10,16 +10,20 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.access.access import choose_tenant
+from k8e.core.access.quotas import Quotas
 from k8e.core.access.turns import Turns
 from k8e.core.egress.ceiling import check_ceiling, find_usual_hosts
+from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.images import Images
 from k8e.core.log.journal import note
 from k8e.core.model import Caller, ManifestEntry, Phase, Reservation, Session, SessionSpec
+from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
-from k8e.core.pool.pool import Claimed
-from k8e.core.runs.parking import waits_for_mounts
-from k8e.core.sessions.live import Live
+from k8e.core.pool.pool import Claimed, Pool
+from k8e.core.runs.parking import Parking, waits_for_mounts
+from k8e.core.sessions.environments import Environments
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.manifest import check_entries
 from k8e.core.sessions.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.sessions.sessions import ABANDONED, Sessions
@@ -36,23 +40,42 @@ _BUILDS: Final = 16  # at once, of all payers together; more would only slow eac
 
 
 class Creation:
-    def __init__(self, sessions: Sessions, images: Images) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        registry: Registry,
+        *,
+        images: Images,
+        pool: Pool,
+        quotas: Quotas,
+        parking: Parking,
+        witness: Witness,
+        environments: Environments,
+    ) -> None:
+        self._parts = parts
         self._sessions = sessions
+        self._registry = registry
         self.images = images
+        self._pool = pool
+        self._quotas = quotas
+        self._parking = parking
+        self._witness = witness
+        self._environments = environments
         self.builds = Turns(_BUILDS)
         self._reserved: dict[str, str] = {}  # the images of reservations, as they were called
 
     @property
     def default_limits(self) -> Limits:
         """What a session gets that says nothing."""
-        given = self._sessions.settings.limits
+        given = self._parts.settings.limits
         return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
 
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:
         return (await self.make(caller, spec)).show()
 
     async def make(self, caller: Caller, spec: SessionSpec, *, fleeting: bool = False) -> Live:
-        began = self._sessions.clock.monotonic()
+        began = self._parts.clock.monotonic()
         checks.check_caller(caller)
         env = checks.check_session(spec)
         check_entries(spec.manifest)
@@ -62,9 +85,9 @@ class Creation:
         runtime = await self.choose_runtime(spec.runtime)
         record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting, digest=digest)
         checks.check_memory(runtime, record.limits)
-        with self._sessions.pool.foreground():
+        with self._pool.foreground():
             claimed = await self._claim(spec, record)
-            live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._sessions.clock, env)
+            live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._parts.clock, env)
             self.register(live, claimed)
             await self.bring_up(live, caller, spec.manifest, claimed)
         self.log_created(live, caller, began)
@@ -74,7 +97,7 @@ class Creation:
         self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry] = (), claimed: Claimed | None = None
     ) -> None:
         """All of what is registered, or nothing."""
-        live.building = self._sessions.tasks.spawn(self._build(live, caller, manifest, claimed), watched=True)
+        live.building = self._parts.tasks.spawn(self._build(live, caller, manifest, claimed), watched=True)
         try:
             await asyncio.wait({live.building})
         except asyncio.CancelledError:
@@ -83,8 +106,8 @@ class Creation:
         await self._check_built(live, live.building)
 
     def log_created(self, live: Live, caller: Caller, began: float) -> None:
-        self._sessions.metrics.creates.add()
-        self._sessions.metrics.create_seconds.observe(self._sessions.clock.monotonic() - began)
+        self._parts.metrics.creates.add()
+        self._parts.metrics.create_seconds.observe(self._parts.clock.monotonic() - began)
         facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
         note("session_created", **facts, runtime=live.record.runtime.value)
 
@@ -93,11 +116,11 @@ class Creation:
             if spec.more_hosts:
                 checks.refuse("more_hosts", "is given together with allowed_hosts")
             hosts = checks.check_hosts("allowed_hosts", spec.allowed_hosts)
-            await check_ceiling(self._sessions, caller, "allowed_hosts", hosts)
+            await check_ceiling(self._parts, caller, "allowed_hosts", hosts)
             return hosts
         more = checks.check_hosts("more_hosts", spec.more_hosts)
-        await check_ceiling(self._sessions, caller, "more_hosts", more)
-        return (await find_usual_hosts(self._sessions)).plus(more)
+        await check_ceiling(self._parts, caller, "more_hosts", more)
+        return (await find_usual_hosts(self._parts)).plus(more)
 
     async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
         template = Template(record.runtime, record.digest, record.limits, record.shape.unbound)
@@ -106,16 +129,16 @@ class Creation:
         )
         # Whoever has a project in it works there, and is back soon.
         usual = usual and (template.shape == PLAIN or bool(template.shape.slots))
-        return await self._sessions.pool.claim(template, usual=usual)
+        return await self._pool.claim(template, usual=usual)
 
     def register(self, live: Live, claimed: Claimed | None = None) -> None:
         try:
-            self._sessions.registry.check_name(live)  # before it counts as a creation
-            self._sessions.quotas.check_session(live.payer, live.record.limits, self._sessions.registry)
-            self._sessions.registry.add(live)
+            self._registry.check_name(live)  # before it counts as a creation
+            self._quotas.check_session(live.payer, live.record.limits, self._registry)
+            self._registry.add(live)
         except Fault:
             if claimed:
-                self._sessions.pool.put_back(claimed)
+                self._pool.put_back(claimed)
             raise
 
     def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> SessionRecord:
@@ -129,11 +152,11 @@ class Creation:
             image=spec.image,
             limits=spec.limits or self.default_limits,
             env_keys=tuple(sorted((*spec.env, *spec.secrets))),
-            created=self._sessions.clock.wall(),
-            last_used=self._sessions.clock.wall(),
-            ttl=self._sessions.settings.limits.ttl if spec.ttl is None else spec.ttl,
-            boot=self._sessions.clock.boot,
-            used_at=self._sessions.clock.monotonic(),
+            created=self._parts.clock.wall(),
+            last_used=self._parts.clock.wall(),
+            ttl=self._parts.settings.limits.ttl if spec.ttl is None else spec.ttl,
+            boot=self._parts.clock.boot,
+            used_at=self._parts.clock.monotonic(),
             hosts=hosts,
             persistent=spec.persistent,
             shape=spec.shape,
@@ -168,25 +191,25 @@ class Creation:
         async with live.changing_hosts:
             if live.record.hosts != made_with:  # a parent's became narrower meanwhile
                 with translated("putting the session's list of hosts in force"):
-                    await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
-            await self._sessions.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.record.persistent)
+                    await self._parts.engine.set_egress(live.sandbox, live.record.hosts)
+            await self._parts.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.record.persistent)
             if live.ending is not None:
                 return
             live.enter(Phase.ACTIVE)
         live.touch()
         parked = claimed is not None and sandbox is claimed.sandbox
         parked = parked and not waits_for_mounts(live.record.shape.unbound, place)
-        self._sessions.parking.begin(live, sandbox, place, warm=parked)
-        self._sessions.metrics.sessions.value = len(self._sessions.registry)
+        self._parking.begin(live, sandbox, place, warm=parked)
+        self._parts.metrics.sessions.value = len(self._registry)
 
     async def _keep_env(self, live: Live) -> None:
         plain = tuple(pair for pair in live.env if pair[0].decode() not in live.record.secret_keys)
         if live.record.persistent and plain:
-            await self._sessions.environments.keep(live.sandbox, plain)
+            await self._environments.keep(live.sandbox, plain)
 
     async def _make(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
-        await self._sessions.store.insert_session(record)
+        await self._parts.store.insert_session(record)
         live.stored = True
         async with self.builds.take(live.payer):
             return await self._make_sandbox(live)
@@ -206,36 +229,36 @@ class Creation:
     async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
         record = live.record
         with translated("creating the sandbox"):
-            await self._sessions.engine.create(live.sandbox, self.describe(record))
-            sandbox, place = await self._sessions.engine.attach(live.sandbox)
+            await self._parts.engine.create(live.sandbox, self.describe(record))
+            sandbox, place = await self._parts.engine.attach(live.sandbox)
         await prepare_state(sandbox)
         return sandbox, place
 
     async def _bind(self, live: Live, claimed: Claimed) -> tuple[Sandbox, Place]:
         """Makes a warm sandbox this session's: on record first, so that no crash can give it to another one."""
         try:
-            await self._sessions.store.claim_warm(live.record)
+            await self._parts.store.claim_warm(live.record)
         except Fault:
-            self._sessions.pool.waste(claimed)
+            self._pool.waste(claimed)
             raise
         live.stored = True
         with translated("putting the session's list of hosts in force"):
-            await self._sessions.engine.set_egress(live.sandbox, live.record.hosts)
+            await self._parts.engine.set_egress(live.sandbox, live.record.hosts)
         if not live.record.shape.mounts:
             return claimed.sandbox, claimed.place
         try:
-            await self._sessions.engine.bind(live.sandbox, live.record.shape.mounts)
+            await self._parts.engine.bind(live.sandbox, live.record.shape.mounts)
         except EngineError as error:
             if isinstance(error, MountRefused):
                 raise translate(error, "creating the sandbox") from error
-            self._sessions.pool.count_unbound(claimed, error)
+            self._pool.count_unbound(claimed, error)
             return await self._replace(live)
         return claimed.sandbox, claimed.place
 
     async def _replace(self, live: Live) -> tuple[Sandbox, Place]:
         """With one that is made for it alone: what nobody could be given late it may still have from the beginning."""
         with translated("removing a sandbox that is of no use"):
-            await self._sessions.engine.destroy(live.sandbox)
+            await self._parts.engine.destroy(live.sandbox)
         async with self.builds.take(live.payer):
             return await self._make_sandbox(live)
 
@@ -244,15 +267,15 @@ class Creation:
     ) -> None:
         if not entries:
             return
-        mark = await self._sessions.witness.mark(live)
+        mark = await self._witness.mark(live)
         try:
             await apply_manifest(sandbox, place, env, entries)
         except Fault as fault:
-            raise await self._sessions.witness.explain(live, mark, fault) from fault.__cause__
+            raise await self._witness.explain(live, mark, fault) from fault.__cause__
 
     async def _log_creation(self, live: Live, caller: Caller) -> None:
         record = live.record
-        await self._sessions.audit.record(
+        await self._parts.audit.record(
             "session_created",
             **live.identity,
             caller=caller.label,
@@ -274,14 +297,14 @@ class Creation:
         if error is None:
             return
         if not live.stored:
-            self._sessions.registry.remove(live)
+            self._registry.remove(live)
         else:
             await asyncio.wait({self._sessions.end(live, ABANDONED)})
         raise error
 
     async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> None:
         """Has so many ready that can become such a session."""
-        pool = self._sessions.pool
+        pool = self._pool
         checks.check_caller(caller)
         checks.check_name("name", name)
         checks.check_session(spec)
@@ -302,13 +325,13 @@ class Creation:
         self._reserved[f"{caller.label}/{name}"] = spec.image
         if number:
             with translated("making sandboxes ahead"):
-                await self._sessions.engine.edition(template.spec)  # says now what would fail later, unheard
+                await self._parts.engine.edition(template.spec)  # says now what would fail later, unheard
         pool.reserve(f"{caller.label}/{name}", template, number)
 
     def reservations(self, caller: Caller) -> Sequence[Reservation]:
         """The caller's own."""
         own = f"{caller.label}/"
-        found = self._sessions.pool.reservations().items()
+        found = self._pool.reservations().items()
         return [
             replace(each, name=name.removeprefix(own), image=self._reserved[name])
             for name, each in found
@@ -317,8 +340,8 @@ class Creation:
 
     def prewarm(self) -> None:
         """Has sandboxes ready from the beginning, where that is wanted."""
-        if self._sessions.pool.settings.prewarm:
-            self._sessions.tasks.spawn(self._prewarm())
+        if self._pool.settings.prewarm:
+            self._parts.tasks.spawn(self._prewarm())
 
     async def _prewarm(self) -> None:
-        self._sessions.pool.keep(Template(await self.choose_runtime(None), limits=self.default_limits))
+        self._pool.keep(Template(await self.choose_runtime(None), limits=self.default_limits))

@@ -17,15 +17,19 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.access.quotas import Quotas
 from k8e.core.approvals.approvals import Approvals
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note, warn
 from k8e.core.model import Caller, Phase, Session
+from k8e.core.parts import Parts
 from k8e.core.runs.foreground import GRACE
+from k8e.core.runs.parking import Parking
 from k8e.core.runs.runs import Runs
 from k8e.core.runs.verdict import judge
 from k8e.core.sessions.creation import Creation
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.environments import Environments
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import Variables, keep_env, merge_env, prepare_state
 from k8e.core.sessions.sessions import STOPPED, Sessions
 from k8e.core.store.records import RunRecord
@@ -38,11 +42,28 @@ PATIENCE: Final = GRACE + 3.0  # for everything that was asked to end
 
 
 class Persistence:
-    def __init__(self, creation: Creation, runs: Runs, approvals: Approvals) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        registry: Registry,
+        *,
+        creation: Creation,
+        runs: Runs,
+        approvals: Approvals,
+        quotas: Quotas,
+        parking: Parking,
+        environments: Environments,
+    ) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._registry = registry
         self._creation = creation
         self._runs = runs
         self._approvals = approvals
-        self._sessions: Sessions = runs.sessions
+        self._quotas = quotas
+        self._parking = parking
+        self._environments = environments
 
     # Stopping
 
@@ -71,11 +92,11 @@ class Persistence:
             warn("stopped_hard", session=live.session_id, sandbox=live.sandbox, cause=error)
 
     async def _end_background(self, live: Live) -> None:
-        records = await self._sessions.store.runs(live.sandbox, unfinished=True)
+        records = await self._parts.store.runs(live.sandbox, unfinished=True)
         mine = {run.command: run for run in records if run.background and run.command is not None}
         if not mine:
             return
-        sandbox, _ = await self._sessions.engine.attach(live.sandbox)
+        sandbox, _ = await self._parts.engine.attach(live.sandbox)
         commands = [info for info in await sandbox.commands() if info.id in mine]
         await asyncio.gather(*(self._end_one(live, sandbox, info, mine[info.id]) for info in commands))
 
@@ -110,10 +131,10 @@ class Persistence:
         if live.phase is not Phase.STOPPED:
             raise self._sessions.describe_phase(live)
         _check_secrets(live, secrets)
-        others = [one for one in self._sessions.registry if one is not live]
-        self._sessions.quotas.check_start(live.payer, live.record.limits, others)
+        others = [one for one in self._registry if one is not live]
+        self._quotas.check_start(live.payer, live.record.limits, others)
         live.enter(Phase.STARTING)
-        starting = self._sessions.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
+        starting = self._parts.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
         live.moving = starting
         await asyncio.wait({starting})
         if live.ending is not None:
@@ -130,28 +151,28 @@ class Persistence:
             raise
 
     async def _bring_back(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
-        sessions, record = self._sessions, live.record
+        record = live.record
         await self._approvals.review()  # what was asked before it stopped is settled before anybody can ask again
-        await sessions.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
-        kept = merge_env(await sessions.environments.recall(live.sandbox), plain)
+        await self._parts.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
+        kept = merge_env(await self._environments.recall(live.sandbox), plain)
         _check_variables(live, kept)
         checks.check_size_of_env(merge_env(kept, secret))
         if plain:
-            await sessions.environments.keep(live.sandbox, kept)
+            await self._environments.keep(live.sandbox, kept)
         async with self._creation.builds.take(live.payer):
             with translated("starting the sandbox"):
-                await sessions.engine.start(live.sandbox, self._creation.describe(record))
-                sandbox, place = await sessions.engine.attach(live.sandbox)
+                await self._parts.engine.start(live.sandbox, self._creation.describe(record))
+                sandbox, place = await self._parts.engine.attach(live.sandbox)
             await prepare_state(sandbox)
         env = merge_env(kept, secret)
         await keep_env(sandbox, env)
-        await sessions.audit.record("session_started", **live.identity, caller=caller.label)
+        await self._parts.audit.record("session_started", **live.identity, caller=caller.label)
         names, secrets = _names(env), _names(secret)
-        await sessions.store.start_session(live.sandbox, names, secrets)
+        await self._parts.store.start_session(live.sandbox, names, secrets)
         if live.ending is None:
             live.record = replace(record, env_keys=names, secret_keys=secrets)
             live.revive(env)
-            sessions.parking.begin(live, sandbox, place, warm=False)
+            self._parking.begin(live, sandbox, place, warm=False)
             note("session_started", session=live.session_id, sandbox=live.sandbox)
 
 

@@ -12,10 +12,13 @@ from k8e.core.egress.egress import Egress
 from k8e.core.errors import Fault
 from k8e.core.log.journal import note, warn
 from k8e.core.model import Phase, Status
+from k8e.core.parts import Parts
+from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background, put_away
 from k8e.core.runs.runs import Runs
 from k8e.core.runs.verdict import judge
-from k8e.core.sessions.live import Live
+from k8e.core.sessions.environments import Environments
+from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import recall_env
 from k8e.core.sessions.sessions import (
     ABANDONED,
@@ -27,6 +30,7 @@ from k8e.core.sessions.sessions import (
     STOPPED,
     UNRESPONSIVE,
     Opened,
+    Sessions,
     describe_end,
 )
 from k8e.core.store.records import RunRecord, SessionRecord
@@ -51,26 +55,40 @@ class _Left:
 
 
 class Recovery:
-    def __init__(self, runs: Runs, background: Background, egress: Egress) -> None:
-        self._egress = egress
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        registry: Registry,
+        *,
+        runs: Runs,
+        background: Background,
+        egress: Egress,
+        pool: Pool,
+        environments: Environments,
+    ) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._registry = registry
         self._runs = runs
         self._background = background
-        self._sessions = runs.sessions
+        self._egress = egress
+        self._pool = pool
+        self._environments = environments
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def recover(self) -> None:
-        sessions = self._sessions
         lives = []
         # Parents before their children, whatever a clock said when they were made.
-        for record in sorted(await sessions.store.sessions(), key=lambda record: bool(record.parent)):
+        for record in sorted(await self._parts.store.sessions(), key=lambda record: bool(record.parent)):
             if record.phase is Phase.DESTROYED:
                 name = record.owner, record.tenant, record.session_id
-                sessions.registry.remember_end(name, describe_end(record.reason))
+                self._registry.remember_end(name, describe_end(record.reason))
                 continue
             lives.append(await self._restore(record))
         with translated("listing the sandboxes that there are"):
-            found = set(await sessions.engine.list())
-        warm = await sessions.pool.recover(found)
+            found = set(await self._parts.engine.list())
+        warm = await self._pool.recover(found)
         orphans = found - {live.sandbox for live in lives} - warm
         # Parents first: what becomes of them becomes of their children.
         children = [live for live in lives if live.record.parent]
@@ -78,12 +96,12 @@ class Recovery:
             await self._do(self._settle(live, live.sandbox in found) for live in generation)
         if all(await self._do(self._clear(sandbox) for sandbox in orphans)):
             try:
-                await sessions.store.trust()
+                await self._parts.store.trust()
             except Fault as error:
                 warn("marker_stays", cause=error.detail)  # the next daemon keeps what it could remove
-        await sessions.environments.forget_others({live.sandbox for live in sessions.registry})
-        sessions.metrics.sessions.value = len(sessions.registry)
-        note("recovered", sessions=len(sessions.registry), orphans=len(orphans))
+        await self._environments.forget_others({live.sandbox for live in self._registry})
+        self._parts.metrics.sessions.value = len(self._registry)
+        note("recovered", sessions=len(self._registry), orphans=len(orphans))
 
     async def _do(self, work: Iterable[Awaitable[T]]) -> Sequence[T]:
         return await asyncio.gather(*(self._within_slot(each) for each in work))
@@ -93,25 +111,25 @@ class Recovery:
             return await work
 
     async def _restore(self, record: SessionRecord) -> Live:
-        clock = self._sessions.clock
+        clock = self._parts.clock
         if record.boot != clock.boot:
             # Times of another boot say nothing. Restarting counts as a use, so that nothing expires by mistake.
             record = replace(record, boot=clock.boot, used_at=clock.monotonic())
-            await self._sessions.store.rebase(record.sandbox, record.boot, record.used_at)
-        live = Live(record, clock, parent=self._sessions.registry.get(record.parent))
+            await self._parts.store.rebase(record.sandbox, record.boot, record.used_at)
+        live = Live(record, clock, parent=self._registry.get(record.parent))
         live.stored = True
-        self._sessions.registry.add(live)
+        self._registry.add(live)
         return live
 
     async def _clear(self, sandbox: str) -> bool:
         """Sandboxes that are on no record are destroyed. If the record is what was damaged, their files are kept."""
         warn("orphan", sandbox=sandbox)
-        store, engine = self._sessions.store, self._sessions.engine
+        store, engine = self._parts.store, self._parts.engine
         try:
             if store.known:
                 await engine.destroy(sandbox)
             elif kept := await engine.set_aside(sandbox):
-                self._sessions.audit.note("sandbox_set_aside", sandbox=sandbox, path=kept)
+                self._parts.audit.note("sandbox_set_aside", sandbox=sandbox, path=kept)
         except (EngineError, OSError) as error:
             warn("orphan_stays", sandbox=sandbox, cause=error)
             return False
@@ -156,7 +174,7 @@ class Recovery:
             await asyncio.wait({self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED)})
             return
         # It answers, and stays, however long its commands take to end: callers wait for that only for a while.
-        ending = self._sessions.tasks.spawn(self._match_runs(left))
+        ending = self._parts.tasks.spawn(self._match_runs(left))
         await asyncio.wait({ending}, timeout=_PATIENCE)
 
     async def _take_over(self, live: Live) -> _Left:
@@ -168,7 +186,7 @@ class Recovery:
         commands = {info.id: info for info in await opened.sandbox.commands()}
         runs = []
         # All of it is asked before callers are served: what they start is none of this.
-        for record in await self._sessions.store.runs(live.sandbox, unfinished=True):
+        for record in await self._parts.store.runs(live.sandbox, unfinished=True):
             info = None if record.command is None else commands.pop(record.command, None)
             if info is not None and record.background:
                 live.background.add(record.run_id)

@@ -13,26 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from k8e.core import checks
-from k8e.core.access.quotas import Quotas
-from k8e.core.clock import Clock
 from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.audit import Audit
 from k8e.core.log.journal import note, warn
-from k8e.core.log.metrics import Metrics
-from k8e.core.log.refusal_log import RefusalLog
 from k8e.core.model import Caller, Phase, Session
-from k8e.core.pool.pool import Pool
-from k8e.core.runs.parking import Parking
+from k8e.core.parts import Parts
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import GONE_HINT, Live, Registry
-from k8e.core.store.store import Store
-from k8e.core.tasks import Tasks
 from k8e.core.translation import translate, translated
-from k8e.engine import Engine, EngineError, Health, Place, RuntimeReport
+from k8e.engine import EngineError, Health, Place, RuntimeReport
 from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
 from k8e.link.model import Sandbox
-from k8e.settings import Settings
 
 DESTROYED: Final = "destroyed"
 EXPIRED: Final = "expired"
@@ -105,52 +96,31 @@ def _failed(task: asyncio.Task[None]) -> bool:
 
 
 class Sessions:
-    def __init__(
-        self,
-        engine: Engine,
-        store: Store,
-        clock: Clock,
-        metrics: Metrics,
-        tasks: Tasks,
-        settings: Settings,
-        pool: Pool,
-        audit: Audit,
-        refusals: RefusalLog,
-        environments: Environments,
-    ) -> None:
-        self.registry = Registry()
-        self.engine = engine
-        self.store = store
-        self.clock = clock
-        self.metrics = metrics
-        self.tasks = tasks
-        self.parking = Parking(tasks, metrics)
-        self.settings = settings
-        self.pool = pool
-        self.quotas = Quotas(settings.quotas, clock)
-        self.audit = audit
-        self.environments = environments
-        self.witness = Witness(engine, metrics, refusals)
+    def __init__(self, parts: Parts, registry: Registry, witness: Witness, environments: Environments) -> None:
+        self._parts = parts
+        self._registry = registry
+        self._witness = witness
+        self._environments = environments
 
     # Asking
 
     async def get(self, caller: Caller, session_id: str) -> Session:
         live = self.find(caller, session_id)
         if live.phase is Phase.ACTIVE:
-            await self.witness.hear(live)
+            await self._witness.hear(live)
         return replace(live.show(), denied=live.refusals.recent(live.session_id))
 
     async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
         checks.check_caller(caller)
-        living = [live.show() for live in self.registry.visible(caller)]
+        living = [live.show() for live in self._registry.visible(caller)]
         if not all_phases:
             return [session for session in living if session.phase in _THERE]
-        ended = await self.store.ended_sessions(caller)
+        ended = await self._parts.store.ended_sessions(caller)
         return [*(record.show() for record in ended), *living]
 
     def find(self, caller: Caller, session_id: str) -> Live:
         checks.check_caller(caller)
-        return self.registry.find(caller, checks.check_name("session_id", session_id))
+        return self._registry.find(caller, checks.check_name("session_id", session_id))
 
     async def open(self, caller: Caller, session_id: str) -> Opened:
         return await self.enter(self.find(caller, session_id))
@@ -177,7 +147,7 @@ class Sessions:
     async def enter(self, live: Live) -> Opened:
         self.check_active(live)
         try:
-            sandbox, place = await self.engine.attach(live.sandbox)
+            sandbox, place = await self._parts.engine.attach(live.sandbox)
         except (EngineError, LinkError) as error:
             await self.examine(live)
             if live.phase is not Phase.ACTIVE:
@@ -188,16 +158,16 @@ class Sessions:
     async def examine(self, live: Live) -> Health:
         """Asks the engine how a sandbox is; the session of a dead one is ended, or stopped if it is to last."""
         try:
-            health = await self.engine.health(live.sandbox)
+            health = await self._parts.engine.health(live.sandbox)
         except EngineError as error:
             warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
             return Health(alive=True, oom_kills=0)
         if health.oom_kills > live.oom_kills:
-            live.oom_kills, live.oom_at = health.oom_kills, self.clock.monotonic()
+            live.oom_kills, live.oom_at = health.oom_kills, self._parts.clock.monotonic()
         if not health.alive and live.phase is Phase.ACTIVE:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
             # One that memory took a command from may live on, and die of something else.
-            lately = live.oom_at is not None and self.clock.monotonic() - live.oom_at <= _AFTERMATH
+            lately = live.oom_at is not None and self._parts.clock.monotonic() - live.oom_at <= _AFTERMATH
             self.give_up(live, OUT_OF_MEMORY if lately else LOST)
         return health
 
@@ -208,7 +178,7 @@ class Sessions:
     def doubt(self, live: Live) -> None:
         """A sandbox did not answer in time: it is asked once more, and ended if it stays silent."""
         if live.phase is Phase.ACTIVE and (live.doubted is None or live.doubted.done()):
-            live.doubted = self.tasks.spawn(self._ask(live))
+            live.doubted = self._parts.tasks.spawn(self._ask(live))
 
     @contextmanager
     def using(self, live: Live, subject: str) -> Iterator[None]:
@@ -239,7 +209,7 @@ class Sessions:
 
     async def _answers(self, live: Live) -> bool:
         try:
-            sandbox, _ = await self.engine.attach(live.sandbox)
+            sandbox, _ = await self._parts.engine.attach(live.sandbox)
             await sandbox.commands()
         except AgentError:
             return True  # no is an answer
@@ -262,7 +232,7 @@ class Sessions:
 
     async def probe(self) -> Sequence[RuntimeReport]:
         with translated("trying the runtimes"):
-            return await self.engine.probe()
+            return await self._parts.engine.probe()
 
     # Stopping
 
@@ -273,7 +243,7 @@ class Sessions:
                 live.record = replace(live.record, phase=Phase.STOPPING, reason=reason)
             if goodbye is None:
                 live.part(describe_end(reason))
-            live.moving = self.tasks.spawn(self._halt(live, goodbye))
+            live.moving = self._parts.tasks.spawn(self._halt(live, goodbye))
             self._end_children(live)
         elif goodbye is not None:
             goodbye.close()
@@ -282,24 +252,24 @@ class Sessions:
     async def _halt(self, live: Live, goodbye: Coroutine[Any, Any, None] | None) -> None:
         reason = live.record.reason
         try:
-            await self.store.set_phase(live.sandbox, Phase.STOPPING, reason, durable=True)
+            await self._parts.store.set_phase(live.sandbox, Phase.STOPPING, reason, durable=True)
         except Fault as fault:
             # Goes on: a session that lasts, with a dead sandbox, is what the next daemon would find and stop.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
         if goodbye is not None:
-            await _either(self.tasks.spawn(goodbye), live.gone)
+            await _either(self._parts.tasks.spawn(goodbye), live.gone)
         live.part(describe_end(reason))
-        await self.witness.hear(live)  # for the last time
+        await self._witness.hear(live)  # for the last time
         await self._wait_for_children(live)
         with translated("stopping the sandbox"):
-            await self.engine.stop(live.sandbox)
+            await self._parts.engine.stop(live.sandbox)
         if live.ending is None:
-            await self.store.stop_session(live.sandbox, reason, self.clock.wall())
+            await self._parts.store.stop_session(live.sandbox, reason, self._parts.clock.wall())
         if live.ending is None:
             live.enter(Phase.STOPPED)
             live.background.clear()
             note("session_stopped", session=live.session_id, sandbox=live.sandbox, reason=reason)
-            self.audit.note("session_stopped", **live.identity, caller=live.ended_by, reason=reason)
+            self._parts.audit.note("session_stopped", **live.identity, caller=live.ended_by, reason=reason)
             live.ended_by = ""
 
     # Ending
@@ -321,7 +291,7 @@ class Sessions:
                 self._let_go(live)
                 live.enter(Phase.DESTROYING, ABANDONED if live.phase is Phase.CREATING else reason)
             live.part(describe_end(live.record.reason))
-            live.ending = self.tasks.spawn(self._end(live))
+            live.ending = self._parts.tasks.spawn(self._end(live))
             self._end_children(live)
         return live.ending
 
@@ -337,30 +307,32 @@ class Sessions:
         if live.moving is not None and not live.moving.done():
             await asyncio.wait({live.moving})
         try:
-            await self.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
+            await self._parts.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
         except Fault as fault:
             # Goes on: a full disk must not keep anybody from destroying. An active session whose sandbox is
             # gone is what the next daemon would find, and knows to clear up.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
         if live.record.reason not in (ABANDONED, FINISHED):
-            await self.witness.hear(live)  # for the last time
+            await self._witness.hear(live)  # for the last time
         await self._wait_for_children(live)
         with translated("destroying the sandbox"):
-            await self.engine.destroy(live.sandbox)
+            await self._parts.engine.destroy(live.sandbox)
         if live.record.persistent:
-            await self.environments.forget(live.sandbox)
+            await self._environments.forget(live.sandbox)
         reason = live.record.reason
         if reason == ABANDONED or live.record.fleeting:
-            await self.store.forget_session(live.sandbox)
+            await self._parts.store.forget_session(live.sandbox)
         else:
-            await self.store.end_session(live.sandbox, reason, self.clock.wall(), keep_runs=reason in DEAD)
-            self.registry.remember_end(live.name, describe_end(reason))
+            await self._parts.store.end_session(
+                live.sandbox, reason, self._parts.clock.wall(), keep_runs=reason in DEAD
+            )
+            self._registry.remember_end(live.name, describe_end(reason))
         live.enter(Phase.DESTROYED)
-        self.registry.remove(live)
-        self.metrics.destroys.add(reason)
-        self.metrics.sessions.value = len(self.registry)
+        self._registry.remove(live)
+        self._parts.metrics.destroys.add(reason)
+        self._parts.metrics.sessions.value = len(self._registry)
         note("session_ended", session=live.session_id, sandbox=live.sandbox, reason=reason)
-        self.audit.note("session_ended", **live.identity, caller=live.ended_by, reason=reason)
+        self._parts.audit.note("session_ended", **live.identity, caller=live.ended_by, reason=reason)
 
     def _end_children(self, live: Live) -> None:
         for child in live.children:
@@ -386,7 +358,7 @@ class Sessions:
 
     async def expire(self) -> Sequence[str]:
         """Ends the sessions that nobody has used for longer than their ttl; returns their ids."""
-        expired = [live for live in self.registry if live.expired]
+        expired = [live for live in self._registry if live.expired]
         for live in expired:
             self.end(live, EXPIRED)
         await asyncio.gather(*(live.ending for live in expired if live.ending), return_exceptions=True)
@@ -394,15 +366,15 @@ class Sessions:
 
     def resume_ends(self) -> None:
         """Tries again to end what could not be ended, and to stop what could not be stopped."""
-        for live in self.registry:
+        for live in self._registry:
             if live.phase is Phase.STOPPING and live.moving is not None and _failed(live.moving):
                 self.halt(live, live.record.reason)
             if live.ending is not None and _failed(live.ending):
                 self.end(live, live.record.reason)
 
     async def save_uses(self) -> None:
-        unsaved = [live for live in self.registry if live.unsaved and live.stored]
+        unsaved = [live for live in self._registry if live.unsaved and live.stored]
         for live in unsaved:
             live.unsaved = False
         if unsaved:
-            await self.store.set_used((live.sandbox, live.last_used, live.used_at) for live in unsaved)
+            await self._parts.store.set_used((live.sandbox, live.last_used, live.used_at) for live in unsaved)
