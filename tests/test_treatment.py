@@ -139,7 +139,7 @@ async def test_what_a_daemon_will_find_again_is_left_to_it(layout: Layout) -> No
     assert {(trace.kind, trace.what) for trace in find_traces(layout)} == before
     engine = LocalEngine(layout.state, layout.run)
     for name in await engine.list():
-        assert (await engine.health(name)).alive
+        assert (await engine.observe(name)).alive
         await engine.attach(name)
     assert await put_right(layout) == [], "and now somebody has it"
     for name in await engine.list():

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
 from k8e.damage import Damage
-from k8e.engine import EngineError, Health, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images import Store as ImageStore
@@ -158,7 +158,7 @@ class BareEngine:
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
         if self.bind_failure is not None:
             raise self.bind_failure
-        if not (await self.health(sandbox)).alive:
+        if not self._alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is not running")
         self.bound[sandbox] = mounts
 
@@ -167,7 +167,7 @@ class BareEngine:
         return self.made_of
 
     async def attach(self, sandbox: str) -> tuple[AgentLink, Place]:
-        if not (await self.health(sandbox)).alive:
+        if not self._alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is not running")
         return await self._dial(sandbox)
 
@@ -185,14 +185,17 @@ class BareEngine:
                 self._links[sandbox] = link
         return self._links[sandbox], Place(user=USER, home=b"/workspace", workspace=b"/workspace", env=ENV)
 
-    async def health(self, sandbox: str) -> Health:
+    async def observe(self, sandbox: str) -> Observation:
         kills = self._top(sandbox) / "oom_kills"
+        oom_kills = int(kills.read_text() or 0) if kills.exists() else 0
+        return Observation(self._alive(sandbox), oom_kills, self._take_refusals(sandbox))
+
+    def _alive(self, sandbox: str) -> bool:
         # All of /proc only when the one we saw last is gone: this is asked before every command.
         seen = self._pids.get(sandbox)
         if seen is None or not has_mark(seen, make_instance(sandbox).hex()):
             self._pids[sandbox] = next(iter(self.processes(sandbox)), None)
-        alive = self._pids[sandbox] is not None
-        return Health(alive=alive, oom_kills=int(kills.read_text() or 0) if kills.exists() else 0)
+        return self._pids[sandbox] is not None
 
     def count_oom_kill(self, sandbox: str) -> None:
         kills = self._top(sandbox) / "oom_kills"
@@ -231,12 +234,12 @@ class BareEngine:
         with (self._top(sandbox) / "refusals").open("a") as notes:
             notes.write(json.dumps(asdict(refusal)) + "\n")
 
-    async def refusals(self, sandbox: str) -> Sequence[Refusal]:
+    def _take_refusals(self, sandbox: str) -> tuple[Refusal, ...]:
         taken = self._top(sandbox) / "refusals.taken"
         with contextlib.suppress(FileNotFoundError):
             (self._top(sandbox) / "refusals").rename(taken)
-            return [Refusal(**json.loads(line)) for line in taken.read_text().splitlines()]
-        return []
+            return tuple(Refusal(**json.loads(line)) for line in taken.read_text().splitlines())
+        return ()
 
     def kill_sandbox(self, sandbox: str) -> None:
         for pid in self.processes(sandbox):
@@ -269,7 +272,7 @@ class BareEngine:
             raise EngineError("sandbox", f"{sandbox} does not exist")
 
     async def start(self, sandbox: str, spec: SandboxSpec) -> None:
-        if (await self.health(sandbox)).alive:
+        if self._alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is running already")
         top = self._top(sandbox)
         try:

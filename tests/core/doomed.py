@@ -236,7 +236,7 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
     moments = Moments(orders.get("moment"), counts=not apart)
     engine = BareEngine(folder / "sandboxes")
     store = await Store.open(folder / "state.db")
-    moments.watch(engine, "create", "attach", "destroy", "health")
+    moments.watch(engine, "create", "attach", "destroy", "observe")
     moments.watch(store, "insert_session", "set_phase", "end_session", "forget_session")
     moments.watch(store, "insert_warm", "set_ready", "forget_warm", "claim_warm")
     moments.watch(store, "insert_run", "set_command", "finish_run")

@@ -38,7 +38,7 @@ pytestmark = needs_root
 ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("K8E_KILLS", "8"))
 LIVES = 3  # until one reaches the step that it is to die at
-LOOKS = {"AgentLink.commands", "BareEngine.health"}  # how often a daemon looks is not the same each time
+LOOKS = {"AgentLink.commands", "BareEngine.observe"}  # how often a daemon looks is not the same each time
 CLASSES = {"BareEngine": BareEngine, "Store": Store, "AgentLink": AgentLink}
 
 

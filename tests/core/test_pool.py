@@ -143,7 +143,7 @@ async def test_a_dead_one_is_not_handed_out(folder: Path) -> None:
     async with open_pool(folder) as rig:
         dead, good = await fill(rig)
         rig.engine.kill_sandbox(dead)
-        while (await rig.engine.health(dead)).alive:
+        while (await rig.engine.observe(dead)).alive:
             await asyncio.sleep(0.001)
         session = await rig.create()
         assert rig.sandbox_of(session) == good

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import OUTPUT_LIMIT, Language, RunSpec, SessionSpec, Status
+from tests.core.bare_engine import BareEngine
 from tests.core.rig import ALICE, Rig, fault
 from tests.sandboxes import needs_root
 
@@ -24,6 +26,24 @@ async def test_both_streams_and_the_exit_code_are_exact(rig: Rig, session: str) 
     assert (result.stdout, result.stderr, result.exit_code) == (b"out\0\xff", b"err", 7)
     assert (result.status, result.truncated) == (Status.COMPLETED, False)
     assert (result.stdout_bytes, result.stderr_bytes, result.session_id) == (5, 3, session)
+
+
+@pytest.mark.parametrize("code", ["true", "false"])
+async def test_a_run_asks_the_engine_once_before_and_once_after(
+    rig: Rig, session: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for the link. Each question is on the way of every command."""
+    questions = []
+
+    class Counting(BareEngine):
+        def __getattribute__(self, name: str) -> object:
+            if inspect.iscoroutinefunction(getattr(BareEngine, name, None)) and not name.startswith("_"):
+                questions.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(rig.engine, "__class__", Counting)
+    await rig.run(session, code)
+    assert questions == ["attach", "observe", "observe"]
 
 
 @pytest.mark.parametrize("code", ["print('a')", "print('a')\n", "x = 'a'\nprint(\n  x)", 'print("a") # \'$HOME` \\'])

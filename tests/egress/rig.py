@@ -48,7 +48,7 @@ class Cell:
         await self.site.engine.set_egress(self.room.name, HostList.parse(hosts))
 
     async def refusals(self) -> Sequence[Refusal]:
-        return await self.site.engine.refusals(self.room.name)
+        return list((await self.site.engine.observe(self.room.name)).refusals)
 
     async def refused_names(self) -> dict[str, str]:
         """Why, by name."""

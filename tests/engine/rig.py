@@ -130,7 +130,7 @@ class Rig:
         task = asyncio.create_task(attempt)
         while not task.done():
             await asyncio.wait({task}, timeout=0.1)
-            if not task.done() and not (await self.engine.health(name)).alive:
+            if not task.done() and not (await self.engine.observe(name)).alive:
                 task.cancel()
                 await asyncio.wait({task})
                 return None

@@ -183,7 +183,7 @@ async def test_killed_at_every_step_of_stop_and_start(driver: Driver, action: st
             await rig.engine.stop(name)
         await rig.engine.close()  # it is another one's now
         answer = await driver.ask(do=action, name=name, step=step)
-        whole = Record.load(rig.engine.layout.sandbox(name).record).ready and (await rig.engine.health(name)).alive
+        whole = Record.load(rig.engine.layout.sandbox(name).record).ready and (await rig.engine.observe(name)).alive
         if whole or next(turns) % 2:
             await rig.engine.stop(name)
         await rig.engine.start(name, rig.spec())
@@ -367,13 +367,13 @@ async def test_killed_processes_of_a_sandbox_are_its_end(rig: Rig, part: str) ->
     room = await rig.enter(name)
     process = await room.link.start(room.spec("sleep", "1000"))
     process.discard()
-    assert (await rig.engine.health(name)).alive
+    assert (await rig.engine.observe(name)).alive
     os.kill(find_agent(rig, name) if part == "agent" else find_runsc(rig, name, part), 9)
 
     async def is_dead() -> bool:
-        return not (await rig.engine.health(name)).alive
+        return not (await rig.engine.observe(name)).alive
 
-    await eventually(is_dead, "health says that it is dead")
+    await eventually(is_dead, "it is seen dead")
     assert name in await rig.engine.list(), "there is still something to clean up"
     with pytest.raises(EngineError):
         await rig.engine.attach(name)
@@ -401,7 +401,7 @@ async def test_destroyed_while_it_is_being_created(rig: Rig, turns: int) -> None
     (result,) = await asyncio.gather(task, return_exceptions=True)
     if result is None:
         # It was destroyed before it began, or after it was finished.
-        assert (await rig.engine.health(name)).alive == (name in await rig.engine.list())
+        assert (await rig.engine.observe(name)).alive == (name in await rig.engine.list())
     else:
         assert isinstance(result, EngineError), result
         assert name not in await rig.engine.list()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from k8e.engine import EngineError, Health, Runtime, SandboxSpec
+from k8e.engine import EngineError, Observation, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
 from k8e.policy import HostList
 from tests.engine.rig import Rig, Room, open_engine, place_for_engine
@@ -55,7 +55,7 @@ async def test_a_sandbox_that_never_was(rig: Rig) -> None:
     name = rig.new_name()
     with pytest.raises(EngineError):
         await rig.engine.attach(name)
-    assert await rig.engine.health(name) == Health(alive=False, oom_kills=0)
+    assert await rig.engine.observe(name) == Observation(alive=False, oom_kills=0)
     await rig.engine.destroy(name)
 
 
@@ -89,7 +89,7 @@ async def test_the_next_engine_finds_sandboxes_and_their_commands(rig: Rig) -> N
         successor = LocalEngine(rig.engine.layout.state, rig.engine.layout.run)
         try:
             assert room.name in await successor.list()
-            assert (await successor.health(room.name)).alive
+            assert (await successor.observe(room.name)).alive
             found, place = await successor.attach(room.name)
             assert place == room.place
             (info,) = [info for info in await found.commands() if info.id == process.id]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine import Health
+from k8e.engine import Observation
 from k8e.engine.local.runtime.bundle import PARKED_TASKS
 from k8e.link.errors import AgentError, LinkError
 from k8e.link.model import ExecOptions, Process
@@ -143,15 +143,15 @@ while True:
 async def test_a_memory_bomb_is_reported_as_such(rig: Rig, room: Room, bomb: str) -> None:
     async with rig.room(TIGHT) as victim:
         bystander = await victim.link.start(victim.spec("sleep", "1000"))
-        assert await rig.engine.health(victim.name) == Health(alive=True, oom_kills=0)
+        assert await rig.engine.observe(victim.name) == Observation(alive=True, oom_kills=0)
         done = await rig.unless_dead(victim.name, victim.python(BOMBS[bomb]))
         assert await room.output("echo", "neighbour") == "neighbour\n"
-        health = await rig.engine.health(victim.name)
-        assert health.oom_kills >= 1
+        seen = await rig.engine.observe(victim.name)
+        assert seen.oom_kills >= 1
         if rig.native:
             assert done is not None
             assert done.outcome.signal == 9 or done.outcome.exit_code != 0
-            assert health.alive
+            assert seen.alive
             assert await victim.output("echo", "well") == "well\n"
             assert bystander.id in {info.id for info in await victim.link.commands() if info.running}
         bystander.discard()
@@ -165,7 +165,7 @@ async def test_memory_of_files_is_limited_too(rig: Rig) -> None:
         )
         assert b"No space left" in done.stderr, done
         assert int(done.stdout) <= TIGHT.memory // 2
-        assert (await rig.engine.health(room.name)).oom_kills == 0
+        assert (await rig.engine.observe(room.name)).oom_kills == 0
 
 
 async def test_the_limits_are_in_the_control_groups(rig: Rig) -> None:

@@ -76,7 +76,7 @@ async def test_files_come_back_as_they_were(rig: Rig) -> None:
         before = await room.output("/bin/bash", "-c", LOOK)
         inside = await room.output("stat", "-c", "%U %G %a", "/etc/of-root", "/workspace", "/home/user")
         await stop(rig, room)
-        assert not (await rig.engine.health(room.name)).alive
+        assert not (await rig.engine.observe(room.name)).alive
         assert room.name in await rig.engine.list()
         with pytest.raises(EngineError, match="not running"):
             await rig.engine.attach(room.name)
@@ -216,7 +216,7 @@ async def test_after_a_reboot(rig: Rig) -> None:
         assert not kept_disk.is_whole(room.paths.disk_image)
         await rig.engine.close()  # what it knew is gone with the daemon
         assert room.name in await rig.engine.list()
-        assert not (await rig.engine.health(room.name)).alive
+        assert not (await rig.engine.observe(room.name)).alive
         again = await start(rig, room)
         assert await again.output("/bin/bash", "-c", LOOK) == before
         await stop(rig, again)

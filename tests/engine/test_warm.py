@@ -152,7 +152,7 @@ async def test_a_dead_one_is_replaced(rig: Rig, tmp_path: Path) -> None:
         for pid in rig.host_processes(dead):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while (await rig.engine.health(dead)).alive:
+        while (await rig.engine.observe(dead)).alive:
             await asyncio.sleep(0.01)
         assert house.sandbox_of(await house.create()) == good
         await house.clear()

@@ -133,7 +133,7 @@ class Service:
         )
         self._children = Children(parts, sessions, creation, made_ahead, quotas)
         self._egress = Egress(parts, sessions, registry)
-        self._runs = runs = Runs(parts, sessions, registry, quotas=quotas, parking=parking, witness=witness)
+        self._runs = runs = Runs(parts, sessions, registry, quotas=quotas, parking=parking)
         self._background = Background(parts, sessions, registry, runs, witness)
         self._once = Once(sessions, registry, creation, runs)
         self._files = Files(sessions)

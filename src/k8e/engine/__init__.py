@@ -95,14 +95,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """What only the host can tell about a sandbox."""
-
-    alive: bool
-    oom_kills: int  # so far
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
     """Something that a sandbox asked of the network and did not get."""
 
@@ -111,6 +103,16 @@ class Refusal:
     port: int  # 0: none is known
     reason: str  # a stable word, see docs/egress.md
     at: float  # unix seconds, of the last time
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the host alone can tell about a sandbox, in one answer: core asks before and after every command."""
+
+    alive: bool
+    oom_kills: int  # so far
+    refusals: tuple[Refusal, ...] = ()  # since the last observation: each is told once
+    refusals_unknown: str = ""  # why they could not be read now; they are told later
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,8 @@ class MountRefused(EngineError):
     """A directory of the machine that was asked for is not shown: its owner may not see it, or nobody should."""
 
 
-class Engine(Protocol):
-    async def probe(self) -> Sequence[RuntimeReport]:
-        """All known runtimes, the strongest first. Slow the first time, remembered after."""
+class Sandboxes(Protocol):
+    """The life of one sandbox, each by its id."""
 
     async def create(self, sandbox: str, spec: SandboxSpec) -> None:
         """Returns when the agent answers. On any failure nothing is left. Fails closed: EngineError.
@@ -152,29 +153,20 @@ class Engine(Protocol):
         daemon and reach no file of the machine.
         """
 
-    async def edition(self, spec: SandboxSpec) -> str:
-        """Names what a sandbox made like this now is made of (content, agent, runtime, ...): one that was made earlier
-        is as good as a new one if this has not changed. EngineError when none could be made."""
-
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
         """Gives a sandbox that was made with slots a mount for each, before a command or anything that is root there
         has run in it: from then on it is like one that was created with them, and is started again as such. After an
         EngineError it is of no more use."""
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
-        """A way in; the same one for every caller. EngineError when it is gone."""
+        """Opens the link; every caller gets the same one. EngineError when the sandbox is gone."""
 
-    async def health(self, sandbox: str) -> Health: ...
-
-    async def default_egress(self) -> HostList:
-        """What a session may reach that said nothing: the machine's package registries and where code comes from."""
+    async def observe(self, sandbox: str) -> Observation:
+        """Answers at once. A sandbox that is not there is not alive."""
 
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
         """In force when it returns, with no moment in between: new connections follow the new list, those that it
         does not allow any more are cut. On EngineError the old list is in force."""
-
-    async def refusals(self, sandbox: str) -> Sequence[Refusal]:
-        """What was refused since this was last asked for this sandbox: each is told once."""
 
     async def stop(self, sandbox: str) -> None:
         """Ends every process and gives back everything but the files. Fine to call twice, and for one that died."""
@@ -186,6 +178,23 @@ class Engine(Protocol):
     async def destroy(self, sandbox: str) -> None:
         """Removes every trace, whatever state it is in. Fine to call twice, or for one that never was."""
 
+
+class Engine(Sandboxes, Protocol):
+    """Everything that is not about one sandbox that core knows: what can be made here, of what, and what is there."""
+
+    @property
+    def images(self) -> Images: ...
+
+    async def probe(self) -> Sequence[RuntimeReport]:
+        """All known runtimes, the strongest first. Slow the first time, remembered after."""
+
+    async def edition(self, spec: SandboxSpec) -> str:
+        """Names what a sandbox made like this now is made of (content, agent, runtime, ...): one that was made earlier
+        is as good as a new one if this has not changed. EngineError when none could be made."""
+
+    async def default_egress(self) -> HostList:
+        """The hosts that a session may reach that named none: the machine's package registries and code hosts."""
+
     async def list(self) -> Sequence[str]:
         """Every sandbox of which any trace exists."""
 
@@ -196,8 +205,5 @@ class Engine(Protocol):
     def damages(self) -> Sequence[Damage]:
         """Which files of the engine were found damaged since this was last asked: each is told once."""
 
-    @property
-    def images(self) -> Images: ...
-
     async def close(self) -> None:
-        """Lets go of the links. Sandboxes live on."""
+        """Closes the links. Sandboxes live on."""

@@ -85,7 +85,7 @@ async def cell(request: pytest.FixtureRequest, internet: Internet) -> AsyncItera
 async def test_getaddrinfo(cell: tuple[LocalEngine, Room], internet: Internet) -> None:
     engine, room = cell
     internet.clear()
-    await engine.refusals(room.name)
+    await engine.observe(room.name)
     names = [*ZONE, "evil.com", "short", "metadata.google.internal", "localhost"]
     assert json.loads(await room.output("/usr/bin/python3", "-c", PYTHON, *names)) == {
         "both.com": ["2a0b:4340:2::1", "45.90.40.1"],
@@ -101,7 +101,7 @@ async def test_getaddrinfo(cell: tuple[LocalEngine, Room], internet: Internet) -
         "localhost": ["127.0.0.1", "::1"],
     }
     assert internet.notes().names == {name for name in ZONE if name != "target.net"}
-    assert {(each.host, each.address, each.reason) for each in await engine.refusals(room.name)} == {
+    assert {(each.host, each.address, each.reason) for each in (await engine.observe(room.name)).refusals} == {
         ("half.com", "10.0.0.1", "address_not_public"),
         ("inward.com", "127.0.0.1", "address_not_public"),
         ("target.net", "", "name_not_listed"),
@@ -159,13 +159,13 @@ async def test_a_neighbour_of_the_machine_cannot_ask_in_its_name(
     engine, room = cell
     addresses = [str(address) for address in engine._network._attachment(room.name).wire.host_addresses]
     outside = ["nsenter", f"--net=/proc/{internet.process.pid}/ns/net"]
-    await engine.refusals(room.name)
+    await engine.observe(room.name)
     for address, gateway in zip(addresses, (HOST4, HOST6), strict=True):
         run_ip("route", "replace", address, "via", gateway, inside=internet.process.pid)
         assert await output(*outside, sys.executable, "-c", NEIGHBOUR, address) == "nothing"
-        assert await engine.refusals(room.name) == []
+        assert (await engine.observe(room.name)).refusals == ()
         assert (await room.python(NEIGHBOUR, address)).stdout == b"26\n"
-        assert [each.host for each in await engine.refusals(room.name)] == ["evil.com"]
+        assert [each.host for each in (await engine.observe(room.name)).refusals] == ["evil.com"]
 
 
 async def output(*argv: str) -> str:

@@ -12,10 +12,10 @@ from typing import Final
 from k8e.core.egress.denials import Mark, clean
 from k8e.core.errors import Fault
 from k8e.core.log.journal import warn
-from k8e.core.model import Denials, Phase
+from k8e.core.model import Phase
 from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live
-from k8e.engine import EngineError, Refusal
+from k8e.engine import EngineError, Observation, Refusal
 
 _ROUND: Final = 32  # sessions asked in one round of upkeep
 
@@ -27,18 +27,22 @@ class Witness:
         self._refusals = parts.refusals
         self._asked = ""  # last by the upkeep
 
-    async def hear(self, live: Live) -> None:
+    async def hear(self, live: Live) -> Observation:
         """Never in the way of a command: what cannot be found out is missing, and the log says so."""
-        async with live.hearing:  # whoever waits here wants what happened until now, and asks again
+        async with live.hearing:  # a second caller wants what happened until now, and asks again
             try:
-                refusals = [clean(refusal) for refusal in await self._engine.refusals(live.sandbox)]
+                seen = await self._engine.observe(live.sandbox)
             except EngineError as error:
-                warn("refusals_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
-                return
-            if refusals:
+                warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
+                return Observation(alive=True, oom_kills=0)
+            if seen.refusals_unknown:
+                warn("refusals_unknown", session=live.session_id, sandbox=live.sandbox, cause=seen.refusals_unknown)
+            if seen.refusals:
+                refusals = [clean(refusal) for refusal in seen.refusals]
                 live.refusals.add(refusals)
                 self._metrics.refusals.add(amount=len(refusals))
                 self._log(live, refusals)
+            return seen
 
     def _log(self, live: Live, refusals: Sequence[Refusal]) -> None:
         for each in refusals:
@@ -57,11 +61,6 @@ class Witness:
         """From here on."""
         await self.hear(live)
         return live.refusals.mark()
-
-    async def tell(self, live: Live, mark: Mark) -> Denials:
-        """What was refused since then."""
-        await self.hear(live)
-        return live.refusals.since(mark, live.session_id)
 
     async def explain(self, live: Live, mark: Mark, fault: Fault) -> Fault:
         """A failure to make the session, with the refusals that may be its cause; it never comes to have an id."""

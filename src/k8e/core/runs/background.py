@@ -190,13 +190,14 @@ class Background:
         except (LinkError, TimeoutError) as error:  # it has ended this moment, or is slow: the next poll shows more
             warn("no_glance", run=record.run_id, cause=error)
             stdout = stderr = b""
+        await self._witness.hear(opened.live)
         seen = replace(
             record,
             stdout_bytes=info.stdout_bytes,
             stderr_bytes=info.stderr_bytes,
             truncated=len(stdout) < info.stdout_bytes or len(stderr) < info.stderr_bytes,
             duration_ms=max(0, round((self._parts.clock.wall() - record.started) * 1000)),
-            denied=await self._tell_denied(opened.live, record),
+            denied=self._denied(opened.live, record),
         )
         return seen.show(opened.live.session_id, stdout, stderr)
 
@@ -291,9 +292,9 @@ class Background:
         await opened.sandbox.release(record.command)
         return result
 
-    async def _tell_denied(self, live: Live, record: RunRecord) -> Denials:
+    def _denied(self, live: Live, record: RunRecord) -> Denials:
         # One that an earlier daemon started was under way all the time that this one can look back on.
-        return await self._witness.tell(live, live.marks.get(record.run_id) or Mark())
+        return live.refusals.since(live.marks.get(record.run_id) or Mark(), live.session_id)
 
     def _forget(self, live: Live, record: RunRecord) -> None:
         live.background.discard(record.run_id)
@@ -305,12 +306,9 @@ class Background:
 
     async def _finish(self, opened: Opened, record: RunRecord, end: Outcome, stdout: bytes, stderr: bytes) -> RunResult:
         live = opened.live
-        oom = False
-        if end.exit_code != 0:
-            health = await self._sessions.examine(live)
-            # When it ended, and beside whom, nobody knows any more.
-            kills = health.oom_kills - record.oom_before
-            oom = suspect_oom(end.exit_code, end.signal, kills=kills, alone=False)
+        # When it ended, and beside which other runs, is not known any more.
+        kills = (await self._sessions.examine(live)).oom_kills - record.oom_before
+        oom = suspect_oom(end.exit_code, end.signal, kills=kills, alone=False)
         status, code = judge(end.exit_code, end.signal, end.cause, oom=oom)
         kept = await self._keep_output(opened, record, stdout, stderr)
         ended = replace(
@@ -323,7 +321,7 @@ class Background:
             duration_ms=round(end.wall_seconds * 1000),
             kept_stdout=len(stdout) if kept else None,
             kept_stderr=len(stderr) if kept else None,
-            denied=await self._tell_denied(live, record),
+            denied=self._denied(live, record),
         )
         result = await self._runs.endings.keep(ended if kept else replace(ended, truncated=True), live)
         self._forget(live, record)

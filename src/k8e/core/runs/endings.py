@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core.egress.denials import Mark
-from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note
 from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
@@ -23,19 +22,16 @@ _KNOWN: Final = {None: "whether it began is not known", False: "nothing was run"
 
 
 class Endings:
-    def __init__(self, parts: Parts, sessions: Sessions, witness: Witness) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions) -> None:
         self._parts = parts
         self._sessions = sessions
-        self._witness = witness
         self._settled: dict[str, RunRecord] = {}  # that timed out, and of which the sandbox may still say something
 
     async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
         """A command's end was seen."""
-        oom = False
-        if outcome.exit_code != 0:
-            health = await self._sessions.examine(live)
-            kills, alone = health.oom_kills - record.oom_before, live.uses <= 1 and not live.background
-            oom = suspect_oom(outcome.exit_code, outcome.signal, kills=kills, alone=alone)
+        kills = (await self._sessions.examine(live)).oom_kills - record.oom_before
+        alone = live.uses <= 1 and not live.background
+        oom = suspect_oom(outcome.exit_code, outcome.signal, kills=kills, alone=alone)
         status, code = judge(outcome.exit_code, outcome.signal, outcome.cause, oom=oom)
         ended = replace(
             record,
@@ -47,7 +43,7 @@ class Endings:
             duration_ms=round(outcome.wall_seconds * 1000),
         )
         self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
-        denied = await self._witness.tell(live, mark)
+        denied = live.refusals.since(mark, live.session_id)
         reason = describe_end(live.record.reason) if live.phase is Phase.STOPPING and status is Status.KILLED else ""
         return replace(self._put(ended, live), denied=denied, reason=reason)
 

@@ -16,7 +16,6 @@ from k8e.core import checks
 from k8e.core.access.quotas import Quotas
 from k8e.core.access.turns import Turns
 from k8e.core.egress.denials import Mark
-from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec
 from k8e.core.parts import Parts
@@ -52,15 +51,13 @@ class Runs:
         *,
         quotas: Quotas,
         parking: Parking,
-        witness: Witness,
     ) -> None:
         self._parts = parts
         self._sessions = sessions
         self._registry = registry
         self._quotas = quotas
         self._parking = parking
-        self._witness = witness
-        self.endings = Endings(parts, sessions, witness)
+        self.endings = Endings(parts, sessions)
         self.running: dict[str, Foreground] = {}
         self.starts = Turns(_STARTS, each=_STARTS_EACH)
 
@@ -162,15 +159,15 @@ class Runs:
         # At once, because this is on the way of every command.
         inserting = asyncio.ensure_future(self._parts.store.insert_run(record, KEPT_RUNS))
         try:
-            health = await self._sessions.examine(live)
-            mark = await self._witness.mark(live)
+            before = await self._sessions.examine(live)
+            mark = live.refusals.mark()
         finally:
             await asyncio.wait({inserting})
         inserting.result()
-        if not health.alive:
+        if not before.alive:
             await self.endings.withdraw(record)
             raise self._sessions.describe_loss(live)
-        return replace(record, oom_before=health.oom_kills), mark
+        return replace(record, oom_before=before.oom_kills), mark
 
     async def launch(self, opened: Opened, record: RunRecord, spec: ExecSpec) -> Process:
         try:

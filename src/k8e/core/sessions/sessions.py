@@ -21,7 +21,7 @@ from k8e.core.parts import Parts
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import GONE_HINT, Live, Registry
 from k8e.core.translation import translate, translated
-from k8e.engine import EngineError, Health, Place, RuntimeReport
+from k8e.engine import EngineError, Observation, Place, RuntimeReport
 from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
 from k8e.link.model import Sandbox
 
@@ -155,21 +155,17 @@ class Sessions:
             raise translate(error, "reaching the sandbox") from error
         return Opened(live, sandbox, place)
 
-    async def examine(self, live: Live) -> Health:
-        """Asks the engine how a sandbox is; the session of a dead one is ended, or stopped if it is to last."""
-        try:
-            health = await self._parts.engine.health(live.sandbox)
-        except EngineError as error:
-            warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
-            return Health(alive=True, oom_kills=0)
-        if health.oom_kills > live.oom_kills:
-            live.oom_kills, live.oom_at = health.oom_kills, self._parts.clock.monotonic()
-        if not health.alive and live.phase is Phase.ACTIVE:
-            warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=health.oom_kills)
+    async def examine(self, live: Live) -> Observation:
+        """Observes a sandbox; the session of a dead one is ended, or stopped if it is to last."""
+        seen = await self._witness.hear(live)
+        if seen.oom_kills > live.oom_kills:
+            live.oom_kills, live.oom_at = seen.oom_kills, self._parts.clock.monotonic()
+        if not seen.alive and live.phase is Phase.ACTIVE:
+            warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=seen.oom_kills)
             # One that memory took a command from may live on, and die of something else.
             lately = live.oom_at is not None and self._parts.clock.monotonic() - live.oom_at <= _AFTERMATH
             self.give_up(live, OUT_OF_MEMORY if lately else LOST)
-        return health
+        return seen
 
     def give_up(self, live: Live, reason: str) -> asyncio.Task[None]:
         """A session whose sandbox is dead, or as good as dead."""

@@ -17,7 +17,7 @@ async def check_a_stopped_one_keeps_its_files_and_nothing_else(subject: Subject)
         sandbox, _ = await subject.engine.attach(name)
         await sandbox.write_file(b"/run/note", b"secret", identity=AGENT)
         await subject.engine.stop(name)
-        equal("alive", (await subject.engine.health(name)).alive, False)
+        equal("alive", (await subject.engine.observe(name)).alive, False)
         holds("it is listed", name in await subject.engine.list())
         await fails("attaching to a stopped one", subject.engine.attach(name))
         await subject.engine.stop(name)  # fine to call twice
@@ -68,9 +68,9 @@ async def check_one_that_died_can_be_stopped_and_started(subject: Subject) -> No
         await subject.kill(name)
 
         async def is_dead() -> bool:
-            return not (await subject.engine.health(name)).alive
+            return not (await subject.engine.observe(name)).alive
 
-        await comes_true("health says that it is dead", is_dead)
+        await comes_true("it is seen dead", is_dead)
         await subject.engine.stop(name)
         await subject.engine.start(name, subject.spec)
         equal("its file", await subject.run(name, "cat file"), "kept\n")
@@ -83,7 +83,7 @@ async def check_one_that_is_set_aside_is_no_sandbox_any_more(subject: Subject) -
         kept = await subject.engine.set_aside(name)
         try:
             holds("its files are kept", await asyncio.to_thread(Path(kept).is_dir))
-            equal("alive", (await subject.engine.health(name)).alive, False)
+            equal("alive", (await subject.engine.observe(name)).alive, False)
             holds("it is not listed", name not in await subject.engine.list())
             await fails("attaching to it", subject.engine.attach(name))
             equal("what is kept of one that is gone", await subject.engine.set_aside(name), "")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from k8e.engine import Health, Runtime
+from k8e.engine import Observation, Runtime
 from k8e.engine.conformance.subject import Subject, check, comes_true, equal, fails, holds, run_script
 from k8e.link.model import AGENT, ExecSpec
 
-GONE = Health(alive=False, oom_kills=0)
+GONE = Observation(alive=False, oom_kills=0)
 
 
 @check()
@@ -47,17 +47,17 @@ async def check_an_image_that_is_not_there_is_refused(subject: Subject) -> None:
 async def check_created_is_listed_and_works_and_destroyed_is_not(subject: Subject) -> None:
     async with subject.made() as name:
         holds("it is listed", name in await subject.engine.list())
-        equal("health", await subject.engine.health(name), Health(alive=True, oom_kills=0))
+        equal("seen", await subject.engine.observe(name), Observation(alive=True, oom_kills=0))
         equal("a command", await subject.run(name, "echo well"), "well\n")
     holds("it is not listed any more", name not in await subject.engine.list())
-    equal("health of a destroyed one", await subject.engine.health(name), GONE)
+    equal("a destroyed one", await subject.engine.observe(name), GONE)
     await fails("attaching to a destroyed one", subject.engine.attach(name))
 
 
 @check()
 async def check_one_that_never_was(subject: Subject) -> None:
     name = subject.new_name()
-    equal("health", await subject.engine.health(name), GONE)
+    equal("seen", await subject.engine.observe(name), GONE)
     await fails("attaching", subject.engine.attach(name))
     await fails("stopping", subject.engine.stop(name))
     await fails("starting", subject.engine.start(name, subject.spec))
@@ -81,7 +81,7 @@ async def check_a_second_create_fails_and_the_first_lives_on(subject: Subject) -
     async with subject.made() as name:
         await subject.run(name, "echo mine > file")
         await fails("a second one of that name", subject.engine.create(name, subject.spec))
-        holds("the first is alive", (await subject.engine.health(name)).alive)
+        holds("the first is alive", (await subject.engine.observe(name)).alive)
         equal("the first's file", await subject.run(name, "cat file"), "mine\n")
 
 
@@ -122,7 +122,7 @@ async def check_a_cancelled_create_leaves_nothing(subject: Subject) -> None:
             return name not in await subject.engine.list()
 
         await comes_true("a cancelled create cleans up", is_gone)
-        equal("health", (await subject.engine.health(name)).alive, False)
+        equal("alive", (await subject.engine.observe(name)).alive, False)
 
 
 @check()
@@ -135,7 +135,7 @@ async def check_destroyed_while_it_is_being_created(subject: Subject) -> None:
         await asyncio.gather(task, return_exceptions=True)
         await subject.engine.destroy(name)  # of one that was made after all
         holds("it is gone", name not in await subject.engine.list())
-        equal("health", (await subject.engine.health(name)).alive, False)
+        equal("alive", (await subject.engine.observe(name)).alive, False)
 
 
 @check()
@@ -183,7 +183,7 @@ async def check_the_next_daemon_finds_sandboxes_and_their_commands(subject: Subj
         follower = subject.again()
         try:
             holds("it is listed", name in await follower.list())
-            holds("it is alive", (await follower.health(name)).alive)
+            holds("it is alive", (await follower.observe(name)).alive)
             found, same = await follower.attach(name)
             equal("place", same, place)
             command = await found.attach(process.id)
@@ -210,7 +210,7 @@ async def check_the_next_daemon_can_destroy_it(subject: Subject) -> None:
         holds("it is gone", name not in await follower.list())
     finally:
         await follower.close()
-    equal("health", (await subject.engine.health(name)).alive, False)
+    equal("alive", (await subject.engine.observe(name)).alive, False)
 
 
 @check(needs="kill")
@@ -221,12 +221,12 @@ async def check_a_killed_one_is_dead_and_still_listed(subject: Subject) -> None:
         await subject.kill(name)
 
         async def is_dead() -> bool:
-            return not (await subject.engine.health(name)).alive
+            return not (await subject.engine.observe(name)).alive
 
-        await comes_true("health says that it is dead", is_dead)
+        await comes_true("it is seen dead", is_dead)
         holds("there is still something to clean up", name in await subject.engine.list())
         await fails("attaching to a dead one", subject.engine.attach(name))
-    equal("health", (await subject.engine.health(name)).alive, False)
+    equal("alive", (await subject.engine.observe(name)).alive, False)
 
 
 @check()

@@ -71,18 +71,18 @@ async def check_one_that_is_started_has_the_list_that_it_is_started_with(subject
 @check()
 async def check_refusals_are_told_once_and_to_whom_they_belong(subject: Subject) -> None:
     async with subject.made() as name, subject.made() as other:
-        equal("of one that asked for nothing", list(await subject.engine.refusals(name)), [])
+        equal("of one that asked for nothing", (await subject.engine.observe(name)).refusals, ())
         await subject.have_refused(name)
         told: list[Refusal] = []
 
         async def is_told() -> bool:
-            told.extend(await subject.engine.refusals(name))
+            told.extend((await subject.engine.observe(name)).refusals)
             return bool(told)
 
         await comes_true("the refusal is told", is_told)
         holds("it says what was asked for, why not, and when", all(one.reason and one.at for one in told))
-        equal("told again", list(await subject.engine.refusals(name)), [])
-        equal("told to another", list(await subject.engine.refusals(other)), [])
+        equal("told again", (await subject.engine.observe(name)).refusals, ())
+        equal("told to another", (await subject.engine.observe(other)).refusals, ())
 
 
 @check()

@@ -23,7 +23,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from k8e.damage import Damage, Damaged, Damages
-from k8e.engine import EngineError, Health, Limits, Mount, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Limits, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local.construction import Construction, Furnish, lay_out, lay_out_again, put_down
 from k8e.engine.local.disk import disk
@@ -249,7 +249,7 @@ class LocalEngine:
 
     async def attach(self, sandbox: str) -> tuple[Sandbox, Place]:
         # A link learns of the end a little later than the kernel.
-        if not (await self.health(sandbox)).alive:
+        if not self._cgroups.alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is not running")
         try:
             link = await self._open_link(sandbox)
@@ -332,12 +332,22 @@ class LocalEngine:
             if not self._ending[sandbox]:
                 del self._ending[sandbox]
 
-    async def health(self, sandbox: str) -> Health:
+    async def observe(self, sandbox: str) -> Observation:
         # The kernel answers from memory, sooner than a thread could be told; this is on the way of every command.
-        try:
-            return Health(self._cgroups.alive(sandbox), self._cgroups.oom_kills(sandbox))
-        except FileNotFoundError:
-            return Health(False, 0)  # removed between two looks
+        alive, oom_kills = self._cgroups.alive(sandbox), self._cgroups.oom_kills(sandbox)
+        refusals: tuple[Refusal, ...] = ()
+        unknown = ""
+        if not self._ending[sandbox]:  # else its network goes, and is not to be brought back
+            try:
+                await self._resume_network(sandbox)
+                refusals = tuple(self._network.refusals(sandbox))
+                if self._network.flushed:
+                    await self._network.repair()
+            except FileNotFoundError:
+                pass  # there is no such sandbox
+            except EngineError as error:
+                unknown = str(error)
+        return Observation(alive, oom_kills, refusals, unknown)
 
     def _lock(self, sandbox: str) -> asyncio.Lock:
         """Held while a sandbox's link is opened, or everything of it is destroyed."""
@@ -356,22 +366,15 @@ class LocalEngine:
         are the next one's."""
         if not self._network.knows(sandbox):
             async with self._lock(sandbox):
-                try:
-                    record = await asyncio.to_thread(self._load_record, sandbox)
-                except FileNotFoundError:
-                    raise EngineError("sandbox", f"{sandbox} does not exist") from None
+                record = await asyncio.to_thread(self._load_record, sandbox)
                 await self._network.resume(sandbox, record.hostname)
 
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
-        await self._resume_network(sandbox)
+        try:
+            await self._resume_network(sandbox)
+        except FileNotFoundError:
+            raise EngineError("sandbox", f"{sandbox} does not exist") from None
         await self._network.set_hosts(sandbox, hosts)
-
-    async def refusals(self, sandbox: str) -> Sequence[Refusal]:
-        await self._resume_network(sandbox)
-        told = self._network.refusals(sandbox)
-        if self._network.flushed:
-            await self._network.repair()
-        return told
 
     async def reserve_wire(self, name: str) -> Wire:
         """For something that is no sandbox, until `destroy`: its addresses are nobody else's."""
@@ -423,7 +426,7 @@ class LocalEngine:
             raise EngineError("sandbox", f"{sandbox} cannot be started: it has no record", hint) from error
         if former.runtime != spec.runtime.value:
             raise EngineError("sandbox", f"{sandbox} was made with {former.runtime}, not {spec.runtime.value}")
-        if former.ready and (await self.health(sandbox)).alive:
+        if former.ready and self._cgroups.alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is running already")
         await self._rest(sandbox)
         record = replace(former, instance=secrets.token_bytes(16).hex(), ready=False)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.engine import Health, Limits, Place, Refusal, Runtime
+from k8e.engine import Limits, Observation, Place, Runtime
 from k8e.engine.local.doctor.far_end import FarEnd
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.link.model import AGENT, ByteReader, Cause, ExecSpec, Identity, Sandbox
@@ -88,9 +88,8 @@ class Subject:
     place: Place
     decoys: Decoys
     group: str  # which its control groups are below
-    health: Callable[[], Awaitable[Health]]
+    observe: Callable[[], Awaitable[Observation]]
     set_egress: Callable[[HostList], Awaitable[None]]
-    refusals: Callable[[], Awaitable[Sequence[Refusal]]]
     far: FarEnd | None = None  # None: there is nobody to reach
 
     @property

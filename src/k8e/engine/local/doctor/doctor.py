@@ -158,9 +158,8 @@ async def open_subject(
             place,
             decoys,
             engine.layout.cgroup,
-            health=functools.partial(engine.health, name),
+            observe=functools.partial(engine.observe, name),
             set_egress=functools.partial(engine.set_egress, name),
-            refusals=functools.partial(engine.refusals, name),
             far=far,
         )
     finally:

@@ -113,22 +113,22 @@ async def exhaust_processes(subject: Subject) -> str:
 
 async def exhaust_memory(subject: Subject) -> str:
     """The last check: gVisor's sandbox dies as a whole."""
-    before = (await subject.health()).oom_kills
+    before = (await subject.observe()).oom_kills
     amount = subject.limits.memory * 2
     hog = asyncio.create_task(subject.run("sh", "-c", f"head -c {amount} /dev/zero | tail -n 1 | wc -c"))
     try:
         while True:
-            health = await subject.health()
-            if health.oom_kills > before:
-                whole = "" if health.alive else ", and with it the sandbox"
+            seen = await subject.observe()
+            if seen.oom_kills > before:
+                whole = "" if seen.alive else ", and with it the sandbox"
                 return f"a command that took too much was killed{whole}"
             if hog.done():
-                if (await subject.health()).oom_kills > before:
+                if (await subject.observe()).oom_kills > before:
                     continue
                 raise Broken(
                     f"{amount >> 20} MiB fit into {subject.limits.memory >> 20}: {hog.result().stdout.strip()}"
                 )
-            if not health.alive:
+            if not seen.alive:
                 raise Broken("the sandbox died, and not for lack of memory")
             # The kernel tells nobody who is not the group's owner; the hog needs a few tenths of a second.
             await asyncio.wait([hog], timeout=0.02)

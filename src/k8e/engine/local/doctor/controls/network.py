@@ -59,7 +59,7 @@ async def ask_for_unlisted_name(subject: Subject) -> str:
     asked = await subject.run("getent", "hosts", far.name, seconds=SEARCH_DEADLINE)
     if asked.exit_code == 0 or asked.cause is Cause.TIMEOUT:
         raise Broken(f"a name that is not listed is {'answered' if asked.exit_code == 0 else 'not refused at once'}")
-    if far.name not in {refusal.host for refusal in await subject.refusals()}:
+    if far.name not in {refusal.host for refusal in (await subject.observe()).refusals}:
         raise Broken("the refusal is not told")
     return "a name that is not listed is refused at once, and told"
 
