@@ -15,12 +15,12 @@ import pytest
 from k8e.cli.parser import build_parser
 from k8e.core.access.keys import Keys
 from k8e.core.model import Phase
-from k8e.doors.approvals import Approvals
-from k8e.doors.identities import Identities
-from k8e.doors.images import Images
+from k8e.doors.http.handlers.approvals import Approvals
+from k8e.doors.http.handlers.images import Images
+from k8e.doors.http.handlers.keys import KeyHandlers
+from k8e.doors.http.handlers.warm import Warm
+from k8e.doors.http.routes import Routes
 from k8e.doors.mcp.opening import Opening
-from k8e.doors.routes import Routes
-from k8e.doors.warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sdk/*/README.md")])
@@ -85,7 +85,7 @@ def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
 def test_the_page_of_the_http_door_has_every_request_and_no_other(tmp_path: Path) -> None:
     nobody: Any = None  # is asked for anything: what counts is where it could be
     keys = Keys(tmp_path, audit=nobody)
-    others = (Identities(keys, nobody), Opening(nobody, keys), Approvals(nobody), Images(nobody), Warm(nobody, nobody))
+    others = (KeyHandlers(keys, nobody), Opening(nobody, keys), Approvals(nobody), Images(nobody), Warm(nobody, nobody))
     made = {(route.method, "/" + "/".join(route.path)) for route in Routes(nobody, lambda: "", *others)._table}
     requests = re.findall(r"`(GET|POST|PUT|DELETE) (/[\w/]+)`", (ROOT / "docs" / "http-api.md").read_text())
     documented = {(method, re.sub(r"/(ID|NAME)\b", "/*", path)) for method, path in requests}

@@ -2,8 +2,8 @@
 
 ExplainedError        code, error, detail, hint
  +- Fault             core refuses or fails (k8e.core.errors); doors translate its kind
- +- HttpRefusal       an HTTP request never reaches core (k8e.doors.problems)
- +- GrpcRefusal       a gRPC call never reaches core (k8e.doors.grpc.problems)
+ +- HttpRefusal       an HTTP request never reaches core (k8e.doors.http.errors)
+ +- GrpcRefusal       a gRPC call never reaches core (k8e.doors.grpc.errors)
  +- StartRefused      the daemon does not start (k8e.daemon.places)
  +- SettingsError     k8e.toml cannot be used (k8e.settings.file)
  +- ProfileError      an option or agentkernel.toml is wrong (k8e.profiles.errors)

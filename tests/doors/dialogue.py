@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import h11
 
-from k8e.doors.frames import Frame, FrameKind, FrameReader
-from k8e.doors.http import HttpDoor
-from k8e.doors.listener import bind_socket
-from k8e.doors.routes import Routes
+from k8e.doors.http.frames import Frame, FrameKind, FrameReader
+from k8e.doors.http.routes import Routes
+from k8e.doors.http.server import HttpServer
+from k8e.doors.http.unix_socket import bind_socket
 from tests.doors.stand_in import StandIn
 
 JSON = {"Content-Type": "application/json"}
@@ -122,7 +122,7 @@ class House:
 
     service: StandIn
     path: Path
-    door: HttpDoor
+    door: HttpServer
 
     async def dial(self) -> Client:
         return Client(*await asyncio.open_unix_connection(str(self.path)))
@@ -155,7 +155,7 @@ class House:
 @contextlib.asynccontextmanager
 async def open_house(folder: Path, **settings: Any) -> AsyncIterator[House]:
     service = StandIn()
-    door = HttpDoor(Routes(service, lambda: "k8e_sessions 0\n"), **settings)
+    door = HttpServer(Routes(service, lambda: "k8e_sessions 0\n"), **settings)
     path = folder / "k8e.sock"
     await door.open(bind_socket(path))
     try:

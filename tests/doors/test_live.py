@@ -11,7 +11,7 @@ import h11
 import pytest
 
 from k8e.core.model import Phase, RunSpec, Terminal
-from k8e.doors.frames import BadFrame, Frame, FrameKind, FrameReader
+from k8e.doors.http.frames import BadFrame, Frame, FrameKind, FrameReader
 from tests.doors.dialogue import FRAMES, Client, House, pack_frame
 
 

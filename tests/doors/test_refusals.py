@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from k8e.doors import http
+from k8e.doors.http import server
 from tests.doors.dialogue import JSON, House, open_house
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -228,7 +228,7 @@ class TestCrowds:
         assert outputs == [f"{number}\n" for number in range(200)]
 
     async def test_one_user_cannot_take_every_place(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http, "CONNECTIONS_PER_USER", 3)
+        monkeypatch.setattr(server, "CONNECTIONS_PER_USER", 3)
         clients = [await house.dial() for _ in range(3)]
         for client in clients:
             assert (await client.ask("GET", "/healthz")).status == 200
@@ -259,7 +259,7 @@ async def test_a_transport_that_is_closed_has_no_client() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         _, writer = await asyncio.open_connection(sock=ours)
-        assert not http.is_gone(writer)
+        assert not server.is_gone(writer)
         writer.transport.abort()
         await writer.wait_closed()
-        assert http.is_gone(writer)
+        assert server.is_gone(writer)

@@ -25,7 +25,7 @@ from k8e.core.model import (
     SessionSpec,
     Status,
 )
-from k8e.doors.problems import STATUS
+from k8e.doors.http.errors import STATUS
 from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.link.model import FileType
 from tests.doors.dialogue import House

@@ -17,8 +17,8 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.call import Call, Handler
-from k8e.doors.grpc.calls import Calls
-from k8e.doors.grpc.gateway import Credentials, Router
+from k8e.doors.grpc.dispatcher import Dispatcher
+from k8e.doors.grpc.server import Router, ServerCredentials
 from k8e.identity.authority import make_request
 from tests.doors.stand_in import StandIn
 from tests.gateway.house import House
@@ -69,8 +69,8 @@ async def channel(tmp_path: Path, door: Door) -> AsyncIterator[grpc.aio.Channel]
         "/t/Refuse": Handler(door.refuse),
     }
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Router(Calls(StandIn(), keys), table),))
-    port = server.add_secure_port("127.0.0.1:0", Credentials(authority, ["127.0.0.1"]).make())
+    server.add_generic_rpc_handlers((Router(Dispatcher(StandIn(), keys), table),))
+    port = server.add_secure_port("127.0.0.1:0", ServerCredentials(authority, ["127.0.0.1"]).make())
     await server.start()
     key, request = make_request()
     issued = await keys.login_local(Caller(0), request)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.inbox import IDLE_EACH
+from k8e.doors.grpc.message_limits import IDLE_EACH
 from k8e.doors.grpc.methods import METHODS
 from tests.gateway.house import House
 

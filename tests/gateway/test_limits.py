@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.inbox import ARRIVING_EACH, SLOW_EACH
+from k8e.doors.grpc.message_limits import ARRIVING_EACH, SLOW_EACH
 from k8e.doors.grpc.methods import METHODS
 from tests.gateway.house import Guest, House
 from tests.gateway.test_matrix import ask

@@ -19,8 +19,8 @@ from k8e.core.access.keys import Keys
 from k8e.core.model import Caller, RunSpec
 from k8e.doors.addresses import list_names
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.gateway import Credentials, Gateway
 from k8e.doors.grpc.methods import METHODS
+from k8e.doors.grpc.server import GrpcServer, ServerCredentials
 from k8e.doors.mcp.opening import Opening as Agents
 from k8e.identity.authority import SERVER_LIFE, Authority, make_request
 from tests.core.rig import Rig, open_rig, remove_sandboxes
@@ -42,8 +42,8 @@ async def keys(tmp_path: Path) -> Keys:
 
 
 @pytest.fixture
-async def gateway(rig: Rig, keys: Keys) -> AsyncIterator[Gateway]:
-    gateway = Gateway(rig.service, keys, Agents(rig.service, keys), rig.folder)
+async def gateway(rig: Rig, keys: Keys) -> AsyncIterator[GrpcServer]:
+    gateway = GrpcServer(rig.service, keys, Agents(rig.service, keys), rig.folder)
     await gateway.open("127.0.0.1:0", [])
     yield gateway
     await gateway.close(5)
@@ -54,7 +54,7 @@ def read_serial(endpoint: str) -> int:
     return x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port)).encode()).serial_number
 
 
-async def test_under_load_nobody_notices(rig: Rig, keys: Keys, gateway: Gateway) -> None:
+async def test_under_load_nobody_notices(rig: Rig, keys: Keys, gateway: GrpcServer) -> None:
     session = await rig.create(ROOT)
     private, request = make_request()
     issued = await keys.login_local(ROOT, request)
@@ -85,23 +85,23 @@ async def test_under_load_nobody_notices(rig: Rig, keys: Keys, gateway: Gateway)
             async with open_channel() as channel:
                 await run(channel, f"comes-{number}-{answered}")
 
-    crowd = [asyncio.create_task(work(number)) for work in (stay, come_and_go) for number in range(4)]
+    tasks = [asyncio.create_task(work(number)) for work in (stay, come_and_go) for number in range(4)]
     serials = [await asyncio.to_thread(read_serial, gateway.endpoint)]
     assert gateway.credentials is not None
     for _ in range(3):
         before = answered
         gateway.credentials.renew()
         serials.append(await asyncio.to_thread(read_serial, gateway.endpoint))
-        while answered < before + 20 and not any(task.done() for task in crowd):
+        while answered < before + 20 and not any(task.done() for task in tasks):
             await asyncio.sleep(0.01)
     over.set()
-    await asyncio.gather(*crowd)
+    await asyncio.gather(*tasks)
     assert len(set(serials)) == len(serials)
     await rig.service.run(ROOT, RunSpec(session, "true"))
 
 
 def test_it_happens_when_a_third_of_its_life_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    credentials = Credentials(Authority.open(tmp_path, time.time()), ["localhost"])
+    credentials = ServerCredentials(Authority.open(tmp_path, time.time()), ["localhost"])
     assert credentials._fetch() is None
     began = time.time()
     monkeypatch.setattr(time, "time", lambda: began + SERVER_LIFE * 0.7)
@@ -115,14 +115,14 @@ def test_its_names_are_those_that_clients_use() -> None:
     assert not {"0.0.0.0", "::"} & {*list_names("0.0.0.0", []), *list_names("::", [])}
 
 
-async def test_a_port_that_is_taken_is_no_reason_to_die(rig: Rig, keys: Keys, gateway: Gateway) -> None:
+async def test_a_port_that_is_taken_is_no_reason_to_die(rig: Rig, keys: Keys, gateway: GrpcServer) -> None:
     from k8e.core.errors import Fault
-    from k8e.doors.grpc.opening import Opening
+    from k8e.doors.grpc.gateway import Gateway
     from k8e.settings import GatewaySettings
 
     settings = GatewaySettings(listen=gateway.endpoint)
     (rig.folder / "second").mkdir()
-    opening = Opening(rig.service, keys, settings, Agents(rig.service, keys), rig.folder / "second")
+    opening = Gateway(rig.service, keys, settings, Agents(rig.service, keys), rig.folder / "second")
     await opening.attempt()
     assert "cannot listen" in opening.problem
     with pytest.raises(Fault) as refused:

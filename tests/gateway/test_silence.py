@@ -20,7 +20,7 @@ from tests.gateway.house import House
 PATIENCE = "6"  # pings are 6 seconds apart, and answered within 4
 
 
-class Place:
+class Peer:
     """A gateway, and somebody elsewhere who has a key for it and has logged in."""
 
     def __init__(self, machine: Machine, daemon: subprocess.Popen[bytes]) -> None:
@@ -44,7 +44,7 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[Peer]:
     if os.geteuid() != 0:
         pytest.skip("the daemon needs root")
     with make_folder() as folder:
@@ -54,7 +54,7 @@ def place() -> Iterator[Place]:
         with contextlib.ExitStack() as stack:
             stack.callback(clear_up, machine)
             daemon = stack.enter_context(run_launcher(machine))
-            place = Place(machine, daemon)
+            place = Peer(machine, daemon)
             stack.callback(close, place.house)
             yield place
 
@@ -70,7 +70,7 @@ def clear_up(machine: Machine) -> None:
             machine.k8e("sandbox", "destroy", session)
 
 
-def test_one_that_hangs_is_said(place: Place) -> None:
+def test_one_that_hangs_is_said(place: Peer) -> None:
     far = place.far
     words = ["sandbox", "run", "--timeout", "1000", "--session-id", place.session]
     with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def test_one_that_hangs_is_said(place: Place) -> None:
     assert "late" not in far.run("ls").json["stdout"]
 
 
-def test_one_that_is_killed_leaves_a_commands_end_unknown(place: Place) -> None:
+def test_one_that_is_killed_leaves_a_commands_end_unknown(place: Peer) -> None:
     far = place.far
     with contextlib.ExitStack() as stack:
         words = ["sandbox", "run", "--timeout", "1000", "--session-id", place.session]
@@ -117,13 +117,13 @@ def test_one_that_is_killed_leaves_a_commands_end_unknown(place: Place) -> None:
         assert (done.code, done.json["code"]) == (2, "unreachable")
 
 
-def test_a_command_that_is_silent_is_not_cut(place: Place) -> None:
+def test_a_command_that_is_silent_is_not_cut(place: Peer) -> None:
     """For longer than several pings."""
     done = place.far.run("sleep 14; echo done", "--timeout", "60", "--raw")
     assert (done.code, done.stdout) == (0, b"done\n")
 
 
-def test_the_library_tells_both_apart(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_tells_both_apart(place: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandbox_client._requests.MARGIN", 2.0)  # which a call has on top of its command
     with SandboxClient(place.house.endpoint, "acme", api_key=place.key) as client:
         stream = iter(client.exec_stream(place.session, "echo ready; sleep 1000", 1000))

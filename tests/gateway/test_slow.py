@@ -18,10 +18,10 @@ from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.call import Call, Handler
-from k8e.doors.grpc.calls import Calls
-from k8e.doors.grpc.gateway import Credentials, Router
-from k8e.doors.grpc.inbox import ARRIVING_ALL, ARRIVING_EACH, SLOW_EACH, Inbox
+from k8e.doors.grpc.dispatcher import Dispatcher
+from k8e.doors.grpc.message_limits import ARRIVING_ALL, ARRIVING_EACH, SLOW_EACH, MessageLimits
 from k8e.doors.grpc.methods import METHODS
+from k8e.doors.grpc.server import Router, ServerCredentials
 from k8e.identity.authority import make_request
 from tests.doors.stand_in import StandIn
 from tests.gateway.house import Guest, House
@@ -128,9 +128,9 @@ async def open_post(folder: Path, patience: float) -> AsyncIterator[Post]:
     authority, _ = await keys.open()
     post = Post(keys, patience)
     server = grpc.aio.server()
-    calls = Calls(StandIn(), keys, Inbox(prompt=0.05))
+    calls = Dispatcher(StandIn(), keys, MessageLimits(prompt=0.05))
     server.add_generic_rpc_handlers((Router(calls, {"/t/Take": Handler(post.take)}),))
-    post.port = server.add_secure_port("127.0.0.1:0", Credentials(authority, ["127.0.0.1"]).make())
+    post.port = server.add_secure_port("127.0.0.1:0", ServerCredentials(authority, ["127.0.0.1"]).make())
     await server.start()
     try:
         yield post

@@ -14,11 +14,11 @@ import pytest
 from k8e.core.contract import ImageService
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, NamedImage
-from k8e.doors.frames import Frame, FrameKind, FrameReader
-from k8e.doors.http import HttpDoor
-from k8e.doors.images import Images
-from k8e.doors.listener import bind_socket
-from k8e.doors.routes import Routes
+from k8e.doors.http.frames import Frame, FrameKind, FrameReader
+from k8e.doors.http.handlers.images import Images
+from k8e.doors.http.routes import Routes
+from k8e.doors.http.server import HttpServer
+from k8e.doors.http.unix_socket import bind_socket
 from k8e.engine.images import Credentials, Progress, Report
 from tests.doors.stand_in import StandIn
 
@@ -92,7 +92,7 @@ def keeper() -> Keeper:
 
 @pytest.fixture
 async def place(keeper: Keeper, tmp_path: Path) -> AsyncIterator[Path]:
-    door = HttpDoor(Routes(StandIn(), lambda: "", Images(keeper)))
+    door = HttpServer(Routes(StandIn(), lambda: "", Images(keeper)))
     await door.open(bind_socket(tmp_path / "d.sock"))
     yield tmp_path / "d.sock"
     await door.close(5.0)

@@ -12,15 +12,15 @@ from starlette.types import Message, Scope
 from k8e.core.access.access import Payer
 from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
-from k8e.doors.crowd import Crowd
-from k8e.doors.freight import Freight
+from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.mcp.desk import Desk
 from k8e.doors.mcp.entrance import Entrance, House, Visitor
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.reception import Reception
 from k8e.doors.mcp.stream import Stream
+from k8e.doors.request_memory import RequestMemory
 from tests.core.rig import open_rig
-from tests.doors.test_freight import Noted, take_answers
+from tests.doors.test_request_memory import Noted, take_answers
 from tests.mcp.agents import INITIALIZE
 from tests.mcp.test_doorkeeper import connect, open_address
 
@@ -30,8 +30,8 @@ EACH = 32 * MIB
 
 
 async def test_bodies_that_do_not_end_fill_no_memory(tmp_path: Path) -> None:
-    freight = Noted(EACH, patience=0.2)
-    async with open_address(tmp_path, Crowd(100), freight=freight) as port:
+    memory = Noted(EACH, patience=0.2)
+    async with open_address(tmp_path, ConnectionLimits(100), memory=memory) as port:
         size = 12 * MIB
         head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         head += f"Accept: application/json, text/event-stream\r\nContent-Length: {size}\r\n\r\n"
@@ -48,11 +48,11 @@ async def test_bodies_that_do_not_end_fill_no_memory(tmp_path: Path) -> None:
             return answer
 
         answers = await take_answers([asyncio.create_task(send()) for _ in range(8)], 6)  # two find room, and wait on
-        assert 2 * size - 2 <= freight.highest <= EACH
+        assert 2 * size - 2 <= memory.highest <= EACH
         answers = [answer for answer in answers if answer]
         assert len(answers) >= 4
         assert all(b" 429 " in answer and b"too_many_bytes" in answer for answer in answers)
-        while freight.total:  # who is gone holds nothing
+        while memory.total:  # who is gone holds nothing
             await asyncio.sleep(0.01)
 
 
@@ -71,16 +71,16 @@ class Agent:
 
 
 async def test_a_line_that_does_not_end_is_refused_and_what_was_asked_before_is_answered(tmp_path: Path) -> None:
-    freight = Freight(EACH, patience=0.05)
+    memory = RequestMemory(EACH, patience=0.05)
     async with open_rig(tmp_path) as rig:
-        other = freight.load(Payer(0, ""))
+        other = memory.allocate(Payer(0, ""))
         await other.add(EACH - 8 * MIB)  # of another agent of the same user
-        agent, load = Agent(EACH), freight.load(Payer(0, ""))
+        agent, load = Agent(EACH), memory.allocate(Payer(0, ""))
         await Stream(agent, Desk(Guest(rig.service, ROOT, "", known=True)), load).serve()
         first, second = sorted(map(json.loads, agent.heard.splitlines()), key=lambda each: "error" in each)
         assert first["id"] == INITIALIZE["id"]
         assert second["error"]["data"]["code"] == "too_many_bytes"
-        assert freight.total == EACH - 8 * MIB
+        assert memory.total == EACH - 8 * MIB
         other.free()
 
 
@@ -90,11 +90,11 @@ class Trusting(Entrance):
 
 
 async def test_a_request_that_is_cancelled_while_it_comes_holds_nothing(tmp_path: Path) -> None:
-    freight = Freight(EACH)
+    memory = RequestMemory(EACH)
     coming = asyncio.Event()
 
     async def receive() -> Message:
-        if freight.total:
+        if memory.total:
             coming.set()
             await asyncio.Event().wait()
         return {"type": "http.request", "body": b" " * MIB, "more_body": True}
@@ -104,11 +104,11 @@ async def test_a_request_that_is_cancelled_while_it_comes_holds_nothing(tmp_path
 
     async with open_rig(tmp_path) as rig:
         entrance = Trusting(House(1, (), secure=False, host=ROOT), Keys(tmp_path / "identity"))
-        reception = Reception(rig.service, entrance, "", lambda work: work.close(), freight)
+        reception = Reception(rig.service, entrance, "", lambda work: work.close(), memory)
         scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [], "query_string": b""}
         request = asyncio.create_task(reception(scope, receive, send))
         await coming.wait()
-        assert freight.total == MIB
+        assert memory.total == MIB
         request.cancel()
         await asyncio.wait({request})
-        assert freight.total == 0
+        assert memory.total == 0

@@ -11,7 +11,7 @@ import pytest
 
 from k8e.core.errors import Fault
 from k8e.core.model import Caller
-from k8e.doors.fields import Fields
+from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.cages import Cages, Made
 from k8e.doors.mcp.fronts import AGENTKERNEL, K8E, NOWHERE, Surroundings
 from k8e.doors.mcp.guest import Guest

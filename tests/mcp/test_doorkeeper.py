@@ -14,12 +14,12 @@ from starlette.types import Scope
 
 from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
-from k8e.doors.crowd import Crowd
-from k8e.doors.freight import Freight
+from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.mcp.doorkeeper import PATIENCE, Doorkeeper
 from k8e.doors.mcp.entrance import Entrance, House, Visitor
 from k8e.doors.mcp.listener import Listener, bind
 from k8e.doors.mcp.reception import Reception
+from k8e.doors.request_memory import RequestMemory
 from tests.core.rig import open_rig
 
 ROOT = Caller(0)
@@ -30,22 +30,22 @@ class Hasty(Doorkeeper):
 
 
 @pytest.fixture
-async def crowd() -> Crowd:
-    return Crowd(100, strangers=4, each=3)
+async def connection_limits() -> ConnectionLimits:
+    return ConnectionLimits(100, unauthenticated=4, each=3)
 
 
 @pytest.fixture
-async def port(tmp_path: Path, crowd: Crowd) -> AsyncIterator[int]:
-    async with open_address(tmp_path, crowd, Hasty) as port:
+async def port(tmp_path: Path, connection_limits: ConnectionLimits) -> AsyncIterator[int]:
+    async with open_address(tmp_path, connection_limits, Hasty) as port:
         yield port
 
 
 @contextlib.asynccontextmanager
 async def open_address(
     folder: Path,
-    crowd: Crowd,
+    connection_limits: ConnectionLimits,
     protocol: type[Doorkeeper] = Doorkeeper,
-    freight: Freight | None = None,
+    memory: RequestMemory | None = None,
     entrance: type[Entrance] = Entrance,
 ) -> AsyncIterator[int]:
     spawned: list[asyncio.Task[None]] = []
@@ -57,14 +57,24 @@ async def open_address(
         bound = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
         port = bound.getsockname()[1]
         house = House(port, ("127.0.0.1",), secure=False, host=ROOT)
-        reception = Reception(rig.service, entrance(house, Keys(folder / "identity")), "", spawn, freight or Freight())
-        listener = Listener(reception, bound, None, crowd, protocol)
+        reception = Reception(
+            rig.service, entrance(house, Keys(folder / "identity")), "", spawn, memory or RequestMemory()
+        )
+        listener = Listener(reception, bound, None, connection_limits, protocol)
         serving = asyncio.create_task(listener.serve())
         yield port
         listener.close()
         await serving
         await asyncio.gather(*spawned)
-    assert (crowd._used, crowd._strangers.count, crowd._known.total()) == (0, 0, 0), "every place was given back"
+    assert (
+        connection_limits._used,
+        connection_limits._unauthenticated.count,
+        connection_limits._connections.total(),
+    ) == (
+        0,
+        0,
+        0,
+    ), "every place was given back"
 
 
 @pytest.mark.parametrize(
@@ -107,14 +117,14 @@ async def is_ended(stream: Stream) -> bool:
 
 async def test_strangers_are_few_and_keep_nobody_out_who_is_known(tmp_path: Path) -> None:
     """Many more silent connections than there are places, from several addresses, while known clients come and stay."""
-    crowd = Crowd(100, strangers=4, each=3)
-    async with open_address(tmp_path, crowd) as port:
+    connection_limits = ConnectionLimits(100, unauthenticated=4, each=3)
+    async with open_address(tmp_path, connection_limits) as port:
         streams = [await open_stream(port) for _ in range(6)]
         silent = [await connect(port, f"127.0.0.{number % 5 + 2}") for number in range(50)]
         streams += [await open_stream(port) for _ in range(6)]
         assert all([await is_ended(one) for one in silent[:40]]), "the newest push out the oldest"
         assert not any(reader.at_eof() for reader, _ in streams)
-        assert crowd._strangers.count <= 4
+        assert connection_limits._unauthenticated.count <= 4
         for _, writer in (*streams, *silent):
             writer.close()
             with contextlib.suppress(ConnectionError):
@@ -122,8 +132,8 @@ async def test_strangers_are_few_and_keep_nobody_out_who_is_known(tmp_path: Path
 
 
 async def test_a_stranger_who_asks_in_vain_does_not_stay(tmp_path: Path) -> None:
-    crowd = Crowd(100, stay=0.5)
-    async with open_address(tmp_path, crowd) as port:
+    connection_limits = ConnectionLimits(100, authentication=0.5)
+    async with open_address(tmp_path, connection_limits) as port:
         reader, writer = await connect(port)
         question = f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer k8e_x\r\n\r\n".encode()
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -137,14 +147,14 @@ async def test_a_stranger_who_asks_in_vain_does_not_stay(tmp_path: Path) -> None
 
 
 async def test_all_connections_together_leave_descriptors_for_others(tmp_path: Path) -> None:
-    crowd = Crowd(8, strangers=4, shares=1)
-    async with open_address(tmp_path, crowd) as port:
+    connection_limits = ConnectionLimits(8, unauthenticated=4, shares=1)
+    async with open_address(tmp_path, connection_limits) as port:
         streams = [await open_stream(port) for _ in range(8)]
         late = await connect(port)
         assert await is_ended(late), "there is no stranger in whose place it could come"
         late[1].close()
         streams[0][1].close()
-        while crowd._used == 8:
+        while connection_limits._used == 8:
             await asyncio.sleep(0.01)
         streams.append(await open_stream(port))
         for _, writer in streams:
@@ -152,19 +162,19 @@ async def test_all_connections_together_leave_descriptors_for_others(tmp_path: P
 
 
 async def test_who_leaves_while_being_let_in_takes_no_place(tmp_path: Path) -> None:
-    crowd = Crowd(100)
+    connection_limits = ConnectionLimits(100)
     found, gone = asyncio.Event(), asyncio.Event()
 
     class Slow(Entrance):
         async def admit(self, scope: Scope) -> Visitor:
             visitor = await super().admit(scope)
             found.set()
-            while crowd._used:
+            while connection_limits._used:
                 await asyncio.sleep(0.01)
             gone.set()
             return visitor
 
-    async with open_address(tmp_path, crowd, entrance=Slow) as port:
+    async with open_address(tmp_path, connection_limits, entrance=Slow) as port:
         _, writer = await connect(port)
         writer.write(f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
         await found.wait()

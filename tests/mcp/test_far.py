@@ -16,7 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.inbox import IDLE_EACH
+from k8e.doors.grpc.message_limits import IDLE_EACH
 from k8e.doors.grpc.methods import METHODS
 from tests.cli.machine import DEADLINE, K8E, Machine, wait_until
 from tests.gateway.house import Guest, House

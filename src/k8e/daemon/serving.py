@@ -149,17 +149,17 @@ async def serve_watched(
     from k8e.core.access.keys import Keys
     from k8e.core.service import Service
     from k8e.core.store.store import Store
-    from k8e.doors.approvals import Approvals
-    from k8e.doors.crowd import Crowd
-    from k8e.doors.freight import Freight
-    from k8e.doors.grpc.opening import Opening
-    from k8e.doors.http import HttpDoor
-    from k8e.doors.identities import Identities
-    from k8e.doors.images import Images
-    from k8e.doors.listener import bind_socket
+    from k8e.doors.connection_limits import ConnectionLimits
+    from k8e.doors.grpc.gateway import Gateway
+    from k8e.doors.http.handlers.approvals import Approvals
+    from k8e.doors.http.handlers.images import Images
+    from k8e.doors.http.handlers.keys import KeyHandlers
+    from k8e.doors.http.handlers.warm import Warm
+    from k8e.doors.http.routes import Routes
+    from k8e.doors.http.server import HttpServer
+    from k8e.doors.http.unix_socket import bind_socket
     from k8e.doors.mcp.opening import Opening as Agents
-    from k8e.doors.routes import Routes
-    from k8e.doors.warm import Warm
+    from k8e.doors.request_memory import RequestMemory
 
     stop = heed_signals()
     store = await Store.open(paths.database)
@@ -174,11 +174,11 @@ async def serve_watched(
     service.audit.note_damages(damages.take())
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
-    crowd, freight = Crowd(), Freight(settings.quotas.request_bytes)
-    agents = Agents(service, keys, settings.gateway.names, crowd, freight)
-    gateway = Opening(service, keys, settings.gateway, agents, paths.run_dir, crowd, freight)
-    others = (Identities(keys, gateway), agents, Approvals(service), Images(service), Warm(service, service))
-    door = HttpDoor(Routes(service, service.metrics.render, *others, gateway=gateway), freight=freight)
+    connection_limits, memory = ConnectionLimits(), RequestMemory(settings.quotas.request_bytes)
+    agents = Agents(service, keys, settings.gateway.names, connection_limits, memory)
+    gateway = Gateway(service, keys, settings.gateway, agents, paths.run_dir, connection_limits, memory)
+    others = (KeyHandlers(keys, gateway), agents, Approvals(service), Images(service), Warm(service, service))
+    door = HttpServer(Routes(service, service.metrics.render, *others, gateway=gateway), memory=memory)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()

@@ -17,11 +17,11 @@ from k8e.cli.remote import contact, messages
 from k8e.cli.remote.discovery import Target
 from k8e.cli.remote.replies import LiveReply, Reply
 from k8e.core.errors import Fault
-from k8e.doors import shapes, specs
-from k8e.doors.fields import Fields
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
-from k8e.doors.problems import describe
+from k8e.doors.http import answers, requests
+from k8e.doors.http.errors import describe
+from k8e.doors.http.fields import Fields
 
 MARGIN: Final = 60.0
 
@@ -104,7 +104,7 @@ class RemoteClient:
             return self._explain(error)
         except Fault as fault:  # what is wrong with the request can be seen from here
             status, problem = describe(fault)
-            return Reply(status, shapes.encode(problem))
+            return Reply(status, answers.encode(problem))
 
     def _take_meant(self, words: list[str], query: str) -> dict[str, str]:
         """Notes whose sessions are meant; the rest of the query."""
@@ -120,7 +120,7 @@ class RemoteClient:
         self._take_meant(["sessions"], query)
         self._harmless = False
         try:
-            spec = specs.read_run_spec(session_id, Fields(json.loads(first)))
+            spec = requests.read_run_spec(session_id, Fields(json.loads(first)))
             start = pb.ExecInput(start=messages.write_run(spec))
             method = METHODS["ExecInteractive"]
             call = self._channel.stream_stream(method.path, _serialize, method.response.FromString)
@@ -147,8 +147,8 @@ class RemoteClient:
             failure = contact.explain(self.endpoint, error, harmless=self._harmless)
             if failure.body["code"] != "message_too_large":
                 raise failure from error
-            return Reply(413, shapes.encode(failure.body))
-        return Reply(_STATUS.get(error.code(), 500), shapes.encode(contact.show_detail(detail)))
+            return Reply(413, answers.encode(failure.body))
+        return Reply(_STATUS.get(error.code(), 500), answers.encode(contact.show_detail(detail)))
 
     def _call(self, name: str, message: Any, *, seconds: float = 120.0) -> Any:
         method = METHODS[name]
@@ -158,23 +158,23 @@ class RemoteClient:
     # The service
 
     def _status(self, asked: Asked) -> Reply:
-        status = shapes.shape_status(messages.read_status(self._call("Status", pb.StatusRequest())))
-        return Reply(200, shapes.encode({**status, "gateway": {"endpoint": self.endpoint, "problem": ""}}))
+        status = answers.show_status(messages.read_status(self._call("Status", pb.StatusRequest())))
+        return Reply(200, answers.encode({**status, "gateway": {"endpoint": self.endpoint, "problem": ""}}))
 
     # Sessions
 
     def _create(self, asked: Asked) -> Reply:
         answer = self._call("CreateSession", messages.write_session(asked.json), seconds=1800.0)
-        return Reply(201, shapes.encode(shapes.shape_created(messages.read_session(answer.session))))
+        return Reply(201, answers.encode(answers.show_created(messages.read_session(answer.session))))
 
     def _list_sessions(self, asked: Asked) -> Reply:
         answer = self._call("ListSessions", pb.ListSessionsRequest(phase=asked.query.get("phase", "")))
-        found = [shapes.shape_session(messages.read_session(session)) for session in answer.sessions]
-        return Reply(200, shapes.encode({"sessions": found}))
+        found = [answers.show_session(messages.read_session(session)) for session in answer.sessions]
+        return Reply(200, answers.encode({"sessions": found}))
 
     def _get(self, asked: Asked) -> Reply:
         answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))
-        return Reply(200, shapes.encode(shapes.shape_session_closely(messages.read_session(answer.session))))
+        return Reply(200, answers.encode(answers.show_session_with_denials(messages.read_session(answer.session))))
 
     def _destroy(self, asked: Asked) -> Reply:
         self._call("DestroySession", pb.DestroySessionRequest(session_id=name(asked)))
@@ -182,21 +182,21 @@ class RemoteClient:
 
     def _stop(self, asked: Asked) -> Reply:
         answer = self._call("StopSession", pb.StopSessionRequest(session_id=name(asked)))
-        return Reply(200, shapes.encode(shapes.shape_session(messages.read_session(answer.session))))
+        return Reply(200, answers.encode(answers.show_session(messages.read_session(answer.session))))
 
     def _start(self, asked: Asked) -> Reply:
-        env, secrets = specs.read_start(Fields(asked.json))
+        env, secrets = requests.read_start(Fields(asked.json))
         answer = self._call("StartSession", messages.write_start(name(asked), env, secrets), seconds=300.0)
-        return Reply(200, shapes.encode(shapes.shape_session(messages.read_session(answer.session))))
+        return Reply(200, answers.encode(answers.show_session(messages.read_session(answer.session))))
 
     def _run_subagent(self, asked: Asked) -> Reply:
-        request = messages.write_child(name(asked), specs.read_child_spec(Fields(asked.json)))
+        request = messages.write_child(name(asked), requests.read_child_spec(Fields(asked.json)))
         answer = self._call("RunSubAgent", request, seconds=1800.0)
-        return Reply(201, shapes.encode(shapes.shape_child(messages.read_session(answer.session))))
+        return Reply(201, answers.encode(answers.show_child(messages.read_session(answer.session))))
 
     def _get_hosts(self, asked: Asked) -> Reply:
         answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))
-        return Reply(200, shapes.encode(shapes.shape_hosts(messages.read_session(answer.session))))
+        return Reply(200, answers.encode(answers.show_hosts(messages.read_session(answer.session))))
 
     def _set_hosts(self, asked: Asked) -> Reply:
         change = asked.json
@@ -210,35 +210,35 @@ class RemoteClient:
         )
         answer = self._call("UpdateAllowedHosts", request)
         shown = {"session_id": name(asked), "policy": {"allowed_hosts": list(answer.allowed_hosts)}}
-        return Reply(200, shapes.encode(shown))
+        return Reply(200, answers.encode(shown))
 
     # Runs
 
     def _run(self, asked: Asked) -> Reply:
         fields = Fields(asked.json)
         live = fields.take_flag("stream")
-        spec = specs.read_run_spec(asked.parts[1], fields)
+        spec = requests.read_run_spec(asked.parts[1], fields)
         request = messages.write_run(spec)
         if live:
             method = METHODS["ExecStream"]
             call = self._channel.unary_stream(method.path, _serialize, method.response.FromString)
             return LiveReply(call(request, timeout=spec.timeout + MARGIN, metadata=self._meant), self._explain)
         run = messages.read_run(self._call("Exec", request, seconds=spec.timeout + MARGIN))
-        return Reply(200, shapes.encode(shapes.shape_run(run)), run.exit_code)
+        return Reply(200, answers.encode(answers.show_run(run)), run.exit_code)
 
     def _log(self, asked: Asked) -> Reply:
         answer = self._call("Log", pb.LogRequest(session_id=name(asked)))
-        runs = [shapes.shape_run_summary(messages.read_run(run)) for run in answer.runs]
-        return Reply(200, shapes.encode({"runs": runs}))
+        runs = [answers.show_run_summary(messages.read_run(run)) for run in answer.runs]
+        return Reply(200, answers.encode({"runs": runs}))
 
     def _ps(self, asked: Asked) -> Reply:
         answer = self._call("Ps", pb.PsRequest(session_id=name(asked)))
-        processes = [shapes.shape_command(messages.read_process(process)) for process in answer.processes]
-        return Reply(200, shapes.encode({"processes": processes}))
+        processes = [answers.show_command(messages.read_process(process)) for process in answer.processes]
+        return Reply(200, answers.encode({"processes": processes}))
 
     def _poll(self, asked: Asked) -> Reply:
         run = messages.read_run(self._call("PollRun", pb.PollRunRequest(run_id=name(asked))).run)
-        return Reply(200, shapes.encode(shapes.shape_run(run)), run.exit_code)
+        return Reply(200, answers.encode(answers.show_run(run)), run.exit_code)
 
     def _kill(self, asked: Asked) -> Reply:
         self._call("KillRun", pb.KillRunRequest(run_id=name(asked)))
@@ -250,7 +250,7 @@ class RemoteClient:
         path = asked.query["path"]
         request = pb.ReadFileRequest(session_id=name(asked), **messages.split_text("path", path))
         content = self._call("ReadFile", request, seconds=600.0).content
-        return Reply(200, content if asked.accept == BYTES else shapes.encode(shapes.shape_file(path, content)))
+        return Reply(200, content if asked.accept == BYTES else answers.encode(answers.show_file(path, content)))
 
     def _write_file(self, asked: Asked) -> Reply:
         path = asked.query["path"]
@@ -261,13 +261,13 @@ class RemoteClient:
             mode=asked.query.get("mode", ""),
         )
         size = self._call("WriteFile", request, seconds=600.0).bytes
-        return Reply(200, shapes.encode({"ok": True, "path": path, "bytes": size}))
+        return Reply(200, answers.encode({"ok": True, "path": path, "bytes": size}))
 
     def _list_files(self, asked: Asked) -> Reply:
         where = messages.split_text("path", asked.query.get("path", ""))
         request = pb.ListFilesRequest(session_id=name(asked), **where, since=float(asked.query.get("since", "0")))
         answer = self._call("ListFiles", request)
-        return Reply(200, shapes.encode({"files": [messages.show_file(file) for file in answer.files]}))
+        return Reply(200, answers.encode({"files": [messages.show_file(file) for file in answer.files]}))
 
     # Approvals
 
@@ -277,18 +277,18 @@ class RemoteClient:
             session_id=name(asked), action=readable(wanted["action"]), expires_in=wanted.get("timeout", 0)
         )
         answer = self._call("ConfirmAction", request)
-        return Reply(201, shapes.encode(shapes.shape_approval(messages.read_approval(answer.approval))))
+        return Reply(201, answers.encode(answers.show_approval(messages.read_approval(answer.approval))))
 
     def _await_answer(self, asked: Asked) -> Reply:
         seconds = float(asked.query.get("wait", "0"))
         request = pb.ConfirmActionRequest(approval_id=name(asked), timeout=seconds)
         answer = self._call("ConfirmAction", request, seconds=seconds + MARGIN)
-        return Reply(200, shapes.encode(shapes.shape_approval(messages.read_approval(answer.approval))))
+        return Reply(200, answers.encode(answers.show_approval(messages.read_approval(answer.approval))))
 
     def _list_approvals(self, asked: Asked) -> Reply:
         answer = self._call("ListApprovals", pb.ListApprovalsRequest(status=asked.query.get("status", "")))
-        found = [shapes.shape_approval(messages.read_approval(approval)) for approval in answer.approvals]
-        return Reply(200, shapes.encode({"approvals": found}))
+        found = [answers.show_approval(messages.read_approval(approval)) for approval in answer.approvals]
+        return Reply(200, answers.encode({"approvals": found}))
 
     def _answer(self, asked: Asked) -> Reply:
         wanted = asked.json
@@ -296,15 +296,15 @@ class RemoteClient:
             approval_id=name(asked), approved=wanted["approved"], reason=readable(wanted.get("reason", ""))
         )
         answer = self._call("ApproveAction", request)
-        shown = shapes.shape_approval(messages.read_approval(answer.approval))
-        return Reply(200, shapes.encode({"ok": True, **shown}))
+        shown = answers.show_approval(messages.read_approval(answer.approval))
+        return Reply(200, answers.encode({"ok": True, **shown}))
 
     # Images
 
     def _list_images(self, asked: Asked) -> Reply:
         answer = self._call("ListImages", pb.ListImagesRequest(name=asked.query.get("name", "")))
-        found = [shapes.shape_image(messages.read_image(image)) for image in answer.images]
-        return Reply(200, shapes.encode({"images": found}))
+        found = [answers.show_image(messages.read_image(image)) for image in answer.images]
+        return Reply(200, answers.encode({"images": found}))
 
     # Keys
 
@@ -318,19 +318,19 @@ class RemoteClient:
         )
         answer = self._call("CreateApiKey", request)
         return Reply(
-            201, shapes.encode(shapes.shape_new_key(messages.show_key(answer.api_key), answer.key, self.endpoint))
+            201, answers.encode(answers.show_new_key(messages.show_key(answer.api_key), answer.key, self.endpoint))
         )
 
     def _list_keys(self, asked: Asked) -> Reply:
         answer = self._call("ListApiKeys", pb.ListApiKeysRequest())
-        return Reply(200, shapes.encode({"keys": [messages.show_key(key) for key in answer.api_keys]}))
+        return Reply(200, answers.encode({"keys": [messages.show_key(key) for key in answer.api_keys]}))
 
     def _delete_key(self, asked: Asked) -> Reply:
         self._call("DeleteApiKey", pb.DeleteApiKeyRequest(name=name(asked)))
         return DONE
 
 
-DONE: Final = Reply(200, shapes.encode({"ok": True}))
+DONE: Final = Reply(200, answers.encode({"ok": True}))
 
 
 def name(asked: Asked) -> str:

@@ -183,9 +183,9 @@ def show_detail(detail: pb.ErrorDetail) -> dict[str, Any]:
         body["retry_after"] = detail.retry_after
     if detail.denied:
         from k8e.cli.remote.messages import read_denials
-        from k8e.doors.shapes import shape_denials
+        from k8e.doors.http.answers import show_denials
 
-        body |= shape_denials(read_denials(detail.denied, detail.denied_more))
+        body |= show_denials(read_denials(detail.denied, detail.denied_more))
     return body
 
 

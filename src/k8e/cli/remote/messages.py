@@ -25,7 +25,7 @@ from k8e.core.model import (
     Status,
 )
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.shapes import Json
+from k8e.doors.http.answers import Json
 from k8e.engine import Limits, Runtime, RuntimeReport, Shape
 from k8e.link.model import CommandInfo
 from k8e.policy import HostList

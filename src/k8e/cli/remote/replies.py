@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from k8e.cli.remote import messages
-from k8e.doors import shapes
 from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.http import answers
 
 STARTED, RESULT, ERROR = 4, 5, 6  # kinds of frames
 
@@ -42,7 +42,7 @@ class LiveReply(Reply):
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
         started = {"run_id": self._first.started.run_id, "session_id": self._first.started.session_id}
-        yield STARTED, shapes.encode(started)
+        yield STARTED, answers.encode(started)
         try:
             for frame in self._call:
                 if frame.HasField("output"):
@@ -50,7 +50,7 @@ class LiveReply(Reply):
                 else:
                     result = messages.read_run(frame.result)
                     self.exit_code = result.exit_code
-                    yield RESULT, shapes.encode(shapes.shape_run_summary(result))
+                    yield RESULT, answers.encode(answers.show_run_summary(result))
                     return
         except grpc.RpcError as error:
             yield ERROR, self._explain(error).read()

@@ -22,9 +22,9 @@ from k8e.core.access.access import Payer, find_payer
 from k8e.core.access.keys import Admission
 from k8e.core.errors import Fault
 from k8e.core.model import Caller
-from k8e.doors.grpc.front import Connection, Reading
-from k8e.doors.grpc.inbox import LARGE, PATIENCE, Arrival, Inbox
-from k8e.doors.grpc.problems import GrpcRefusal, malformed, stalled
+from k8e.doors.grpc.errors import GrpcRefusal, malformed, stalled
+from k8e.doors.grpc.message_limits import LARGE, PATIENCE, Arrival, MessageLimits
+from k8e.doors.grpc.proxy import Connection, Reading
 
 MARGIN: Final = 30.0  # for a call beyond what it waits for
 STRANGERS_PATIENCE: Final = 10.0
@@ -48,7 +48,7 @@ class Call:
         self,
         context: Context,
         admitted: Admission | Fault,
-        inbox: Inbox,
+        messages: MessageLimits,
         clock: asyncio.Timeout,
         source: str,
         connection: Connection | None,
@@ -66,10 +66,10 @@ class Call:
         self._single = single
         self._opened = False
         self._context = context
-        self._inbox = inbox
+        self._messages = messages
         self._clock = clock
         self._held = AsyncExitStack()
-        self._load = inbox.freight.load(self.payer)
+        self._load = messages.memory.allocate(self.payer)
         self._task = asyncio.current_task()
 
     @property
@@ -107,7 +107,7 @@ class Call:
         await self._forget()
         if self.admission is None:
             return await self._read_stranger(kind)
-        arrival = Arrival(self._inbox, self.payer, self.give_up)
+        arrival = Arrival(self._messages, self.payer, self.give_up)
         async with arrival.expect(patience):
             content = await self._receive(Reading.SOON)
             arrival.note()
@@ -115,7 +115,7 @@ class Call:
                 return None
             assert isinstance(content, bytes)
             if len(content) > LARGE:
-                await self._held.enter_async_context(self._inbox.large.take(self.payer))
+                await self._held.enter_async_context(self._messages.large.take(self.payer))
             await self._load.add(len(content))
         return self._parse(kind, content)
 
@@ -142,7 +142,7 @@ class Call:
 
     def idle(self) -> AbstractContextManager[None]:
         """In which `read_idly` may be called."""
-        return self._inbox.idle(self.payer)
+        return self._messages.idle(self.payer)
 
     async def read_idly(self, kind: type[M]) -> M | None:
         """The same for a caller who may say nothing for hours: no other caller waits for them. Their messages are meant

@@ -1,194 +1,112 @@
-"""The gateway itself: a port, TLS with certificates on both sides, and the way from a method to its handler.
+"""When the gateway is opened: not before it is wanted, and never in the way of the daemon's own start.
 
-`GRPC_SSL_CIPHER_SUITES` (opening.py) leaves TLS 1.2 nothing that fits our kind of key, which is how this gRPC is told
-to take TLS 1.3 only. The server's certificate is renewed when a third of its life is left; gRPC asks for the one in
-force at every handshake, so nothing is restarted.
+Imports nothing heavy itself. gRPC is loaded in a thread, with what has to be said to it before.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import logging
-import socket
-import threading
-import time
-from collections.abc import Mapping, Sequence
+import os
 from pathlib import Path
-from typing import Any, Final
-
-import grpc
-import grpc.aio
+from typing import TYPE_CHECKING, Final
 
 from k8e.core.access.keys import Keys
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.doors.addresses import bracket, list_names, split_address
-from k8e.doors.crowd import Crowd
-from k8e.doors.freight import Freight
-from k8e.doors.grpc.agents import Attendance
-from k8e.doors.grpc.call import Context, Handler
-from k8e.doors.grpc.calls import Calls
-from k8e.doors.grpc.front import BACKLOG, Front
-from k8e.doors.grpc.handlers import Handlers
-from k8e.doors.grpc.inbox import Inbox
-from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
-from k8e.doors.grpc.standards import Standards
-from k8e.identity import anonymous
-from k8e.identity.authority import Authority, ServerCertificate
+from k8e.core.log.journal import format_event
+from k8e.doors.connection_limits import ConnectionLimits
+from k8e.doors.http.answers import Json
+from k8e.doors.request_memory import RequestMemory
+from k8e.settings import GatewaySettings
 
-CALLS: Final = 4000  # at once, of everybody
-INNER: Final = "gw.sock"
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
-    ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
-    ("grpc.max_concurrent_streams", 1000),
-    # Clients may ask whether we are there, also while nothing else goes on; a line that is dead is noticed.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
+if TYPE_CHECKING:
+    from k8e.doors.grpc.handlers.agents import Attendance
+    from k8e.doors.grpc.server import GrpcServer
+
+_ENVIRONMENT: Final = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # we start processes, and its handlers would hang them
+    "GRPC_VERBOSITY": "NONE",  # every scanner of ports would be a line
+    # For keys that we do not have: TLS 1.2 finds nothing to agree on, and TLS 1.3 does not look here.
+    "GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384",
+}
 
 log = logging.getLogger("k8e.doors.grpc")
 
 
-class Credentials:
-    """The certificate in force. gRPC asks from threads of its own."""
-
-    def __init__(self, authority: Authority, names: Sequence[str]) -> None:
-        self._authority = authority
-        self._names = names
-        self._lock = threading.Lock()
-        self._current = authority.issue_server(names, time.time())
-        self._told = self._current
-
-    def make(self) -> grpc.ServerCredentials:
-        first = self._configure(self._current)
-        # The stubs do not know that None is an answer.
-        fetch: Any = self._fetch
-        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
-
-    def renew(self) -> None:
-        """From the next handshake on."""
-        with self._lock:
-            self._current = self._authority.issue_server(self._names, time.time())
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: as before."""
-        if self._current.is_worn(time.time()):
-            self.renew()
-        with self._lock:
-            if self._told is self._current:
-                return None
-            self._told = self._current
-            return self._configure(self._current)
-
-    def _configure(self, certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
-        roots = self._authority.certificate + anonymous.CERTIFICATE.encode()
-        return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], roots)
-
-
-class Router(grpc.GenericRpcHandler):
-    """Every method is served as a stream of bytes in both directions, which on the wire is what all of them are."""
-
-    def __init__(self, calls: Calls, handlers: Mapping[str, Handler]) -> None:
-        self._methods = {path: self._make(calls, path, handler) for path, handler in handlers.items()}
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        return self._methods.get(handler_call_details.method)
-
-    def _make(self, calls: Calls, path: str, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
-        name = path.rpartition("/")[2]
-
-        async def serve(_: object, context: Context) -> None:
-            await calls.serve(name, handler, context)
-
-        async def serve_single(_: object, context: Context) -> bytes:
-            return await calls.serve(name, handler, context)
-
-        if handler.single:
-            return grpc.stream_unary_rpc_method_handler(serve_single)
-        return grpc.stream_stream_rpc_method_handler(serve)
+def prepare_environment() -> None:
+    """Before the first import of grpc in a process that serves."""
+    os.environ.update(_ENVIRONMENT)
 
 
 class Gateway:
-    """Serves one port until closed."""
-
     def __init__(
         self,
         service: WholeService,
         keys: Keys,
+        settings: GatewaySettings,
         agents: Attendance,
         folder: Path,
-        crowd: Crowd | None = None,
-        freight: Freight | None = None,
+        connection_limits: ConnectionLimits | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
-        """`folder`: where the socket between the port and gRPC lies; it is ours alone."""
-        self._inner = folder / INNER
-        self._crowd = crowd or Crowd()
-        self._inbox = Inbox(freight=freight)
-        self._front: Front | None = None
+        self._memory = memory
+        self._folder = folder
+        self._connection_limits = connection_limits
         self._service = service
-        self._keys = keys
         self._agents = agents
-        self._server: grpc.aio.Server | None = None
-        self._standards = Standards()
-        self.credentials: Credentials | None = None
-        self.endpoint = ""  # where it can be reached from this machine
+        self._keys = keys
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._gateway: GrpcServer | None = None
+        self.problem = ""  # why it is not open, if somebody tried
 
-    async def open(self, listen: str, names: Sequence[str]) -> None:
-        """Raises Fault when it cannot."""
-        host, port = split_address(listen)
-        authority, _ = await self._keys.open()
-        self.credentials = Credentials(authority, list_names(host, names))
-        handlers = Handlers(self._service, self._keys, self._agents).table()
-        by_path = {METHODS[name].path: handler for name, handler in handlers.items()} | dict(self._standards.table())
+    async def open(self) -> GrpcServer:
+        """Once; whoever comes second has the same. Raises Fault, and the next one tries again."""
+        if not self._settings.listen:
+            raise Fault(
+                Kind.UNAVAILABLE, "gateway_closed", "the gateway is turned off", hint="[gateway] listen in k8e.toml"
+            )
+        async with self._lock:
+            if self._gateway is None:
+                try:
+                    self._gateway = await self._open()
+                    self.problem = ""
+                except Fault as fault:
+                    self.problem = fault.error
+                    cause = {"cause": fault.error, "detail": fault.detail}
+                    log.warning("%s", format_event(fault.code, {**cause, "hint": fault.hint}))
+                    raise
+            return self._gateway
+
+    async def _open(self) -> GrpcServer:
+        gateway = await asyncio.to_thread(self._load)
+        host, _, _ = self._settings.listen.rpartition(":")
+        if not ipaddress.ip_address(host.strip("[]")).is_loopback:
+            self._service.expose()
+        await gateway.open(self._settings.listen, self._settings.names)
+        return gateway
+
+    def _load(self) -> GrpcServer:
+        prepare_environment()
+        from k8e.doors.grpc.server import GrpcServer
+
+        return GrpcServer(self._service, self._keys, self._agents, self._folder, self._connection_limits, self._memory)
+
+    async def attempt(self) -> None:
+        """A gateway that cannot be opened is no reason to stop: the log says why, and status does."""
         try:
-            listener = bind_port(host, port)
-        except OSError as error:
-            raise _closed(listen, error) from error
-        front = Front(listener, str(self._inner), self._crowd, self._inbox.freight)
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
-        server.add_generic_rpc_handlers((Router(Calls(self._service, self._keys, self._inbox, front), by_path),))
-        try:
-            server.add_secure_port(f"unix:{self._inner}", self.credentials.make())
-            self._inner.chmod(0o600)
-        except (RuntimeError, OSError) as error:
-            listener.close()
-            raise _closed(listen, error) from error
-        await server.start()
-        front.open()
-        self._server, self._front = server, front
-        nearby = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self.endpoint = f"{bracket(nearby)}:{listener.getsockname()[1]}"
-        log.info("gateway endpoint=%s", self.endpoint)
+            await self.open()
+        except Fault as fault:
+            self.problem = fault.error
+
+    async def endpoint(self) -> str:
+        return (await self.open()).endpoint
+
+    def describe(self) -> Json:
+        return {"endpoint": self._gateway.endpoint if self._gateway else None, "problem": self.problem}
 
     async def close(self, grace: float) -> None:
-        self._standards.close()
-        server, front = self._server, self._front
-        self._server = self._front = None
-        if server is not None and front is not None:
-            front.close()
-            await server.stop(grace)
-            front.end()
-            self._inner.unlink(missing_ok=True)
-
-
-def bind_port(host: str, port: int) -> socket.socket:
-    """`::` is both families, as `0.0.0.0` is one."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _closed(listen: str, cause: Exception) -> Fault:
-    error = f"the gateway cannot listen on {listen}"
-    hint = "Is the port taken? [gateway] listen in k8e.toml names another one."
-    return Fault(Kind.UNAVAILABLE, "gateway_closed", error, detail=str(cause), hint=hint)
+        if self._gateway is not None:
+            await self._gateway.close(grace)

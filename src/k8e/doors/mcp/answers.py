@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from k8e.doors.fields import Fields
+from k8e.doors.http.answers import Json
+from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.cages import Cages
 from k8e.doors.mcp.execution import Report
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.outputs import Kept
-from k8e.doors.shapes import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core.model import Approval, ApprovalStatus
-from k8e.doors import shapes
-from k8e.doors.fields import Fields, invalid
+from k8e.doors.http import answers
+from k8e.doors.http.fields import Fields, invalid
 from k8e.doors.mcp.answers import Answer, Talk
 from k8e.doors.mcp.guest import Guest
 
@@ -55,7 +55,7 @@ def find_command(approval: Approval) -> str:
 
 
 def _show_approval(approval: Approval) -> Answer:
-    body = shapes.shape_approval(approval)
+    body = answers.show_approval(approval)
     if approval.status is ApprovalStatus.PENDING:
         body["hint"] = (
             f"A person answers with: {find_command(approval)} (or --reject). "

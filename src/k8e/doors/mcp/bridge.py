@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import MAX_MESSAGE
-from k8e.doors.shapes import Json, encode
+from k8e.doors.http.answers import Json, encode
 
 if TYPE_CHECKING:
-    from k8e.doors.freight import Load
     from k8e.doors.mcp.stream import Pieces
+    from k8e.doors.request_memory import Allocation
 
 MARK: Final = b"\x1e"
 PATIENCE: Final = 60.0  # for an answer; a program that keeps passwords has half of that
@@ -25,7 +25,7 @@ PATIENCE: Final = 60.0  # for an answer; a program that keeps passwords has half
 class Bridge:
     """Implements `Pieces` for what is the agent's."""
 
-    def __init__(self, pieces: Pieces, load: Load) -> None:
+    def __init__(self, pieces: Pieces, load: Allocation) -> None:
         self._load = load
         self._pieces = pieces
         self._fresh = True  # a line begins

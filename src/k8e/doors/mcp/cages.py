@@ -18,13 +18,13 @@ from typing import Final
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import SessionSpec
-from k8e.doors.fields import Fields
+from k8e.doors.http.answers import Json
+from k8e.doors.http.fields import Fields
+from k8e.doors.http.requests import read_credentials, read_session_spec
 from k8e.doors.mcp.bridge import Bridge
 from k8e.doors.mcp.execution import Report
 from k8e.doors.mcp.fronts import Front, Surroundings
 from k8e.doors.mcp.guest import Guest
-from k8e.doors.shapes import Json
-from k8e.doors.specs import read_credentials, read_session_spec
 from k8e.engine.images import Credentials, Progress
 from k8e.profiles.agent import decide_for_agent
 from k8e.profiles.effective import DETECTED, HOST_IMAGE, Cage

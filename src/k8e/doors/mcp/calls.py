@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from k8e.core.errors import Fault
 from k8e.core.model import ChildSpec, Language, RunResult, RunSpec, SessionSpec
-from k8e.doors import shapes
-from k8e.doors.fields import Fields, invalid
+from k8e.doors.http import answers
+from k8e.doors.http.fields import Fields, invalid
 from k8e.doors.mcp.answers import Answer, Talk, Tool
 from k8e.doors.mcp.approval_calls import confirm_action
 from k8e.doors.mcp.arguments import encode_words, take_command, take_limit, take_session, take_timeout
@@ -86,7 +86,7 @@ async def execute_in(guest: Guest, spec: RunSpec, named: str, talk: Talk, limit:
 
 async def _finish(guest: Guest, execution: Execution, work: Callable[[Execution], Awaitable[RunResult]]) -> Answer:
     result = await work(execution)
-    body = shapes.shape_run(result)
+    body = answers.show_run(result)
     kept = execution.kept()
     if not kept:
         return Answer(body)
@@ -107,12 +107,12 @@ async def pip_install(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 
     result = await guest.use(named, install)
     output = (result.stdout + result.stderr).decode(errors="replace")
-    return Answer({"output": output, **shapes.shape_run_summary(result)})
+    return Answer({"output": output, **answers.show_run_summary(result)})
 
 
 async def status(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     fields.finish()
-    service = shapes.shape_status(await guest.service.status(guest.caller))
+    service = answers.show_status(await guest.service.status(guest.caller))
     return Answer({"available": service["available"], "session_id": guest.default, **service})
 
 
@@ -124,14 +124,14 @@ async def create_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
         allowed_hosts=fields.take_texts("allowed_hosts"),
     )
     fields.finish()
-    return Answer(shapes.shape_created(await guest.create(spec)))
+    return Answer(answers.show_created(await guest.create(spec)))
 
 
 async def run_subagent(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     named = fields.take_text("parent_session_id")
     spec = ChildSpec(agent_type=fields.take_text("agent_type"), workspace_path=fields.take_text("workspace_path"))
     fields.finish()
-    return Answer(shapes.shape_child(await guest.run_subagent(named, spec)))
+    return Answer(answers.show_child(await guest.run_subagent(named, spec)))
 
 
 async def destroy_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
@@ -144,7 +144,7 @@ async def destroy_session(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 
 async def list_sessions(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     fields.finish()
-    return Answer({"sessions": [shapes.shape_session(session) for session in await guest.sessions()]})
+    return Answer({"sessions": [answers.show_session(session) for session in await guest.sessions()]})
 
 
 TABLE: Final[Mapping[str, Tool]] = {

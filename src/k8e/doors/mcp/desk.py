@@ -15,6 +15,8 @@ from mcp.shared.exceptions import MCPError
 
 from k8e.core.errors import Fault
 from k8e.core.log.journal import format_event
+from k8e.doors.http.answers import Json
+from k8e.doors.http.errors import HttpRefusal, describe, internal_error
 from k8e.doors.mcp.answers import Answer, Talk
 from k8e.doors.mcp.bridge import Bridge
 from k8e.doors.mcp.cages import Cages
@@ -25,8 +27,6 @@ from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.kernel_calls import ALL, KERNEL
 from k8e.doors.mcp.outputs import Kept
 from k8e.doors.mcp.schemas import ToolText
-from k8e.doors.problems import HttpRefusal, describe, internal_error
-from k8e.doors.shapes import Json
 
 APPROVAL: Final = {
     "type": "object",

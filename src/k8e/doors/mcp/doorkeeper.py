@@ -1,7 +1,7 @@
 """Connections to an address on which agents are received: strangers' until a known caller asks for something.
 
 Who has not asked anything yet is not waited for long; how many there may be is counted for all ports together
-(crowd.py).
+(connection_limits.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from k8e.core.access.access import Payer
-from k8e.doors.crowd import Crowd, Place
+from k8e.doors.connection_limits import ConnectionLimits, Peer
 
 PATIENCE: Final = 10.0  # from a connection, or a request's first byte, to the end of its head
 CONNECTION: Final = "k8e.connection"  # under which a request finds its own
@@ -22,10 +22,10 @@ CONNECTION: Final = "k8e.connection"  # under which a request finds its own
 class Connection:
     """Whose a connection is, and how it is ended."""
 
-    place: Place
+    peer: Peer
 
-    def __init__(self, crowd: Crowd) -> None:
-        self._crowd = crowd
+    def __init__(self, connection_limits: ConnectionLimits) -> None:
+        self._connection_limits = connection_limits
         self.arriving: asyncio.Task[Any] | None = None
         self.protocol: Doorkeeper | None = None
 
@@ -36,14 +36,14 @@ class Connection:
         return found if isinstance(found, cls) else None
 
     def admit(self, payer: Payer) -> bool:
-        return self._crowd.admit(self.place, payer)
+        return self._connection_limits.authenticate(self.peer, payer)
 
     def distrust(self) -> None:
-        self._crowd.greet(self.place)
-        self._crowd.distrust(self.place)
+        self._connection_limits.note_request(self.peer)
+        self._connection_limits.deauthenticate(self.peer)
 
     def leave(self) -> None:
-        self._crowd.leave(self.place)
+        self._connection_limits.disconnect(self.peer)
 
     def close(self) -> None:
         if self.protocol is not None and self.protocol.is_open:

@@ -20,8 +20,8 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
 from k8e.core.model import Scope as Rank
 from k8e.doors.addresses import bracket
+from k8e.doors.http.errors import HttpRefusal, describe
 from k8e.doors.mcp.neighbours import find_user
-from k8e.doors.problems import HttpRefusal, describe
 
 PATH: Final = "/mcp"
 _CHALLENGE: Final = 'Bearer realm="k8e"'

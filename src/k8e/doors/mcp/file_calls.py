@@ -6,13 +6,13 @@ import base64
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.doors import shapes
-from k8e.doors.fields import Fields, invalid
+from k8e.doors.http import answers
+from k8e.doors.http.answers import Json
+from k8e.doors.http.fields import Fields, invalid
 from k8e.doors.mcp.answers import Answer, Image, Talk
 from k8e.doors.mcp.arguments import decode_base64, take_encoding, take_session
 from k8e.doors.mcp.guest import Guest
 from k8e.doors.mcp.images import recognise
-from k8e.doors.shapes import Json
 
 MAX_FILE: Final = 8 << 20  # JSON carries it twice, base64 adds a third
 
@@ -43,13 +43,13 @@ async def read_file(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     if kind := recognise(content):
         body = {"path": path, "encoding": "base64", "mime_type": kind, **facts}
         return Answer(body, image=Image(content, kind))
-    return Answer({**shapes.shape_file(path, content), **facts})
+    return Answer({**answers.show_file(path, content), **facts})
 
 
 async def read_data(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     encoding = take_encoding(fields)
     path, session_id, content = await _read(guest, fields)
-    body = shapes.shape_file(path, content)
+    body = answers.show_file(path, content)
     if encoding == "base64":
         body |= {"content": base64.b64encode(content).decode("ascii"), "encoding": encoding}
     return Answer({**body, "bytes": len(content), "session_id": session_id})
@@ -82,6 +82,6 @@ async def list_files(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 
     async def listing(session_id: str) -> Json:
         entries = await guest.service.list_files(guest.caller, session_id, path, since=since)
-        return {"files": [shapes.shape_entry(entry) for entry in entries], "session_id": session_id}
+        return {"files": [answers.show_entry(entry) for entry in entries], "session_id": session_id}
 
     return Answer(await guest.use(named, listing))

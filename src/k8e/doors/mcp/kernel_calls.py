@@ -8,14 +8,14 @@ from typing import Final
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Phase, Session
-from k8e.doors import shapes
-from k8e.doors.fields import Fields
+from k8e.doors.http import answers
+from k8e.doors.http.answers import Json
+from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.answers import Answer, Talk, Tool
 from k8e.doors.mcp.arguments import take_command, take_limit
 from k8e.doors.mcp.calls import TABLE, destroy_session, execute_in, run_command
 from k8e.doors.mcp.file_calls import read_data, write_file
 from k8e.doors.mcp.guest import Guest
-from k8e.doors.shapes import Json
 from k8e.profiles.effective import check_name
 from k8e.profiles.errors import ProfileError
 
@@ -33,7 +33,7 @@ async def create(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     made = await talk.cages.choose(guest, fields, talk.report, name=name, persistent=True)
     session = await guest.create(replace(made.spec, tenant=guest.kept))
     notes = {"notes": list(made.notes)} if made.notes else {}
-    return Answer({**shape_state(session), **shapes.shape_created(session), **notes})
+    return Answer({**shape_state(session), **answers.show_created(session), **notes})
 
 
 async def start(guest: Guest, fields: Fields, talk: Talk) -> Answer:
@@ -80,7 +80,7 @@ def shape_sandbox(session: Session) -> Json:
         "mode": session.labels.get("mode", ""),
         "runtime": session.runtime.value,
         "created": session.created,
-        "policy": shapes.shape_policy(session),
+        "policy": answers.show_policy(session),
     }
 
 

@@ -17,14 +17,13 @@ from k8e.core.access.access import require_scope
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Scope
 from k8e.doors.acceptor import Acceptor, attach
-from k8e.doors.addresses import bracket
-from k8e.doors.crowd import Crowd
-from k8e.doors.fields import invalid
+from k8e.doors.addresses import bracket, name_source
+from k8e.doors.connection_limits import ConnectionLimits
+from k8e.doors.http.fields import invalid
 from k8e.doors.mcp.certificates import Certificates
 from k8e.doors.mcp.doorkeeper import CONNECTION, PATIENCE, Connection, Doorkeeper
 from k8e.doors.mcp.entrance import PATH
 from k8e.doors.mcp.reception import Reception
-from k8e.doors.sources import name_source
 
 BACKLOG: Final = 128
 _PRIVILEGED: Final = 1024
@@ -102,11 +101,11 @@ class Listener:
         reception: Reception,
         listener: socket.socket,
         certificates: Certificates | None,
-        crowd: Crowd,
+        connection_limits: ConnectionLimits,
         protocol: type[Doorkeeper] = Doorkeeper,
     ) -> None:
         """Without certificates there is no TLS."""
-        self._crowd = crowd
+        self._connection_limits = connection_limits
         self._arriving: set[asyncio.Task[Any]] = set()
         self._reception = reception
         self._protocol = protocol
@@ -157,12 +156,12 @@ class Listener:
     def _take(
         self, server: QuietServer, context: ssl.SSLContext | None, client: socket.socket, address: tuple[Any, ...]
     ) -> None:
-        connection = Connection(self._crowd)
-        place = self._crowd.enter(name_source(address[0]), 1, connection.close)
-        if place is None:
+        connection = Connection(self._connection_limits)
+        peer = self._connection_limits.connect(name_source(address[0]), 1, connection.close)
+        if peer is None:
             client.close()
             return
-        connection.place = place
+        connection.peer = peer
 
         def make() -> Doorkeeper:
             connection.protocol = self._protocol(server.config, server.server_state, {CONNECTION: connection})

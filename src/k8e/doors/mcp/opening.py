@@ -17,12 +17,12 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import format_event
 from k8e.core.model import REMOTE, Caller
 from k8e.doors.addresses import list_names
-from k8e.doors.crowd import Crowd
-from k8e.doors.exchange import Exchange, Request
-from k8e.doors.fields import Fields, decode_object, invalid
-from k8e.doors.freight import Freight
-from k8e.doors.route import JSON, LINES, Route
-from k8e.doors.shapes import encode
+from k8e.doors.connection_limits import ConnectionLimits
+from k8e.doors.http.answers import encode
+from k8e.doors.http.exchange import Exchange, Request
+from k8e.doors.http.fields import Fields, decode_object, invalid
+from k8e.doors.http.route import JSON, LINES, Route
+from k8e.doors.request_memory import RequestMemory
 
 if TYPE_CHECKING:
     from k8e.doors.mcp.bridge import Bridge
@@ -47,12 +47,12 @@ class Opening:
         service: Service,
         keys: Keys,
         names: Sequence[str] = (),
-        crowd: Crowd | None = None,
-        freight: Freight | None = None,
+        connection_limits: ConnectionLimits | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         """`names`: what other machines call this one, besides what it calls itself."""
-        self._freight = freight or Freight()
-        self._crowd = crowd or Crowd()
+        self._memory = memory or RequestMemory()
+        self._connection_limits = connection_limits or ConnectionLimits()
         self._service = service
         self._keys = keys
         self._names = names
@@ -140,7 +140,7 @@ class Opening:
         from k8e.doors.mcp.fronts import K8E, NOWHERE
         from k8e.doors.mcp.stream import Stream
 
-        load = self._freight.load(find_payer(guest.caller.uid, guest.caller.tenant))
+        load = self._memory.allocate(find_payer(guest.caller.uid, guest.caller.tenant))
         stream = Stream(pieces, Desk(guest, front or K8E, surroundings or NOWHERE, bridge), load)
         self._open.add(stream)
         try:
@@ -174,8 +174,8 @@ class Opening:
             host=exchange.caller if ip.is_loopback else None,
             tenant=tenant,
         )
-        reception = Reception(self._service, Entrance(house, self._keys), tenant, self._spawn, self._freight)
-        listener = Listener(reception, bound, certificates, self._crowd)
+        reception = Reception(self._service, Entrance(house, self._keys), tenant, self._spawn, self._memory)
+        listener = Listener(reception, bound, certificates, self._connection_limits)
         self._open.add(listener)
         self._listeners.add(listener)
         told = {"listening": name_url(bound, house.scheme), "key_needed": house.host is None}

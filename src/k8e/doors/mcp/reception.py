@@ -21,15 +21,15 @@ from starlette.types import Message, Receive, Scope, Send
 from k8e.core.access.access import find_payer
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
-from k8e.doors.freight import Freight, Load
+from k8e.doors.addresses import name_source
+from k8e.doors.http.errors import HttpRefusal
 from k8e.doors.mcp.desk import Desk
 from k8e.doors.mcp.doorkeeper import Connection
 from k8e.doors.mcp.entrance import PATH, Entrance, Visitor, explain
 from k8e.doors.mcp.guest import Guest, PassingGuest, Service, destroy_all, invent_name
 from k8e.doors.mcp.sse import EventStream, refuse
 from k8e.doors.mcp.visits import BODY, SESSION, Visit, make_manager
-from k8e.doors.problems import HttpRefusal
-from k8e.doors.sources import name_source
+from k8e.doors.request_memory import Allocation, RequestMemory
 
 CONNECTIONS: Final = 1000
 CONNECTIONS_PER_KEY: Final = 200
@@ -39,8 +39,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Reception:
-    def __init__(self, service: Service, entrance: Entrance, tenant: str, spawn: Spawn, freight: Freight) -> None:
-        self._freight = freight
+    def __init__(self, service: Service, entrance: Entrance, tenant: str, spawn: Spawn, memory: RequestMemory) -> None:
+        self._memory = memory
         self._service = service
         self._entrance = entrance
         self._tenant = tenant
@@ -70,7 +70,7 @@ class Reception:
                     503, "too_many_connections", "you have too many connections", hint="use fewer at once"
                 )
             self._make_room(scope, visitor)
-            load = self._freight.load(payer)
+            load = self._memory.allocate(payer)
             held.callback(load.free)
             receive = await read_whole(receive, load)
         except (Fault, HttpRefusal) as problem:
@@ -211,7 +211,7 @@ class Reception:
                 await destroy_all(self._service, Caller(each.owner, each.tenant, confined=True), each.tenant)
 
 
-async def read_whole(receive: Receive, load: Load) -> Receive:
+async def read_whole(receive: Receive, load: Allocation) -> Receive:
     """The body of a request, which the SDK wants whole anyway; the way to read it there, and what comes after it."""
     body = bytearray()
     try:

@@ -15,8 +15,8 @@ from mcp.shared.message import SessionMessage
 
 from k8e.core.errors import Fault
 from k8e.core.model import MAX_MESSAGE
-from k8e.doors.freight import Load
 from k8e.doors.mcp.desk import Desk
+from k8e.doors.request_memory import Allocation
 
 
 class Pieces(Protocol):
@@ -71,7 +71,7 @@ class Stream:
     """After the end of its input a connection stays until all that was asked is answered: scripts write everything
     and wait. A client that is gone is noticed by the door, which cancels this."""
 
-    def __init__(self, pieces: Pieces, desk: Desk, load: Load) -> None:
+    def __init__(self, pieces: Pieces, desk: Desk, load: Allocation) -> None:
         self._load = load
         self._sizes: collections.Counter[types.RequestId] = collections.Counter()  # of what is not answered yet
         self._pieces = pieces
@@ -113,7 +113,7 @@ class Stream:
     async def _take_all(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         lines = Lines()
         while (piece := await self._pieces.read_piece()) is not None:
-            await self._load.add(len(piece), lasting=True)
+            await self._load.add(len(piece), long_lived=True)
             for line in lines.feed(piece):
                 await self._take(line, incoming)
             # What is left is the line that has begun, and what is not answered yet.

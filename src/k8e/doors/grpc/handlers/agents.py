@@ -1,0 +1,64 @@
+"""Agents over gRPC: the lines of the Model Context Protocol, both ways. What they mean is the MCP door's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from k8e.core.model import Caller
+from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.grpc.call import Call, Handler
+from k8e.doors.grpc.errors import GrpcRefusal, malformed
+from k8e.doors.grpc.message_limits import LARGE
+
+if TYPE_CHECKING:
+    from k8e.doors.mcp.guest import Guest
+    from k8e.doors.mcp.stream import Pieces
+
+SECONDS: Final = 30 * 86_400.0  # of one connection; a certificate ends it before
+
+
+class Attendance(Protocol):
+    """What the MCP door offers to other doors."""
+
+    async def greet(self, caller: Caller, tenant: str) -> Guest: ...
+    async def attend(self, guest: Guest, pieces: Pieces) -> None: ...
+
+
+class Lines:
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.problem: GrpcRefusal | None = None  # why nothing more was read
+
+    async def read_piece(self) -> bytes | None:
+        try:
+            message = await self._call.read_idly(pb.ConnectAgentRequest)
+            if message is not None and message.WhichOneof("part") != "content":
+                raise malformed("a later message has no content")
+            if message is not None and len(message.content) > LARGE:
+                raise malformed(f"a message has more than {LARGE} bytes")
+        except GrpcRefusal as problem:
+            self.problem = problem
+            return None
+        return None if message is None else message.content
+
+    async def send_piece(self, data: bytes) -> None:
+        await self._call.write(pb.ConnectAgentResponse(content=data))
+
+
+class Agents:
+    def __init__(self, attendance: Attendance) -> None:
+        self._attendance = attendance
+
+    def table(self) -> Mapping[str, Handler]:
+        return {"ConnectAgent": Handler(self._connect, SECONDS)}
+
+    async def _connect(self, call: Call) -> None:
+        first = await call.read_one(pb.ConnectAgentRequest)
+        if first.WhichOneof("part") != "options":
+            raise malformed("the first message has no options")
+        with call.idle():
+            lines = Lines(call)
+            await self._attendance.attend(await self._attendance.greet(call.caller, first.options.tenant_id), lines)
+            if lines.problem is not None:
+                raise lines.problem

@@ -1,0 +1,167 @@
+"""What clients ask for, from messages to the service's own data.
+
+Only shapes are looked at here; whether a value is allowed is the service's to say. 0 and empty mean that nothing was
+said.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from k8e.core.access.keys import DEFAULT_TTL, KeySpec
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import (
+    DEFAULT_TIMEOUT,
+    ChildSpec,
+    HostsChange,
+    Language,
+    ManifestEntry,
+    ManifestRepo,
+    RunSpec,
+    Scope,
+    SessionSpec,
+)
+from k8e.core.sessions.manifest import parse_manifest
+from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.http.requests import name_clone
+from k8e.engine import Limits, Runtime, Shape
+
+Choice = TypeVar("Choice", bound=enum.Enum)
+
+
+class HasPath(Protocol):
+    path: str
+    path_bytes: bytes
+
+
+def invalid(field: str, error: str, hint: str = "") -> Fault:
+    return Fault(Kind.INVALID, "invalid_argument", error, hint=hint, field=field)
+
+
+def read_text(field: str, text: str, content: bytes) -> str:
+    """One of the two. Bytes that are not UTF-8 travel as lone surrogates, as they do in Python's own paths."""
+    if text and content:
+        raise invalid(field, f"both {field} and {field}_bytes are given")
+    return text or content.decode("utf-8", "surrogateescape")
+
+
+def read_path(message: HasPath) -> str:
+    return read_text("path", message.path, message.path_bytes)
+
+
+def read_choice(field: str, text: str, kinds: type[Choice]) -> Choice | None:
+    if not text:
+        return None
+    known = {str(member.value): member for member in kinds}
+    if text not in known:
+        raise invalid(field, f"{text[:64]!r} is no {field}", hint=f"one of: {', '.join(known)}")
+    return known[text]
+
+
+def read_mode(text: str) -> bool:
+    """Whether it is to be appended."""
+    if text not in ("", "w", "a"):
+        raise invalid("mode", f"{text[:64]!r} is no way to write", hint="w replaces, a appends")
+    return text == "a"
+
+
+def read_env(text: Mapping[str, str], content: Mapping[str, bytes], field: str = "env") -> dict[str, str]:
+    env = dict(text)
+    for name, value in content.items():
+        env[name] = read_text(f"{field}.{name[:64]}", env.get(name, ""), value)
+    return env
+
+
+def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> SessionSpec:
+    """May take a while: a large manifest."""
+    return SessionSpec(
+        session_id=request.session_id,
+        tenant=request.tenant_id,
+        runtime=read_choice("runtime_class", request.runtime_class, Runtime),
+        image=request.image or SessionSpec().image,
+        env=read_env(request.env, request.env_bytes),
+        limits=read_limits(request.limits, defaults) if request.HasField("limits") else None,
+        ttl=request.ttl or None,
+        allowed_hosts=read_hosts(request),
+        more_hosts=tuple(request.more_hosts),
+        shape=Shape(read_only=request.read_only, powerless=request.powerless),
+        secrets=read_env(request.secrets, request.secrets_bytes, "secrets"),
+        persistent=request.persistent,
+        labels=dict(request.labels),
+        manifest=read_manifest(request),
+    )
+
+
+def read_child_spec(request: pb.RunSubAgentRequest) -> ChildSpec:
+    return ChildSpec(
+        session_id=request.session_id,
+        runtime=read_choice("runtime_class", request.runtime_class, Runtime),
+        image=request.image,
+        env=read_env(request.env, request.env_bytes),
+        limits=list_limits(request.limits),
+        ttl=request.ttl or None,
+        allowed_hosts=read_hosts(request),
+        read_only=request.read_only or None,
+        powerless=request.powerless or None,
+        agent_type=request.agent_type,
+        workspace_path=request.workspace_path,
+    )
+
+
+def read_hosts(request: pb.CreateSessionRequest | pb.RunSubAgentRequest) -> tuple[str, ...] | None:
+    if request.deny_all_hosts and request.allowed_hosts:
+        raise invalid("deny_all_hosts", "deny_all_hosts is given together with allowed_hosts")
+    return tuple(request.allowed_hosts) if request.deny_all_hosts or request.allowed_hosts else None
+
+
+def read_limits(limits: pb.Limits, defaults: Limits) -> Limits:
+    return replace(defaults, **list_limits(limits))
+
+
+def list_limits(limits: pb.Limits) -> dict[str, Any]:
+    names = ("cpus", "memory", "pids", "disk", "inodes", "open_files")
+    return {name: value for name in names if (value := getattr(limits, name))}
+
+
+def read_manifest(request: pb.CreateSessionRequest) -> tuple[ManifestEntry, ...]:
+    if request.git_ref and not request.git_repo:
+        raise invalid("git_ref", "git_ref is given without git_repo")
+    entries = parse_manifest(request.manifest) if request.manifest else ()
+    if request.git_repo:
+        entries = (*entries, ManifestRepo(name_clone(request.git_repo), request.git_repo, request.git_ref))
+    return entries
+
+
+def read_run_spec(request: pb.ExecRequest) -> RunSpec:
+    return RunSpec(
+        session_id=request.session_id,
+        code=read_text("command", request.command, request.command_bytes),
+        language=read_choice("language", request.language, Language) or Language.BASH,
+        argv=tuple(request.argv),
+        timeout=request.timeout or DEFAULT_TIMEOUT,
+        env=read_env(request.env, request.env_bytes),
+        workdir=read_text("workdir", request.workdir, request.workdir_bytes),
+        stdin=request.stdin,
+        background=request.background,
+    )
+
+
+def read_hosts_change(request: pb.UpdateAllowedHostsRequest) -> HostsChange:
+    if request.clear:
+        if request.allowed_hosts or request.add or request.remove:
+            raise invalid("clear", "clear leaves nothing on the list and cannot be given together with anything else")
+        return HostsChange(hosts=())
+    hosts = tuple(request.allowed_hosts) or None
+    return HostsChange(hosts=hosts, add=tuple(request.add), remove=tuple(request.remove))
+
+
+def read_key_spec(request: pb.CreateApiKeyRequest) -> KeySpec:
+    return KeySpec(
+        name=request.name,
+        ttl=None if request.ttl < 0 else request.ttl or DEFAULT_TTL,
+        scope=read_choice("scope", request.scope, Scope) or Scope.RUN,
+        tenants=tuple(request.tenant_ids),
+    )

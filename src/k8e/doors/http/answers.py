@@ -1,0 +1,259 @@
+"""What the service gives, as JSON (docs/http-api.md). The command line prints these objects as they are."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
+from k8e.engine import Limits, Mount
+from k8e.link.model import CommandInfo, Entry, FileType
+from k8e.profiles.text import to_json
+
+if TYPE_CHECKING:
+    from k8e.identity.register import KeyRecord
+
+Json = dict[str, Any]
+
+TYPES = {
+    FileType.FILE: "file",
+    FileType.DIRECTORY: "directory",
+    FileType.SYMLINK: "symlink",
+    FileType.FIFO: "fifo",
+    FileType.SOCKET: "socket",
+    FileType.BLOCK_DEVICE: "block_device",
+    FileType.CHAR_DEVICE: "char_device",
+    FileType.UNKNOWN: "unknown",
+}
+
+
+def encode(value: object) -> bytes:
+    """One line that can be shown as it is."""
+    return to_json(value)
+
+
+def text_of(name: str, data: bytes) -> Json:
+    """Text where the bytes are text; else readable text, and the exact bytes beside it."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {name: data.decode(errors="replace"), f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def show_limits(limits: Limits) -> Json:
+    return {
+        "cpus": limits.cpus,
+        "memory": limits.memory,
+        "pids": limits.pids,
+        "disk": limits.disk,
+        "inodes": limits.inodes,
+        "open_files": limits.open_files,
+    }
+
+
+def show_policy(session: Session) -> Json:
+    """A sandbox's shape is told only where it is not the plain one."""
+    shape = session.shape
+    policy: Json = {"allowed_hosts": list(session.hosts.texts)}
+    if shape.mounts:
+        policy["mounts"] = [show_mount(mount) for mount in shape.mounts]
+    policy |= {name: True for name in ("read_only", "powerless") if getattr(shape, name)}
+    return policy
+
+
+def show_mount(mount: Mount) -> Json:
+    return {
+        "source": mount.source,
+        "target": mount.target,
+        "writable": mount.writable,
+        "kept": list(mount.kept),
+        "hidden": list(mount.hidden),
+    }
+
+
+def show_hosts(session: Session) -> Json:
+    return {"session_id": session.session_id, "policy": show_policy(session)}
+
+
+def show_denials(denials: Denials) -> Json:
+    """How many more there are is said only where there are more."""
+    denied = [
+        {
+            "host": denial.host,
+            "address": denial.address,
+            "port": denial.port,
+            "reason": denial.reason,
+            "hint": denial.hint,
+        }
+        for denial in denials.entries
+    ]
+    return {"denied": denied, "denied_more": denials.more} if denials.more else {"denied": denied}
+
+
+def show_created(session: Session) -> Json:
+    return {
+        "session_id": session.session_id,
+        "runtime": session.runtime.value,
+        "policy": {
+            "image": session.image,
+            "limits": show_limits(session.limits),
+            "ttl": session.ttl,
+            **show_policy(session),
+        },
+    }
+
+
+def show_child(session: Session) -> Json:
+    return {**show_created(session), "parent_session_id": session.parent}
+
+
+def show_session(session: Session) -> Json:
+    return {
+        "session_id": session.session_id,
+        "tenant_id": session.tenant,
+        "phase": session.phase.value,
+        "runtime": session.runtime.value,
+        "image": session.image,
+        "limits": show_limits(session.limits),
+        "env_keys": list(session.env_keys),
+        "owner": session.owner,
+        "created": session.created,
+        "last_used": session.last_used,
+        "ttl": session.ttl,
+        "policy": show_policy(session),
+        "parent_session_id": session.parent or None,
+        "children": list(session.children),
+        "persistent": session.persistent,
+        "labels": dict(session.labels),
+        **({"secret_keys": list(session.secret_keys)} if session.secret_keys else {}),
+    }
+
+
+def show_session_with_denials(session: Session) -> Json:
+    """With what it was refused lately."""
+    return {**show_session(session), **show_denials(session.denied)}
+
+
+def show_run(run: RunResult) -> Json:
+    return {
+        **text_of("stdout", run.stdout),
+        **text_of("stderr", run.stderr),
+        **show_run_summary(run),
+    }
+
+
+def show_run_summary(run: RunResult) -> Json:
+    """Without the output."""
+    return {
+        "exit_code": run.exit_code,
+        "session_id": run.session_id,
+        "run_id": run.run_id,
+        "status": run.status.value,
+        "duration_ms": run.duration_ms,
+        "truncated": run.truncated,
+        "stdout_bytes": run.stdout_bytes,
+        "stderr_bytes": run.stderr_bytes,
+        **({"reason": run.reason} if run.reason else {}),
+        **show_denials(run.denied),
+    }
+
+
+def show_command(command: CommandInfo) -> Json:
+    return {
+        "pid": command.pid,
+        **text_of("command", command.name),
+        "running": command.running,
+        "exit_code": command.exit_code,
+        "signal": command.signal,
+        "started": command.started,
+        "stdout_bytes": command.stdout_bytes,
+        "stderr_bytes": command.stderr_bytes,
+    }
+
+
+def show_entry(entry: Entry) -> Json:
+    return {
+        **text_of("path", entry.name),
+        "modified": entry.mtime_ns / 1e9,
+        "type": TYPES[entry.type],
+        "size": entry.size,
+    }
+
+
+def show_file(path: str, content: bytes) -> Json:
+    try:
+        return {"content": content.decode(), "path": path, "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"content": base64.b64encode(content).decode("ascii"), "path": path, "encoding": "base64"}
+
+
+def show_status(status: ServiceStatus) -> Json:
+    return {
+        "available": status.available,
+        "runtime": status.runtime.value if status.runtime else None,
+        "version": status.version,
+        "sessions": status.sessions,
+        "warm": status.warm,
+        "runtimes": [
+            {
+                "runtime": report.runtime.value,
+                "available": report.available,
+                "version": report.version,
+                "reason": report.reason,
+                "hint": report.hint,
+                "notes": list(report.notes),
+            }
+            for report in status.runtimes
+        ],
+    }
+
+
+def exit_header(exit_code: int | None) -> Mapping[str, str]:
+    """The exit code once more where a client finds it without parsing JSON. Unknown is not said to be anything."""
+    return {} if exit_code is None else {"K8E-Exit-Code": str(exit_code)}
+
+
+def show_approval(approval: Approval) -> Json:
+    return {
+        "approved": approval.approved,
+        "approval_id": approval.approval_id,
+        "status": approval.status.value,
+        "session_id": approval.session_id,
+        "tenant_id": approval.tenant,
+        "action": approval.action,
+        "asked_by": approval.asker,
+        "asked_at": approval.asked,
+        "expires_at": approval.expires,
+        "answered_by": approval.answerer,
+        "answered_at": approval.answered,
+        "reason": approval.reason,
+    }
+
+
+def show_image(image: NamedImage) -> Json:
+    return {
+        "image": image.name,
+        "digest": image.digest,
+        "size": image.size,
+        "owner": image.owner,
+        "tenant_id": image.tenant,
+        "added": image.added,
+        "last_used": image.last_used,
+    }
+
+
+def show_key(record: KeyRecord) -> Json:
+    return {
+        "name": record.name,
+        "key_id": record.key_id,
+        "scope": record.scope,
+        "tenant_ids": list(record.tenants),
+        "created": record.created,
+        "expires_at": record.expires,
+        "last_used": record.last_used or None,
+    }
+
+
+def show_new_key(shape: Json, text: str, endpoint: str) -> Json:
+    return {"name": shape["name"], "key": text, **shape, "endpoint": endpoint or None}

@@ -1,0 +1,173 @@
+"""One HTTP request and its answer. Bytes become events in h11; what they mean is in routes.py."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import h11
+
+from k8e.core.model import MAX_MESSAGE, Caller
+from k8e.doors.http import answers, frames
+from k8e.doors.http.errors import HttpRefusal
+from k8e.doors.http.fields import Fields, decode_object
+from k8e.doors.request_memory import Allocation
+
+READ_SIZE = 256 << 10
+BODY_PATIENCE = 30.0  # between two pieces of a body
+WHOLE_PATIENCE = 300.0  # for all of one that is kept in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head, taken apart. Bytes that are not UTF-8 travel as lone surrogates, as they do in Python's own paths."""
+
+    method: str
+    path: tuple[str, ...]
+    query: Mapping[str, str]
+    headers: Mapping[bytes, bytes] = field(repr=False)
+    content_type: str
+
+    @classmethod
+    def of(cls, event: h11.Request) -> Request:
+        headers = dict(event.headers)
+        target, _, query = event.target.decode("ascii", "replace").partition("?")
+        if not target.startswith("/"):
+            raise HttpRefusal(400, "bad_request", "the request's target is not a path")
+        try:
+            pairs = urllib.parse.parse_qsl(
+                query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape", max_num_fields=16
+            )
+        except ValueError as error:
+            raise HttpRefusal(400, "bad_request", "the query is malformed", detail=str(error)) from error
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        return cls(
+            event.method.decode("ascii"),
+            tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in target[1:].split("/")),
+            dict(pairs),
+            headers,
+            content_type.decode("ascii", "replace"),
+        )
+
+
+class Exchange:
+    """A request whose body can be read and whose answer can be written, each at its own pace."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        protocol: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        load: Allocation,
+    ) -> None:
+        self.caller = caller
+        self.load = load  # what of the body is in memory
+        self.status = 0  # of the answer, once it has begun
+        self._protocol = protocol
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def can_continue(self) -> bool:
+        """Frames were begun and not ended."""
+        return self._protocol.our_state is h11.SEND_BODY
+
+    async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
+        """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced);
+        raises Fault where there is no room for so much at once."""
+        announced = request.headers.get(b"content-length", b"0")
+        if int(announced) > limit:  # h11 let digits through and nothing else
+            raise too_large(limit)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(WHOLE_PATIENCE):
+                while (piece := await self.read_piece(BODY_PATIENCE)) is not None:
+                    await self.load.add(len(piece))
+                    body += piece
+                    if len(body) > limit:
+                        raise too_large(limit)
+        except TimeoutError:
+            raise too_slow() from None
+        return bytes(body)
+
+    async def read_fields(self, request: Request) -> Fields:
+        """The JSON object that the body is."""
+        return Fields(decode_object(await self.read_body(request)))
+
+    async def read_piece(self, patience: float | None = None) -> bytes | None:
+        """Some of the body, as it comes; None after its end. A client that does not send is waited for that long."""
+        while True:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA:
+                if self._protocol.they_are_waiting_for_100_continue:
+                    await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+                self._protocol.receive_data(await self._read(patience))
+            elif isinstance(event, h11.Data):
+                return bytes(event.data)
+            else:
+                return None
+
+    async def send_json(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
+        await self.send_bytes(status, answers.encode(body), "application/json", headers)
+
+    async def send_bytes(
+        self, status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        fields = {"Content-Type": content_type, "Content-Length": str(len(body)), **self._closing(), **(headers or {})}
+        self.status = status
+        head = self._protocol.send(h11.Response(status_code=status, headers=list(fields.items())))
+        parts = self._protocol.send_with_data_passthrough(h11.Data(data=body)) or []
+        end = self._protocol.send(h11.EndOfMessage())
+        self._writer.write(b"".join(part for part in (head, *parts, end) if part))
+        await self._writer.drain()
+
+    async def start_frames(self) -> None:
+        await self.start_pieces(frames.CONTENT_TYPE)
+
+    async def start_pieces(self, content_type: str) -> None:
+        """An answer whose length nobody knows; ended as frames are."""
+        fields = {"Content-Type": content_type, "Transfer-Encoding": "chunked", **self._closing()}
+        self.status = 200
+        await self._send(h11.Response(status_code=200, headers=list(fields.items())))
+
+    async def send_piece(self, data: bytes) -> None:
+        """Waits while the client does not read."""
+        await self._send(h11.Data(data=data))
+
+    async def send_frame(self, kind: frames.FrameKind, data: bytes) -> None:
+        """Waits while the client does not read."""
+        await self._send(h11.Data(data=frames.pack_header(kind, len(data)) + data))
+
+    async def end_frames(self, trailer: Mapping[str, str] | None = None) -> None:
+        await self._send(h11.EndOfMessage(headers=list((trailer or {}).items())))
+
+    def _closing(self) -> Mapping[str, str]:
+        """A body that was not read to its end cannot be skipped cheaply: the connection ends with the answer."""
+        unread = self._protocol.their_state is not h11.DONE
+        return {"Connection": "close"} if unread else {}
+
+    async def _send(self, event: h11.Event) -> None:
+        data = self._protocol.send(event)
+        if data:
+            self._writer.write(data)
+            await self._writer.drain()
+
+    async def _read(self, patience: float | None) -> bytes:
+        try:
+            async with asyncio.timeout(patience):
+                return await self._reader.read(READ_SIZE)
+        except TimeoutError:
+            raise too_slow() from None
+
+
+def too_slow() -> HttpRefusal:
+    return HttpRefusal(408, "too_slow", "the request's body did not come", hint="send it without pauses")
+
+
+def too_large(limit: int) -> HttpRefusal:
+    return HttpRefusal(
+        413, "message_too_large", f"the request's body is larger than {limit} bytes", hint="send less at once"
+    )

@@ -1,0 +1,118 @@
+"""Images over HTTP: what `k8e image` asks for. What takes its time answers in frames: how far it is, and the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from k8e.core.contract import ImageService
+from k8e.core.model import NamedImage
+from k8e.doors.http import requests
+from k8e.doors.http.answers import encode, show_image
+from k8e.doors.http.exchange import BODY_PATIENCE, Exchange, Request
+from k8e.doors.http.fields import Fields
+from k8e.doors.http.frames import FrameKind
+from k8e.doors.http.route import BYTES, JSON, Route
+from k8e.engine.images import Progress, Report
+
+
+class Images:
+    def __init__(self, service: ImageService) -> None:
+        self._service = service
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", ("v1", "images"), self.list),
+            Route("DELETE", ("v1", "images"), self.remove),
+            Route("POST", ("v1", "images", "pull"), self.pull, (JSON,)),
+            Route("POST", ("v1", "images", "import"), self.add, (BYTES,)),
+            Route("POST", ("v1", "images", "base"), self.build_base, (JSON,)),
+            Route("POST", ("v1", "images", "prune"), self.prune, (JSON,)),
+        )
+
+    async def list(self, exchange: Exchange, request: Request) -> None:
+        query = Fields(request.query)
+        name = query.take_text("name")
+        query.finish()
+        images = await self._service.images(exchange.caller, name)
+        await exchange.send_json(200, {"images": [show_image(image) for image in images]})
+
+    async def pull(self, exchange: Exchange, request: Request) -> None:
+        fields = await exchange.read_fields(request)
+        name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
+        credentials = requests.read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
+        fields.finish()
+        await _tell(
+            exchange, lambda report: self._service.pull_image(exchange.caller, name, credentials, report, tenant)
+        )
+
+    async def add(self, exchange: Exchange, request: Request) -> None:
+        query = Fields(request.query)
+        name, tenant = query.take_text("name"), query.take_text("tenant_id")
+        query.finish()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while (piece := await exchange.read_piece(BODY_PATIENCE)) is not None:
+                yield piece
+
+        await _tell(
+            exchange, lambda report: self._service.import_image(exchange.caller, pieces(), name, report, tenant)
+        )
+
+    async def build_base(self, exchange: Exchange, request: Request) -> None:
+        (await exchange.read_fields(request)).finish()
+        await _tell(exchange, lambda report: self._service.build_base(exchange.caller, report))
+
+    async def remove(self, exchange: Exchange, request: Request) -> None:
+        query = Fields(request.query)
+        name, tenant = query.take_text("name"), query.take_text("tenant_id")
+        query.finish()
+        freed = await self._service.remove_image(exchange.caller, name, tenant)
+        await exchange.send_json(200, {"ok": True, "image": name, "freed": freed})
+
+    async def prune(self, exchange: Exchange, request: Request) -> None:
+        fields = await exchange.read_fields(request)
+        unused_for, tenant = fields.take_number("unused_for", 0), fields.take_text("tenant_id")
+        fields.finish()
+        names, freed = await self._service.prune_images(exchange.caller, unused_for, tenant)
+        await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
+
+
+async def _tell(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:
+    """Only the latest is told, as fast as the client listens: a slow one does not hold up the work. Frames begin with
+    the first that there is to tell, so that what is refused at once has a status of its own."""
+    latest: list[Progress] = []
+    news = asyncio.Event()
+
+    def report(progress: Progress) -> None:
+        latest[:] = [progress]
+        news.set()
+
+    async def run() -> NamedImage:
+        try:
+            return await work(report)
+        finally:
+            news.set()
+
+    task = asyncio.create_task(run())
+    try:
+        while not task.done():
+            await news.wait()
+            news.clear()
+            if latest and not task.done():
+                if not exchange.status:
+                    await exchange.start_frames()
+                progress = latest.pop()
+                told = {"step": progress.step, "done": progress.done, "total": progress.total}
+                await exchange.send_frame(FrameKind.PROGRESS, encode(told))
+            await asyncio.sleep(0)  # the task's own end comes after its last words
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    image = task.result()
+    if not exchange.status:
+        await exchange.start_frames()
+    await exchange.send_frame(FrameKind.RESULT, encode(show_image(image)))
+    await exchange.end_frames()

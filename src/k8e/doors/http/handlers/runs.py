@@ -1,0 +1,153 @@
+"""Commands over HTTP: run to their end, followed while they run, or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import AsyncGenerator
+
+from k8e.core.contract import LiveRun, SandboxService
+from k8e.core.model import MAX_MESSAGE, Chunk, RunResult
+from k8e.doors.http import answers, frames, requests
+from k8e.doors.http.exchange import BODY_PATIENCE, Exchange, Request
+from k8e.doors.http.fields import Fields, decode_object
+from k8e.doors.http.frames import HEADER, BadFrame, Frame, FrameKind, FrameReader
+from k8e.doors.http.route import JSON, RUNS, SESSIONS, Route
+from k8e.doors.run_stream import stream_run
+
+STDIN_FRAME = 1 << 20
+
+
+class Runs:
+    def __init__(self, service: SandboxService) -> None:
+        self._service = service
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", (*SESSIONS, "*", "runs"), self.run, (JSON, frames.CONTENT_TYPE)),
+            Route("GET", (*SESSIONS, "*", "runs"), self.list),
+            Route("GET", (*SESSIONS, "*", "processes"), self.list_processes),
+            Route("POST", RUNS, self.run_once, (JSON, frames.CONTENT_TYPE)),
+            Route("GET", (*RUNS, "*"), self.poll),
+            Route("POST", (*RUNS, "*", "kill"), self.kill, (JSON,)),
+            Route("POST", (*RUNS, "*", "signal"), self.signal, (JSON,)),
+            Route("POST", (*RUNS, "*", "resize"), self.resize, (JSON,)),
+        )
+
+    async def run(self, exchange: Exchange, request: Request) -> None:
+        fields, incoming = await self._read_run(exchange, request)
+        stream = fields.take_flag("stream") or incoming is not None
+        spec = requests.read_run_spec(request.path[2], fields)
+        if stream:
+            live = await self._service.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
+            return await self._follow(exchange, live, spec.stdin, incoming)
+        return await self._tell_run(exchange, await self._service.run(exchange.caller, spec))
+
+    async def run_once(self, exchange: Exchange, request: Request) -> None:
+        """In a session of its own."""
+        fields, incoming = await self._read_run(exchange, request)
+        stream = fields.take_flag("stream") or incoming is not None
+        limits = self._service.default_limits
+        session, spec, keep = await asyncio.to_thread(requests.read_once_spec, fields, limits)
+        if stream:
+            unfed = dataclasses.replace(spec, stdin=b"")
+            live = await self._service.start_once(exchange.caller, session, unfed, keep=keep)
+            return await self._follow(exchange, live, spec.stdin, incoming)
+        return await self._tell_run(exchange, await self._service.run_once(exchange.caller, session, spec, keep=keep))
+
+    async def _tell_run(self, exchange: Exchange, result: RunResult) -> None:
+        await exchange.send_json(200, answers.show_run(result), answers.exit_header(result.exit_code))
+
+    async def _read_run(self, exchange: Exchange, request: Request) -> tuple[Fields, Incoming | None]:
+        """As JSON; or the same in a first frame, and then the command's stdin as it comes."""
+        if request.content_type != frames.CONTENT_TYPE:
+            return await exchange.read_fields(request), None
+        incoming = Incoming(exchange)
+        first = await incoming.read_first()
+        return Fields(decode_object(first.data)), incoming
+
+    async def _follow(self, exchange: Exchange, live: LiveRun, stdin: bytes, incoming: Incoming | None) -> None:
+        async def begin() -> None:
+            await exchange.start_frames()
+            started = {"run_id": live.run_id, "session_id": live.session_id}
+            await exchange.send_frame(FrameKind.STARTED, answers.encode(started))
+
+        async def send(chunk: Chunk) -> None:
+            await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
+
+        result = await stream_run(live, take_stdin(stdin, incoming), begin, send)
+        await exchange.send_frame(FrameKind.RESULT, answers.encode(answers.show_run_summary(result)))
+        await exchange.end_frames(answers.exit_header(result.exit_code))
+
+    async def list(self, exchange: Exchange, request: Request) -> None:
+        runs = await self._service.log(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"runs": [answers.show_run_summary(run) for run in runs]})
+
+    async def list_processes(self, exchange: Exchange, request: Request) -> None:
+        commands = await self._service.ps(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"processes": [answers.show_command(command) for command in commands]})
+
+    async def poll(self, exchange: Exchange, request: Request) -> None:
+        run = await self._service.poll(exchange.caller, request.path[2])
+        await exchange.send_json(200, answers.show_run(run), answers.exit_header(run.exit_code))
+
+    async def kill(self, exchange: Exchange, request: Request) -> None:
+        (await exchange.read_fields(request)).finish()
+        await self._service.kill(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"ok": True})
+
+    async def signal(self, exchange: Exchange, request: Request) -> None:
+        """A request of its own: within the run's it would wait behind input that the command does not take."""
+        number = requests.read_signal(await exchange.read_fields(request))
+        await self._service.signal(exchange.caller, request.path[2], number)
+        await exchange.send_json(200, {"ok": True})
+
+    async def resize(self, exchange: Exchange, request: Request) -> None:
+        size = requests.read_size(await exchange.read_fields(request))
+        await self._service.resize(exchange.caller, request.path[2], *size)
+        await exchange.send_json(200, {"ok": True})
+
+
+class Incoming:
+    """The frames of a request's body, read when they are wanted."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._reader = FrameReader(MAX_MESSAGE)  # the first is the request, and that may have as much as any other
+        self._ready: collections.deque[Frame] = collections.deque()
+        self._given = 0  # bytes of the frame before, which is forgotten when the next is asked for
+
+    async def read_first(self) -> Frame:
+        first = await self.read(BODY_PATIENCE)
+        self._given = 0  # it stays
+        if first is None or first.kind is not FrameKind.REQUEST:
+            raise BadFrame("the first frame is not the request")
+        self._reader.limit = STDIN_FRAME
+        return first
+
+    async def read(self, patience: float | None = None) -> Frame | None:
+        self._exchange.load.remove(self._given)
+        self._given = 0
+        while not self._ready:
+            piece = await self._exchange.read_piece(patience)
+            if piece is None:
+                if not self._reader.between_frames:
+                    raise BadFrame("the request ends inside a frame")
+                return None
+            await self._exchange.load.add(len(piece), long_lived=patience is None)
+            self._ready.extend(self._reader.feed(piece))
+        frame = self._ready.popleft()
+        self._given = HEADER + len(frame.data)
+        return frame
+
+
+async def take_stdin(content: bytes, incoming: Incoming | None) -> AsyncGenerator[bytes, None]:
+    """What the request brought, and what comes after it."""
+    if content:
+        yield content
+    while incoming and (frame := await incoming.read()):
+        if frame.kind is not FrameKind.STDIN:
+            raise BadFrame(f"{frame.kind.name} is nothing to send to a running command")
+        yield frame.data

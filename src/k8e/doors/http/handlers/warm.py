@@ -1,0 +1,57 @@
+"""Sandboxes made ahead, over HTTP: what `agentkernel daemon prewarm` and `status` ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from k8e.core.contract import SandboxService, WarmService
+from k8e.core.model import PoolStatus
+from k8e.doors.http import requests
+from k8e.doors.http.answers import Json
+from k8e.doors.http.exchange import Exchange, Request
+from k8e.doors.http.route import JSON, Route
+
+
+class Warm:
+    def __init__(self, service: WarmService, sandboxes: SandboxService) -> None:
+        self._service = service
+        self._sandboxes = sandboxes
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", ("v1", "pool"), self.tell),
+            Route("POST", ("v1", "pool"), self.reserve, (JSON,)),
+        )
+
+    async def tell(self, exchange: Exchange, request: Request) -> None:
+        await exchange.send_json(200, show_pool(await self._service.pool(exchange.caller)))
+
+    async def reserve(self, exchange: Exchange, request: Request) -> None:
+        """`name` and `count`; the rest describes a session, as in a create, with `slots` in place of `mounts`."""
+        fields = await exchange.read_fields(request)
+        name, number = fields.take_text("name"), fields.take_count("count", 1)
+        slots = tuple(fields.take_texts("slots") or ())
+        spec = requests.read_session_spec(fields, self._sandboxes.default_limits)
+        spec = replace(spec, shape=replace(spec.shape, slots=slots))
+        await exchange.send_json(200, show_pool(await self._service.reserve(exchange.caller, name, spec, number)))
+
+
+def show_pool(status: PoolStatus) -> Json:
+    return {
+        "enabled": status.enabled,
+        "max": status.most,
+        "warm": status.warm,
+        "reservations": [
+            {
+                "name": each.name,
+                "runtime": each.runtime.value,
+                "image": each.image,
+                "asked": each.asked,
+                "wanted": each.wanted,
+                "ready": each.ready,
+                "trouble": each.trouble,
+            }
+            for each in status.reservations
+        ],
+    }

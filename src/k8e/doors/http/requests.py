@@ -1,0 +1,244 @@
+"""What clients ask for, from JSON to the service's own data.
+
+Only shapes are checked here: that a number is a number and that no key is unknown. Whether a value is allowed is the
+service's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from k8e.core.model import (
+    REMOTE,
+    ChildSpec,
+    HostsChange,
+    Language,
+    ManifestEntry,
+    ManifestFile,
+    ManifestRepo,
+    Meant,
+    RunSpec,
+    SessionSpec,
+    Terminal,
+)
+from k8e.doors.http.fields import Fields, invalid
+from k8e.engine import Limits, Mount, Runtime, Shape
+from k8e.engine.images import Credentials
+
+_COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
+LONGEST_TENANT = 200  # a name, and the name of a part
+
+
+def read_once_spec(fields: Fields, limits: Limits) -> tuple[SessionSpec, RunSpec, bool]:
+    """A session, the one command in it, and whether the session stays."""
+    session = fields.take_fields("session")
+    keep = fields.take_flag("keep")
+    return read_session_spec(session, limits), read_run_spec("", fields), keep
+
+
+def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
+    argv = fields.take_texts("argv") or []
+    defaults = RunSpec(session_id)
+    spec = RunSpec(
+        session_id=session_id,
+        code=fields.take_text("code"),
+        language=fields.take_choice("language", Language) or defaults.language,
+        argv=tuple(word.encode("utf-8", "surrogateescape") for word in argv),
+        timeout=fields.take_number("timeout", defaults.timeout),
+        env=fields.take_mapping("env"),
+        workdir=fields.take_text("workdir"),
+        stdin=fields.take_bytes("stdin"),
+        background=fields.take_flag("background"),
+        terminal=_read_terminal(fields.take_fields("terminal")) if "terminal" in fields else None,
+        entrypoint=fields.take_flag("entrypoint"),
+    )
+    fields.finish()
+    return spec
+
+
+def _read_terminal(fields: Fields) -> Terminal:
+    defaults = Terminal()
+    terminal = Terminal(
+        rows=fields.take_count("rows", defaults.rows),
+        columns=fields.take_count("columns", defaults.columns),
+        term=fields.take_text("term", defaults.term),
+    )
+    fields.finish()
+    return terminal
+
+
+def read_signal(fields: Fields) -> int:
+    number = fields.take_count("signal", 0)
+    fields.finish()
+    return number
+
+
+def read_size(fields: Fields) -> tuple[int, int]:
+    size = fields.take_count("rows", 0), fields.take_count("columns", 0)
+    fields.finish()
+    return size
+
+
+def read_hosts_change(fields: Fields) -> HostsChange:
+    change = HostsChange(
+        hosts=fields.take_texts("hosts"),
+        add=fields.take_texts("add") or (),
+        remove=fields.take_texts("remove") or (),
+    )
+    if fields.take_flag("clear"):
+        if change != HostsChange():
+            raise invalid("clear", "clear leaves nothing on the list and cannot be given together with anything else")
+        change = HostsChange(hosts=())
+    fields.finish()
+    return change
+
+
+def read_meant(query: Mapping[str, str]) -> tuple[dict[str, str], Meant]:
+    """Whose sessions are meant, and the rest of the query."""
+    rest = dict(query)
+    return rest, make_meant(rest.pop("tenant_id", ""), rest.pop("owner", ""))
+
+
+def make_meant(tenant: str, owner: str) -> Meant:
+    if len(tenant) > LONGEST_TENANT:
+        raise invalid("tenant_id", "this is no tenant's name")
+    if owner in ("", "gateway"):
+        return Meant(REMOTE if owner else None, tenant)
+    try:
+        return Meant(int(owner), tenant)
+    except ValueError:
+        raise invalid("owner", f"{owner[:64]!r} is no owner", hint="a user id, or gateway") from None
+
+
+def read_start(fields: Fields) -> tuple[dict[str, str], dict[str, str]]:
+    """What a session is started with on top of what it had: variables and secrets."""
+    given = fields.take_mapping("env"), fields.take_mapping("secrets")
+    fields.finish()
+    return given
+
+
+def read_credentials(fields: Fields) -> Credentials:
+    credentials = Credentials(
+        username=fields.take_text("username"),
+        password=fields.take_text("password"),
+        identity_token=fields.take_text("identity_token"),
+    )
+    fields.finish()
+    return credentials
+
+
+def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
+    """`limits` are for what the request does not say."""
+    defaults = SessionSpec()
+    spec = SessionSpec(
+        session_id=fields.take_text("session_id"),
+        tenant=fields.take_text("tenant_id"),
+        runtime=fields.take_choice("runtime", Runtime),
+        image=fields.take_text("image", defaults.image),
+        env=fields.take_mapping("env"),
+        limits=_read_limits(fields.take_fields("limits"), limits) if "limits" in fields else None,
+        ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
+        allowed_hosts=fields.take_texts("allowed_hosts"),
+        more_hosts=fields.take_texts("more_hosts") or (),
+        shape=_read_shape(fields),
+        secrets=fields.take_mapping("secrets"),
+        persistent=fields.take_flag("persistent"),
+        labels=fields.take_mapping("labels"),
+        manifest=_read_manifest(fields),
+    )
+    fields.finish()
+    return spec
+
+
+def read_child_spec(fields: Fields) -> ChildSpec:
+    limits = fields.take_fields("limits")
+    wanted = {name: limits.take_count(name, 0) for name in _COUNTS if name in limits}
+    spec = ChildSpec(
+        session_id=fields.take_text("session_id"),
+        runtime=fields.take_choice("runtime", Runtime),
+        image=fields.take_text("image"),
+        env=fields.take_mapping("env"),
+        limits={"cpus": limits.take_number("cpus", 0), **wanted} if "cpus" in limits else wanted,
+        ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
+        allowed_hosts=fields.take_texts("allowed_hosts"),
+        read_only=fields.take_flag("read_only") if "read_only" in fields else None,
+        powerless=fields.take_flag("powerless") if "powerless" in fields else None,
+        agent_type=fields.take_text("agent_type"),
+        workspace_path=fields.take_text("workspace_path"),
+    )
+    limits.finish()
+    fields.finish()
+    return spec
+
+
+def _read_shape(fields: Fields) -> Shape:
+    return Shape(
+        mounts=tuple(_read_mount(index, value) for index, value in enumerate(fields.take_list("mounts"))),
+        read_only=fields.take_flag("read_only"),
+        powerless=fields.take_flag("powerless"),
+    )
+
+
+def _read_mount(index: int, value: object) -> Mount:
+    """Whose it is does not stand in a request: the service knows who asks."""
+    if not isinstance(value, dict):
+        raise invalid(f"mounts[{index}]", f"mounts[{index}] is not an object")
+    fields = Fields(value, f"mounts[{index}].")
+    mount = Mount(
+        source=fields.take_text("source"),
+        target=fields.take_text("target"),
+        owner=REMOTE,
+        writable=fields.take_flag("writable"),
+        kept=tuple(fields.take_texts("kept") or ()),
+        hidden=tuple(fields.take_texts("hidden") or ()),
+    )
+    fields.finish()
+    return mount
+
+
+def _read_limits(fields: Fields, defaults: Limits) -> Limits:
+    limits = Limits(
+        cpus=fields.take_number("cpus", defaults.cpus),
+        memory=fields.take_count("memory", defaults.memory),
+        pids=fields.take_count("pids", defaults.pids),
+        disk=fields.take_count("disk", defaults.disk),
+        inodes=fields.take_count("inodes", defaults.inodes),
+        open_files=fields.take_count("open_files", defaults.open_files),
+    )
+    fields.finish()
+    return limits
+
+
+def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
+    """The manifest's own text, and the repository that has a flag of its own."""
+    text = fields.take_text("manifest")
+    repo, ref = fields.take_text("git_repo"), fields.take_text("git_ref")
+    if ref and not repo:
+        raise invalid("git_ref", "git_ref is given without git_repo")
+    entries: list[ManifestEntry] = []
+    if text:
+        from k8e.core.sessions.manifest import parse_manifest  # brings a YAML parser, which clients do without
+
+        entries.extend(parse_manifest(text))
+    if repo:
+        entries.append(ManifestRepo(name_clone(repo), repo, ref))
+    entries.extend(_read_file(index, value) for index, value in enumerate(fields.take_list("files")))
+    return tuple(entries)
+
+
+def _read_file(index: int, value: object) -> ManifestFile:
+    """What YAML cannot carry: any bytes."""
+    if not isinstance(value, dict):
+        raise invalid(f"files[{index}]", f"files[{index}] is not an object")
+    fields = Fields(value, f"files[{index}].")
+    file = ManifestFile(fields.take_text("path"), fields.take_bytes("content"), fields.take_count("mode", 0o644))
+    fields.finish()
+    return file
+
+
+def name_clone(repo: str) -> str:
+    """The directory that `git clone` would choose."""
+    name = repo.rstrip("/").replace(":", "/").rpartition("/")[2].removesuffix(".git")
+    if not name:
+        raise invalid("git_repo", "git_repo does not name a repository")
+    return name
