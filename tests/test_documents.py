@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from k8e.cli.parser import build_parser
+from k8e.cli.commands import build_parser
 from k8e.core.access.keys import Keys
 from k8e.core.model import Phase
 from k8e.doors.http.handlers.approvals import Approvals

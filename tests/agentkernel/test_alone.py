@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.agentkernel.furnishing import read_file
-from k8e.cli.ending import Failure
+from k8e.cli.agentkernel.project_files import read_file
+from k8e.cli.process import Failure
 from tests.agentkernel.house import House, link, list_tree
 
 SEED_PERMISSIONS = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.agentkernel.landing import Landing, split_name
-from k8e.cli.ending import Failure
+from k8e.cli.agentkernel.destination import Landing, split_name
+from k8e.cli.process import Failure
 from tests.agentkernel.machine import Kernel
 
 

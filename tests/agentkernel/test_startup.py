@@ -36,9 +36,9 @@ def test_run_imports_next_to_nothing(kernel: Kernel) -> None:
     assert library <= CHEAP
     ours = {name for name in imported if name.startswith("k8e")}
     assert {name for name in ours if not name.startswith(("k8e.cli", "k8e.profiles"))} <= {"k8e"}
-    assert not ours & {"k8e.profiles.config", "k8e.profiles.environment", "k8e.profiles.mounts", "k8e.cli.parser"}
+    assert not ours & {"k8e.profiles.config", "k8e.profiles.environment", "k8e.profiles.mounts", "k8e.cli.commands"}
 
 
 def test_the_bridge_of_an_agent_imports_next_to_nothing(kernel: Kernel) -> None:
     imported = list_imports(kernel, "mcp", "server")
-    assert not imported & {"argparse", "json", "re", "asyncio", "k8e.cli.parser", "mcp"}
+    assert not imported & {"argparse", "json", "re", "asyncio", "k8e.cli.commands", "mcp"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from k8e.cli.agentkernel.leading_options import take_options
 from k8e.cli.agentkernel.run import TABLE
-from k8e.cli.agentkernel.words import take_options
 from k8e.cli.amounts import read_life, read_size, read_span
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 
 class Taken:

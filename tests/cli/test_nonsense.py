@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.ending import Failure
-from k8e.cli.response import Response, read_object
+from k8e.cli.client.response import Response, read_object
+from k8e.cli.process import Failure
 from tests.agentkernel.house import AGENTKERNEL
 from tests.cli.machine import K8E, Machine, make_folder
 
@@ -200,6 +200,6 @@ def test_nothing_that_is_sent_is_more_than_an_error() -> None:
 
 
 def test_an_answer_without_an_end_is_not_kept(place: tuple[Machine, Impostor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.cli.response.ANSWER", 1 << 20)
+    monkeypatch.setattr("k8e.cli.client.response.ANSWER", 1 << 20)
     answer = CHUNKED + b"10000\r\n%b\r\n" % bytes(0x10000) * 64
     assert receive(answer)[0] == "answer_unusable"

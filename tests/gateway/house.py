@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from k8e.cli.remote import contact
-from k8e.cli.remote.files import Credentials
+from k8e.cli.remote.connection import list_options, log_in, read_detail, read_key
+from k8e.cli.remote.profiles import Credentials
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
 from k8e.identity import anonymous
@@ -27,7 +27,7 @@ from tests.core.bare_engine import BareEngine
 PATIENCE = 60.0
 # A connection of one's own, though the address and the options be the same.
 ALONE = (
-    *contact.list_options(),
+    *list_options(),
     ("grpc.use_local_subchannel_pool", 1),
     # Who is refused tries again at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -76,7 +76,7 @@ class Guest:
         try:
             answer = self.call(name, *messages)
         except grpc.RpcError as error:
-            return error.code(), contact.read_detail(error)
+            return error.code(), read_detail(error)
         raise AssertionError(f"{name} was answered: {answer}")
 
     def send(self, path: str, *contents: bytes, seconds: float = PATIENCE) -> grpc.StatusCode:
@@ -144,7 +144,7 @@ class House:
         assert self.ask("DELETE", f"/v1/keys/{name}") == (200, {"ok": True})
 
     def log_in(self, text: str) -> Credentials:
-        return contact.log_in(self.endpoint, contact.read_key(text))
+        return log_in(self.endpoint, read_key(text))
 
     def guest(self, text: str) -> Guest:
         """Who has this API key."""

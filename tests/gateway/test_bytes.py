@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import read_detail
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
 from tests.gateway.house import Guest, House, open_house
@@ -66,7 +66,7 @@ def feed(guest: Guest, session: str) -> tuple[grpc.StatusCode, str]:
         for _ in call:
             pass
     except grpc.RpcError as error:
-        detail = contact.read_detail(error)
+        detail = read_detail(error)
         return call.code(), detail.code if detail else ""
     return call.code(), ""
 

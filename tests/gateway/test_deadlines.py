@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import read_detail
 from k8e.core.access.keys import Keys
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller
@@ -84,7 +84,7 @@ async def fail(channel: grpc.aio.Channel, path: str, seconds: float | None = Non
     with pytest.raises(grpc.aio.AioRpcError) as error:
         call: Any = channel.unary_unary(path)
         await call(b"", timeout=seconds)
-    detail = contact.read_detail(error.value)
+    detail = read_detail(error.value)
     assert "secret" not in str(error.value)
     return error.value.code(), detail.code if detail else ""
 
@@ -120,7 +120,7 @@ def test_a_call_ends_with_the_certificate_that_it_was_made_with(house: House) ->
     assert next(waiting).HasField("started")
     with pytest.raises(grpc.RpcError) as ended:
         next(waiting)
-    detail = contact.read_detail(ended.value)
+    detail = read_detail(ended.value)
     assert (ended.value.code(), detail and detail.code) == (
         grpc.StatusCode.UNAUTHENTICATED,
         "certificate_expired",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from k8e.cli.remote.contact import show_detail
+from k8e.cli.remote.connection import show_detail
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Denial, Denials
 from k8e.doors.grpc.errors import CODES, describe

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.cli.ending import Failure
-from k8e.cli.remote import contact
+from k8e.cli.process import Failure
+from k8e.cli.remote.connection import log_in, open_channel, read_detail, renew
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.identity import anonymous
 from k8e.identity.authority import (
@@ -164,7 +164,7 @@ class TestKeys:
     def test_of_another_gateway_are_refused_before_anything_is_sent(self, house: House) -> None:
         foreign = ApiKey.generate(bytes(32))
         with pytest.raises(Failure) as refused:
-            contact.log_in(house.endpoint, foreign)
+            log_in(house.endpoint, foreign)
         assert refused.value.body["code"] == "wrong_gateway"
 
     @pytest.mark.parametrize("fault", ["unknown id", "wrong secret", "no signature", "another request"])
@@ -192,7 +192,7 @@ class TestKeys:
         house.delete_key("doomed")
         with pytest.raises(grpc.RpcError) as ended:
             next(waiting)
-        detail = contact.read_detail(ended.value)
+        detail = read_detail(ended.value)
         assert (ended.value.code(), detail and detail.code) == (UNAUTHENTICATED, "key_revoked")
         for guest_or_other in (guest, other):
             code, detail = guest_or_other.refused("Login", pb.LoginRequest(csr=make_request()[1]))
@@ -220,7 +220,7 @@ class TestKeys:
         house.delete_key("slow")
         with pytest.raises(grpc.RpcError) as ended:
             list(reading)
-        detail = contact.read_detail(ended.value)
+        detail = read_detail(ended.value)
         assert (ended.value.code(), detail and detail.code) == (UNAUTHENTICATED, "key_revoked")
 
     def test_are_the_administrators_to_make(self, house: House) -> None:
@@ -236,7 +236,7 @@ class TestKeys:
 class TestCertificates:
     def test_are_renewed_by_themselves(self, house: House) -> None:
         found = house.log_in(house.make_key("lasting"))
-        renewed = contact.renew(found)
+        renewed = renew(found)
         assert renewed.certificate != found.certificate
         guest = house.meet(renewed.key.encode(), renewed.certificate.encode())
         assert guest.call("Status", pb.StatusRequest()).name == "lasting"
@@ -271,6 +271,6 @@ class TestCertificates:
         port = house.endpoint.rpartition(":")[2]
         for name in ("localhost", "127.0.0.1"):
             guest = house.root()
-            channel = contact.open_channel(f"{name}:{port}", guest.roots, guest.key or b"", guest.certificate or b"")
+            channel = open_channel(f"{name}:{port}", guest.roots, guest.key or b"", guest.certificate or b"")
             with channel:
                 grpc.channel_ready_future(channel).result(30)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import read_detail
 from k8e.doors.grpc import sandbox_pb2 as pb
 from tests.cli.machine import Machine
 from tests.gateway.house import House
@@ -98,7 +98,7 @@ def test_saying_whose_gives_nobody_what_is_not_theirs(house: House, twins: None,
         )
         with pytest.raises(grpc.RpcError) as refused:
             call(pb.GetSessionRequest(session_id=ID), metadata=(("sandbox-tenant", tenant),), timeout=60)
-        detail = contact.read_detail(refused.value)
+        detail = read_detail(refused.value)
         heard.append((refused.value.code(), str(detail)))
     assert heard[0] == heard[1]
     assert heard[0][0] is grpc.StatusCode.NOT_FOUND

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import read_key
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.identity.authority import make_request
 from tests.cli.machine import K8E, Done, Machine, wait_until
@@ -307,7 +307,7 @@ class TestProfiles:
         (path,) = (machine.home / ".k8e" / "sandbox" / "certificates").iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         log = (house.machine.folder / "s" / "daemon.log").read_text()
-        assert log.count(f"certificate_issued identity=k8e:key:{contact.read_key(key).key_id.hex()}") == 1
+        assert log.count(f"certificate_issued identity=k8e:key:{read_key(key).key_id.hex()}") == 1
 
     def test_files_say_who_we_are(self, house: House, laptop: tuple[Machine, str]) -> None:
         machine, key = laptop
@@ -367,6 +367,6 @@ def test_grpc_is_not_loaded_for_the_daemon_of_this_machine(house: House) -> None
     command = ["python3", "-X", "importtime", str(K8E), "sandbox", "sessions"]
     done = subprocess.run([str(K8E.parent / "python"), *command[1:]], env=machine.env, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "k8e.cli.commands" in done.stderr
+    assert "k8e.cli.sessions" in done.stderr
     assert "grpc" not in done.stderr
     assert "cryptography" not in done.stderr

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import split_endpoint
 from k8e.core.access.keys import Keys
 from k8e.core.model import Caller, RunSpec
 from k8e.doors.addresses import list_names
@@ -50,7 +50,7 @@ async def gateway(rig: Rig, keys: Keys) -> AsyncIterator[GrpcServer]:
 
 
 def read_serial(endpoint: str) -> int:
-    host, port = contact.split_endpoint(endpoint)
+    host, port = split_endpoint(endpoint)
     return x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port)).encode()).serial_number
 
 

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import read_detail
 from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
@@ -149,7 +149,7 @@ async def begin(channel: grpc.aio.Channel) -> Any:
 async def read_end(call: Any) -> tuple[grpc.StatusCode, pb.ErrorDetail]:
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await call.read()
-    detail = contact.read_detail(ended.value)
+    detail = read_detail(ended.value)
     assert detail is not None
     assert detail.hint
     return ended.value.code(), detail

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from k8e.cli.remote import contact
+from k8e.cli.remote.connection import read_detail
 from k8e.core.access.keys import Keys
 from k8e.core.log.refusal_log import BURST, NAME
 from k8e.doors.addresses import name_source
@@ -136,7 +136,7 @@ def test_silent_logins_from_many_addresses_keep_no_tenant_out(house: House) -> N
         wait_until(lambda: sum(call.done() for call in silent) >= len(silent) - STRANGERS_CALLS)
         assert sum(not call.done() for call in silent) <= STRANGERS_CALLS
         ended = next(call for call in silent if call.done())
-        detail = contact.read_detail(ended)
+        detail = read_detail(ended)
         assert detail is not None
         assert (ended.code(), detail.code, detail.retry_after > 0) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> int:
-    from k8e.cli.ending import ending_well
+    from k8e.cli.process import ending_well
 
     return ending_well(choose, sys.argv[1:])
 
@@ -29,6 +29,6 @@ def choose(arguments: list[str]) -> int:
         from k8e.cli.mcp import bridge
 
         return bridge("")
-    from k8e.cli.parser import dispatch
+    from k8e.cli.commands import dispatch
 
     return dispatch(arguments)

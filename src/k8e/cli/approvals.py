@@ -11,16 +11,16 @@ import json
 import os
 import time
 
-from k8e.cli.client import JSON, Client, aim, open_client, quieten_grpc, quote, run_dir
-from k8e.cli.commands import finish, print_json
-from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_some, write_all
-from k8e.cli.response import read_object
+from k8e.cli.client.http import JSON, Client, aim, open_client, quieten_grpc, quote, run_dir
+from k8e.cli.client.response import read_object
+from k8e.cli.process import FAILED, UNREACHABLE, Failure, read_some, write_all
+from k8e.cli.sessions import finish, print_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from k8e.cli.client import AnyClient
+    from k8e.cli.client.http import AnyClient
 
 WAIT = 30.0
 LEEWAY = 5.0  # for a service that is started anew in the last moment
@@ -104,11 +104,11 @@ def open_as_person() -> AnyClient:
             hint = "[gateway] in k8e.toml turns it on; `k8e sandbox status` says why it is off"
             raise Failure("gateway_closed", "a key is for the gateway, and this machine has none open", hint=hint)
     quieten_grpc()
-    from k8e.cli.remote import contact
     from k8e.cli.remote.client import RemoteClient
+    from k8e.cli.remote.connection import log_in, read_endpoint, read_key
     from k8e.cli.remote.discovery import of
 
-    return RemoteClient(of(contact.log_in(contact.read_endpoint(endpoint), contact.read_key(key))))
+    return RemoteClient(of(log_in(read_endpoint(endpoint), read_key(key))))
 
 
 def approvals(options: argparse.Namespace) -> int:

@@ -1,222 +1,170 @@
-"""Every command but `run`: one request each, and its answer printed as it came."""
+"""The whole command line in argparse: everything but the usual spellings of `sandbox run` (options.py)."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import sys
 
-from k8e.cli.client import BYTES, JSON, aim, open_client, quote
-from k8e.cli.ending import FAILED, UNREACHABLE, Failure, read_all, write_all
-from k8e.cli.response import Response, read_object
-from k8e.cli.run import MESSAGE, check_object, describe_env
-from k8e.cli.state import State
+from k8e.cli import amounts, handlers, manual, sessions
+from k8e.cli.arguments import Parser, Word, read_with
+from k8e.cli.process import write_all
+from k8e.cli.sandbox import add_sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
-    from k8e.cli.remote.replies import Reply
-
-
-def describe_session(*, manifest: str = "", git_repo: str = "", git_ref: str = "") -> dict[str, Any]:
-    """What goes into a session from its beginning."""
-    if git_ref and not git_repo:
-        raise Failure("usage", "--git-ref is given without --git-repo")
-    wanted: dict[str, Any] = {}
-    if manifest:
-        try:
-            with open(manifest, encoding="utf-8") as file:
-                wanted["manifest"] = file.read(MESSAGE)
-                if file.read(1):
-                    raise Failure("message_too_large", f"{manifest} has more than {MESSAGE} bytes")
-        except (OSError, UnicodeDecodeError) as error:
-            hint = "--manifest takes a YAML file"
-            raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error), hint=hint) from error
-    if git_repo:
-        wanted["git_repo"] = git_repo
-    if git_ref:
-        wanted["git_ref"] = git_ref
-    return wanted
+    from k8e.cli.arguments import Handler
 
 
-def split_hosts(values: list[str]) -> list[str]:
-    """a,b and repeated flags; an empty word is no host, so that '' is nothing at all."""
-    return [host.strip() for value in values for host in value.split(",") if host.strip()]
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        write_all(1, f"k8e {version('k8e')}\n".encode())
+        parser.exit()
 
 
-def finish(response: Response | Reply) -> int:
-    write_all(1, check_object(response.read()))
-    return 0 if response.status < 300 else FAILED
+class Commands(Parser):
+    def advise(self, rest: list[str]) -> str:
+        options = [word.partition("=")[0] for word in rest if word.startswith("-")]
+        for name in ("--endpoint", "--apikey", "--profile"):
+            if name in options:
+                return f"{name} stands before the command: `k8e {name} ... sandbox ...`"
+        if not options and self.prog.endswith(" sandbox run"):
+            return "the code is one word: put it in quotes; `--` before it when it begins with a dash"
+        return ""
 
 
-def create(options: argparse.Namespace) -> int:
-    wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
-    wanted.update(describe_wishes(options))
-    own = {
-        "tenant_id": options.tenant,
-        "secrets": read_secrets(options.secret),
-        "persistent": options.persistent,
-    }
-    wanted.update({name: value for name, value in own.items() if value})
-    return finish(open_client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
+def dispatch(arguments: list[str]) -> int:
+    parsed = build_parser().parse_args(arguments)
+    for flag in ("endpoint", "apikey", "profile"):
+        if value := getattr(parsed, flag):
+            os.environ[f"K8E_SANDBOX_{flag.upper()}"] = value
+    handler: Handler = parsed.handler
+    return handler(parsed)
 
 
-def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """What a session and a sub-agent's can both be asked to have."""
-    limits = {name: getattr(options, name) for name in ("cpus", "memory", "disk")}
-    given = {
-        "session_id": options.session_id,
-        "runtime": options.runtime,
-        "image": options.image,
-        "env": json.loads(f"{{{describe_env(options.env)}}}"),
-        "limits": {name: value for name, value in limits.items() if value is not None},
-    }
-    wanted = {name: value for name, value in given.items() if value}
-    if options.ttl is not None:
-        wanted["ttl"] = options.ttl
-    if options.allowed_hosts:
-        wanted["allowed_hosts"] = split_hosts(options.allowed_hosts)
-    return wanted
+def build_parser() -> Commands:
+    parser = Commands(prog=os.path.basename(sys.argv[0]) or "k8e", description=manual.ABOUT)
+    parser.add_argument("--version", action=Version, nargs=0, help="say which version this is")
+    parser.add_argument(
+        "--endpoint", action=Word, metavar="HOST:PORT", help="a gateway (default: this machine's own daemon)"
+    )
+    parser.add_argument(
+        "--apikey",
+        action=Word,
+        metavar="KEY",
+        help="a key for it; better in K8E_SANDBOX_APIKEY, where others cannot see it",
+    )
+    parser.add_argument(
+        "--profile", action=Word, metavar="NAME", help="a gateway that `k8e connect` has given this name"
+    )
+    commands_of = parser.add_subparsers(metavar="COMMAND", required=True)
+    add_sandbox(commands_of)
+    server = commands_of.add_parser("server", help="run the daemon in the foreground", description=manual.SERVER)
+    server.set_defaults(handler=handlers.serve)
+    doctor = commands_of.add_parser("doctor", help="say what works on this machine", description=manual.DOCTOR)
+    add_doctor_options(doctor)
+    doctor.set_defaults(handler=handlers.examine)
+    skill = commands_of.add_parser("sandbox-install-skill", help="tell agents about us", description=manual.SKILL)
+    names = ("kiro", "claude", "gemini", "codex", "all")
+    skill.add_argument("agent", nargs="?", choices=names, default="all", help=f"{', '.join(names)} (default)")
+    skill.add_argument("--dry-run", action="store_true", help="only say what would be written")
+    skill.add_argument("--uninstall", action="store_true", help="take it out again")
+    skill.set_defaults(handler=handlers.install_skill)
+    add_images(commands_of)
+    add_keys(commands_of)
+    add_mcp(commands_of)
+    add_connections(commands_of)
+    return parser
 
 
-def subagent(options: argparse.Namespace) -> int:
-    wanted = describe_wishes(options)
-    if options.secret:  # no variable of a child is ever kept on a disk
-        wanted["env"] = {**wanted.get("env", {}), **read_secrets(options.secret)}
-    for name in ("agent_type", "workspace_path", "read_only", "powerless"):
-        if value := getattr(options, name):
-            wanted[name] = value
-    target = aim(f"/v1/sessions/{quote(options.parent)}/subagents", options)
-    return finish(open_client().request("POST", target, json.dumps(wanted).encode(), JSON))
+def add_doctor_options(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--fix", action="store_true", help="first install what is missing and remove what is left over")
 
 
-def read_secrets(names: list[str]) -> dict[str, str]:
-    """From our own environment: what stands on a command line can be seen by others."""
-    for name in names:
-        if "=" in name:  # which is not repeated: the rest of it may be a secret
-            raise Failure("usage", "--secret takes a NAME alone", hint="the value is that of our own variable NAME")
-        if name not in os.environ:
-            hint = f"export {name}, or put it before the command; the value does not stand on the command line"
-            raise Failure("secret_not_set", f"--secret {name}: there is no variable of that name here", hint=hint)
-    return {name: os.environ[name] for name in names}
+def add_images(parent: Any) -> None:
+    image = parent.add_parser("image", help="what sandboxes can be made of", description=manual.IMAGE)
+    subcommands = image.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, function: str, about: str) -> Parser:
+        added: Parser = subcommands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        added.set_defaults(handler=lambda parsed: handlers.run_image(function, parsed))
+        return added
+
+    pull = add("pull", "pull", "get an image from its registry")
+    pull.add_argument("name", metavar="NAME")
+    take = add("import", "add", "take an image from a file that docker save or skopeo wrote, or an OCI layout")
+    take.add_argument("file", metavar="FILE", help="an archive, a directory, or - for standard input")
+    take.add_argument(
+        "--name", dest="image", action=Word, default="", metavar="NAME", help="default: as the archive calls it"
+    )
+    add("list", "list_images", "list the images that you can use")
+    remove = add("remove", "remove", "forget an image")
+    remove.add_argument("name", metavar="NAME")
+    prune = add("prune", "prune", "forget all your images that no session of yours is made of")
+    span = read_with(amounts.read_span, "span of time", "such as 90s, 15m, 2d")
+    about = "only those not used for that long: 1h, 7d (default: all)"
+    prune.add_argument("--unused-for", type=span, default=0.0, metavar="TIME", help=about)
+    for parser in (pull, take, remove, prune):
+        parser.add_argument(
+            "--tenant", action=Word, default="", metavar="NAME", help="of the gateway, whose it is to be; root only"
+        )
+    add("build-base", "build_base", "build k8e/base out of this machine's own package sources; root only")
 
 
-def stop(options: argparse.Namespace) -> int:
-    return finish(open_client().request("POST", aim(f"/v1/sessions/{quote(options.sid)}/stop", options), b"{}", JSON))
+def add_keys(parent: Any) -> None:
+    keys = parent.add_parser("sandbox-apikey", help="keys for programs on other machines", description=manual.KEYS)
+    subcommands = keys.add_subparsers(metavar="COMMAND", required=True)
+    create = subcommands.add_parser("create", help="make a key; it is shown this once")
+    create.add_argument("name", metavar="NAME")
+    life = read_with(amounts.read_life, "span of time", "such as 12h, 30d, or never")
+    create.add_argument("--ttl", type=life, default="30d", metavar="TIME", help="such as 30d (default), 12h or never")
+    create.add_argument("--scope", choices=("run", "operator", "admin"), default="run", help="default: run")
+    create.add_argument(
+        "--tenant", action="append", default=[], metavar="NAME", help="whose sandboxes; an operator's may be several"
+    )
+    create.set_defaults(handler=sessions.create_key)
+    subcommands.add_parser("list", help="list the keys").set_defaults(handler=sessions.list_keys)
+    delete = subcommands.add_parser("delete", help="revoke a key and all its certificates, at once")
+    delete.add_argument("name", metavar="NAME")
+    delete.set_defaults(handler=sessions.delete_key)
 
 
-def start(options: argparse.Namespace) -> int:
-    given = {"env": json.loads(f"{{{describe_env(options.env)}}}"), "secrets": read_secrets(options.secret)}
-    body = json.dumps({name: value for name, value in given.items() if value}).encode()
-    return finish(open_client().request("POST", aim(f"/v1/sessions/{quote(options.sid)}/start", options), body, JSON))
+def add_mcp(parent: Any) -> None:
+    mcp = parent.add_parser("sandbox-mcp", help="serve sandboxes to agents (MCP)", description=manual.MCP)
+    mcp.add_argument("--http", action="store_true", help="serve Streamable HTTP at /mcp instead of stdin and stdout")
+    mcp.add_argument(
+        "--http-addr",
+        default=os.environ.get("K8E_SANDBOX_MCP_ADDR") or ":8811",
+        metavar="HOST:PORT",
+        help="where; default: K8E_SANDBOX_MCP_ADDR, or :8811, which is 127.0.0.1",
+    )
+    # SUPPRESS: what stands before the subcommand is not overwritten by what does not stand behind it.
+    mcp.add_argument("--endpoint", action=Word, default=argparse.SUPPRESS, metavar="HOST:PORT", help="a gateway")
+    mcp.add_argument(
+        "--tls-cert",
+        default="",
+        metavar="FILE",
+        help="who we are to the gateway, or whom to trust; with --http: what clients are shown",
+    )
+    mcp.add_argument("--tls-key", default="", metavar="FILE", help="its key")
+    mcp.add_argument(
+        "--tenant-id", action=Word, default="", metavar="NAME", help="keep sessions for this tenant, and use its own"
+    )
+    mcp.set_defaults(handler=handlers.run_mcp)
 
 
-def get(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}", options)))
-
-
-def allow_hosts(options: argparse.Namespace) -> int:
-    """Prints the list that is in force, after changing it if that was asked for."""
-    target = aim(f"/v1/sessions/{quote(options.sid)}/hosts", options)
-    change: dict[str, Any] = {
-        name: split_hosts(values)
-        for name in ("add", "remove", "hosts")
-        if (values := getattr(options, name)) is not None
-    }
-    if options.clear:
-        change["clear"] = True
-    if not change:
-        return finish(open_client().request("GET", target))
-    if len(change) > 1 and set(change) != {"add", "remove"}:
-        raise Failure("usage", "--hosts and --clear stand alone; only --add and --remove can be given together")
-    return finish(open_client().request("POST", target, json.dumps(change).encode(), JSON))
-
-
-def sessions(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions?phase={options.phase}", options)))
-
-
-def destroy(options: argparse.Namespace) -> int:
-    return finish(open_client().request("DELETE", aim(f"/v1/sessions/{quote(options.sid)}", options)))
-
-
-def write(options: argparse.Namespace) -> int:
-    content = read_all(0, MESSAGE)
-    target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}&mode={options.mode}"
-    return finish(open_client().request("PUT", aim(target, options), content, BYTES))
-
-
-def read(options: argparse.Namespace) -> int:
-    target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}"
-    response = open_client().request("GET", aim(target, options), accept=BYTES if options.raw else JSON)
-    if not options.raw or response.status >= 300:
-        return finish(response)
-    write_all(1, response.read())
-    return 0
-
-
-def list_files(options: argparse.Namespace) -> int:
-    target = f"/v1/sessions/{quote(options.sid)}/entries?path={quote(options.path)}&since={options.since!r}"
-    return finish(open_client().request("GET", aim(target, options)))
-
-
-def status(options: argparse.Namespace) -> int:
-    """What a script asks before anything else: the keys are there whatever is wrong."""
-    answer: dict[str, Any] = {"available": False, "session_id": None, "tenant_id": State(options.tenant).tenant}
-    try:
-        client = open_client()
-        answer["session_id"] = State(options.tenant, client.place).read() or None
-        service = read_object(client.request("GET", "/v1/status"))
-    except Failure as failure:
-        print_json(answer | failure.body)
-        return failure.status
-    if "available" not in service:
-        print_json(answer | service)
-        return FAILED
-    found = client.request("GET", f"/v1/sessions/{quote(answer['session_id'])}") if answer["session_id"] else None
-    session = read_object(found) if found else {}
-    if session.get("phase") != "active":
-        answer["session_id"] = None
-    print_json(answer | service)
-    return 0 if service["available"] else UNREACHABLE
-
-
-def poll(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", f"/v1/runs/{quote(options.run_id)}"))
-
-
-def kill(options: argparse.Namespace) -> int:
-    return finish(open_client().request("POST", f"/v1/runs/{quote(options.run_id)}/kill", b"{}", JSON))
-
-
-def ps(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}/processes", options)))
-
-
-def log(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}/runs", options)))
-
-
-def print_json(value: object) -> None:
-    from k8e.profiles.text import to_json
-
-    write_all(1, to_json(value))
-
-
-def create_key(options: argparse.Namespace) -> int:
-    wanted: dict[str, Any] = {"name": options.name, "scope": options.scope}
-    if options.ttl is not None:
-        wanted["ttl"] = options.ttl
-    wanted["for_ever"] = options.ttl is None
-    if options.tenant:
-        wanted["tenant_ids"] = options.tenant
-    return finish(open_client().request("POST", "/v1/keys", json.dumps(wanted).encode(), JSON))
-
-
-def list_keys(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", "/v1/keys"))
-
-
-def delete_key(options: argparse.Namespace) -> int:
-    return finish(open_client().request("DELETE", f"/v1/keys/{quote(options.name)}"))
+def add_connections(parent: Any) -> None:
+    connect = parent.add_parser("connect", help="use a gateway on another machine", description=manual.CONNECT)
+    connect.add_argument("address", nargs="?", metavar="HOST:PORT", help="default: --endpoint")
+    connect.add_argument(
+        "--name", action=Word, default="", metavar="NAME", help="the profile's name; default: --profile, or default"
+    )
+    connect.set_defaults(handler=handlers.run_connect)
+    login = parent.add_parser("login", help="get a new certificate for a profile", description=manual.LOGIN)
+    login.add_argument("name", nargs="?", default="", metavar="PROFILE", help="default: --profile, or the last one")
+    login.set_defaults(handler=handlers.run_login)

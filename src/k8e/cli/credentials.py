@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 HUB_KEY = "https://index.docker.io/v1/"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from k8e.cli.client import quieten_grpc
+from k8e.cli.arguments import take_over
+from k8e.cli.client.http import quieten_grpc
 from k8e.cli.options import RunOptions
-from k8e.cli.parsing import take_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.parsing import Handler
+    from k8e.cli.arguments import Handler
 
 
 def run_parsed(parsed: argparse.Namespace) -> int:
@@ -48,14 +48,14 @@ def install_skill(parsed: argparse.Namespace) -> int:
 
 def run_connect(parsed: argparse.Namespace) -> int:
     quieten_grpc()
-    from k8e.cli.remote.commands import connect
+    from k8e.cli.remote.connect import connect
 
     return connect(parsed)
 
 
 def run_login(parsed: argparse.Namespace) -> int:
     quieten_grpc()
-    from k8e.cli.remote.commands import login
+    from k8e.cli.remote.connect import login
 
     return login(parsed)
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from k8e.cli.client import BYTES, JSON, Client, open_client, quote
-from k8e.cli.commands import finish, print_json
+from k8e.cli.client.failures import lost, parse_answer
+from k8e.cli.client.http import BYTES, JSON, Client, open_client, quote
+from k8e.cli.client.response import Response, read_object
 from k8e.cli.credentials import find_credentials
-from k8e.cli.ending import FAILED, Failure, read_some, write_all
-from k8e.cli.response import Response, read_object
-from k8e.cli.trouble import lost, parse_answer
+from k8e.cli.process import FAILED, Failure, read_some, write_all
+from k8e.cli.sessions import finish, print_json
 from k8e.engine.reference import InvalidReference, parse_reference
 
 RESULT, ERROR, PROGRESS = 5, 6, 7  # kinds of frames

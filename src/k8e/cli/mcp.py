@@ -1,17 +1,17 @@
 """`k8e sandbox-mcp`: a bridge from an agent's pipes to the daemon, or a gateway, which speaks the protocol. It
 understands nothing of what it carries, and imports next to nothing: an agent waits for it.
 
-The daemon has questions of its own (answers.py), in lines that begin with a byte which no line of the protocol has;
-answers go the same way, between two lines of the agent's.
+The daemon sends requests of its own (mcp_requests.py), in lines that begin with a byte which no line of the protocol
+has; replies go the same way, between two lines of the AI agent.
 """
 
 from __future__ import annotations
 
 import os
 
-from k8e.cli.client import ELSEWHERE, JSON, Client, connect, quote, quote_json, run_dir, send_patiently
-from k8e.cli.ending import FAILED, Failure, read_some, write_all
-from k8e.cli.response import Response
+from k8e.cli.client.http import ELSEWHERE, JSON, Client, connect, quote, quote_json, run_dir, send_patiently
+from k8e.cli.client.response import Response
+from k8e.cli.process import FAILED, Failure, read_some, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def bridge(tenant: str, front: str = "", *, permissive: bool = False) -> int:
     """Standard output is the protocol's: what has to be said to people goes to stderr."""
     try:
         if (place := find_elsewhere()) is not None:
-            from k8e.cli.client import quieten_grpc
+            from k8e.cli.client.http import quieten_grpc
 
             quieten_grpc()
-            from k8e.cli.remote.agents import bridge_far
+            from k8e.cli.remote.mcp import bridge_far
 
             if front:
                 raise Failure(
@@ -111,7 +111,7 @@ def find_elsewhere() -> str | None:
     if not os.path.exists(run_dir() + "/k8e.sock") and os.path.exists(
         os.path.expanduser("~/.k8e/sandbox/profiles.yaml")
     ):
-        from k8e.cli.remote.files import Profiles
+        from k8e.cli.remote.profiles import Profiles
 
         return Profiles().current or None
     return None
@@ -145,7 +145,7 @@ def pass_on(pieces: Iterable[bytes], reply: Callable[[bytes], None]) -> None:
 
 
 def answer(connection: socket, between: LockType, question: bytes, permissive: bool) -> None:
-    from k8e.cli.answers import find_answer
+    from k8e.cli.mcp_requests import find_answer
 
     line = MARK + find_answer(question, permissive=permissive) + b"\n"
     try:

@@ -1,4 +1,4 @@
-"""What `k8e sandbox run` can be told. One table, read by argparse (parsing.py) and by a plain reader without imports.
+"""What `k8e sandbox run` can be told. One table, read by argparse (arguments.py) and by a plain reader without imports.
 
 The plain reader takes only what it understands completely; anything else (abbreviations are not among it, nobody takes
 those) it leaves to argparse, which also words the errors. tests/cli/test_options.py shows that the two agree.

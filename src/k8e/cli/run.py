@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.client import JSON, aim, open_client, quote, quote_json
-from k8e.cli.ending import FAILED, Failure, read_all, write_all
-from k8e.cli.response import nonsense, read_object
+from k8e.cli.client.http import JSON, aim, open_client, quote, quote_json
+from k8e.cli.client.response import nonsense, read_object
+from k8e.cli.process import FAILED, Failure, read_all, write_all
 from k8e.cli.state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.client import AnyClient
+    from k8e.cli.client.http import AnyClient
     from k8e.cli.options import RunOptions
 
 MESSAGE = 64 << 20
@@ -61,7 +61,7 @@ def has_hosts(client: AnyClient, options: RunOptions, session_id: str) -> bool:
     with more than somebody wanted nor with less."""
     if not options.allowed_hosts:
         return True
-    from k8e.cli.commands import split_hosts
+    from k8e.cli.sessions import split_hosts
     from k8e.policy import HostList, InvalidEntry
 
     try:
@@ -127,7 +127,7 @@ def renew(client: AnyClient, options: RunOptions, state: State, *, gone: str) ->
             return found
         import json
 
-        from k8e.cli.commands import describe_session, split_hosts
+        from k8e.cli.sessions import describe_session, split_hosts
 
         wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
         if options.allowed_hosts:
@@ -176,7 +176,7 @@ class Attempt:
         """There is no such session, or soon will not be: nothing was run."""
         if self._response.status not in (404, 409):
             return False
-        from k8e.cli.trouble import parse_answer
+        from k8e.cli.client.failures import parse_answer
 
         self._body = self._response.read()
         return parse_answer(self._body)["code"] in GONE
@@ -230,7 +230,7 @@ def check_object(body: bytes) -> bytes:
 
 def tell_denied(result: bytes) -> None:
     """What the network refused to the command, a line each, after its last output."""
-    from k8e.cli.trouble import parse_answer
+    from k8e.cli.client.failures import parse_answer
 
     content = parse_answer(result)
     lines = []

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from k8e.cli import amounts, commands, handlers, manual
+from k8e.cli import amounts, handlers, manual, sessions
+from k8e.cli.arguments import Word, add_table, read_with
 from k8e.cli.options import OPTIONS, RunOptions, read_seconds
-from k8e.cli.parsing import Word, add_table, read_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from k8e.cli.parsing import Handler, Parser
+    from k8e.cli.arguments import Handler, Parser
 
 
 # About a session, or some: there may be others of the same name.
@@ -42,42 +42,42 @@ def add_sandbox(parent: Any) -> None:
         return added
 
     add_run_options(add("run", handlers.run_parsed, "run code or a shell command", manual.RUN))
-    add_create_options(add("create", commands.create, "make a session and print its id"))
+    add_create_options(add("create", sessions.create, "make a session and print its id"))
     add_child_options(
-        add("subagent", commands.subagent, "make a session that shares another's workspace", manual.SUBAGENT)
+        add("subagent", sessions.subagent, "make a session that shares another's workspace", manual.SUBAGENT)
     )
-    add("get", commands.get, "show a session").add_argument("sid", metavar="SID")
-    add_hosts_options(add("allow-hosts", commands.allow_hosts, "show or change what a session may reach", manual.HOSTS))
-    sessions = add("sessions", commands.sessions, "list your sessions")
-    sessions.add_argument("--phase", choices=("active", "all"), default="active", help="default: active")
-    stop = add("stop", commands.stop, "end what runs in a persistent session; its files stay")
+    add("get", sessions.get, "show a session").add_argument("sid", metavar="SID")
+    add_hosts_options(add("allow-hosts", sessions.allow_hosts, "show or change what a session may reach", manual.HOSTS))
+    listing = add("sessions", sessions.sessions, "list your sessions")
+    listing.add_argument("--phase", choices=("active", "all"), default="active", help="default: active")
+    stop = add("stop", sessions.stop, "end what runs in a persistent session; its files stay")
     stop.add_argument("sid", metavar="SID")
-    start = add("start", commands.start, "bring a stopped session back, with its files", manual.START)
+    start = add("start", sessions.start, "bring a stopped session back, with its files", manual.START)
     start.add_argument("sid", metavar="SID")
     for name, noun, about in (
         ("--env", "NAME=VALUE", "another variable for all its commands, or another value"),
         ("--secret", "NAME", "a variable with the value that it has here"),
     ):
         start.add_argument(name, action="append", default=[], metavar=noun, help=f"{about}; may be given several times")
-    add("destroy", commands.destroy, "end a session with all that is in it").add_argument("sid", metavar="SID")
-    write = add("write", commands.write, "write standard input to a file of a session")
+    add("destroy", sessions.destroy, "end a session with all that is in it").add_argument("sid", metavar="SID")
+    write = add("write", sessions.write, "write standard input to a file of a session")
     write.add_argument("sid", metavar="SID")
     write.add_argument("path", metavar="PATH", help="relative ones begin at /workspace")
     write.add_argument("--mode", choices=("w", "a"), default="w", help="w replaces (default), a appends")
-    read = add("read", commands.read, "read a file of a session")
+    read = add("read", sessions.read, "read a file of a session")
     read.add_argument("sid", metavar="SID")
     read.add_argument("path", metavar="PATH", help="relative ones begin at /workspace")
     read.add_argument("--raw", action="store_true", help="print the bytes as they are instead of JSON")
-    entries = add("list", commands.list_files, "list the files of a session")
+    entries = add("list", sessions.list_files, "list the files of a session")
     entries.add_argument("sid", metavar="SID")
     entries.add_argument("--path", action=Word, default="", metavar="DIR", help="default: /workspace")
     entries.add_argument("--since", type=float, default=0.0, metavar="TIME", help="only what changed after (unix time)")
-    status = add("status", commands.status, "say whether sandboxes work, and which session is yours")
+    status = add("status", sessions.status, "say whether sandboxes work, and which session is yours")
     status.add_argument("--tenant", action=Word, default="", metavar="NAME")
-    add("poll", commands.poll, "show how a background run is doing").add_argument("run_id", metavar="RUN-ID")
-    add("kill", commands.kill, "end a background run").add_argument("run_id", metavar="RUN-ID")
-    add("ps", commands.ps, "list the commands of a session").add_argument("sid", metavar="SID")
-    add("log", commands.log, "list the runs of a session").add_argument("sid", metavar="SID")
+    add("poll", sessions.poll, "show how a background run is doing").add_argument("run_id", metavar="RUN-ID")
+    add("kill", sessions.kill, "end a background run").add_argument("run_id", metavar="RUN-ID")
+    add("ps", sessions.ps, "list the commands of a session").add_argument("sid", metavar="SID")
+    add("log", sessions.log, "list the runs of a session").add_argument("sid", metavar="SID")
     add_approvals(add)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

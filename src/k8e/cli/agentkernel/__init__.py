@@ -10,15 +10,15 @@ import sys
 
 
 def main() -> int:
-    from k8e.cli.ending import ending_well
+    from k8e.cli.process import ending_well
 
     return ending_well(choose, sys.argv[1:])
 
 
 def choose(arguments: list[str]) -> int:
     from k8e.cli.agentkernel.commands import COMMANDS, show_help
-    from k8e.cli.agentkernel.telling import tell
-    from k8e.cli.ending import FAILED, OutputLost
+    from k8e.cli.agentkernel.output import tell
+    from k8e.cli.process import FAILED, OutputLost
     from k8e.errors import ExplainedError
 
     word = arguments[0] if arguments else "--help"

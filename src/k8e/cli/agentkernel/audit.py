@@ -6,11 +6,11 @@ import json
 import os
 import time
 
+from k8e.cli.agentkernel.output import show_table
 from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.telling import show_table
 from k8e.cli.amounts import read_span
-from k8e.cli.ending import Failure, write_all
-from k8e.cli.parsing import read_with
+from k8e.cli.arguments import read_with
+from k8e.cli.process import Failure, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

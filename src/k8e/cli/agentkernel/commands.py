@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.cli.ending import Failure, write_all
+from k8e.cli.process import Failure, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

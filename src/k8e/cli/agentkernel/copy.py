@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import stat
 
-from k8e.cli.agentkernel.descent import FOLDER
+from k8e.cli.agentkernel.destination import Landing, split_name
 from k8e.cli.agentkernel.exec import explain
-from k8e.cli.agentkernel.landing import Landing, split_name
-from k8e.cli.agentkernel.telling import say
-from k8e.cli.agentkernel.words import show_help, take_options, wants_help
-from k8e.cli.client import BYTES, Client, quote
-from k8e.cli.ending import FAILED, Failure
-from k8e.cli.response import read_object
+from k8e.cli.agentkernel.leading_options import show_help, take_options, wants_help
+from k8e.cli.agentkernel.output import say
+from k8e.cli.agentkernel.paths import FOLDER
+from k8e.cli.client.http import BYTES, Client, quote
+from k8e.cli.client.response import read_object
+from k8e.cli.process import FAILED, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import select
 import signal
 import time
 
-from k8e.cli.agentkernel.cage import find_file, read_user_config
-from k8e.cli.agentkernel.opening import is_about_image, obtain
+from k8e.cli.agentkernel.images import is_about_image, obtain
+from k8e.cli.agentkernel.output import say, show_json, show_table
 from k8e.cli.agentkernel.parsing import make_parser
+from k8e.cli.agentkernel.plan import find_file, read_user_config
 from k8e.cli.agentkernel.sandbox import ask
-from k8e.cli.agentkernel.telling import say, show_json, show_table
-from k8e.cli.client import JSON, Client, run_dir
-from k8e.cli.ending import UNREACHABLE, Failure
-from k8e.cli.response import read_object
+from k8e.cli.client.http import JSON, Client, run_dir
+from k8e.cli.client.response import read_object
+from k8e.cli.process import UNREACHABLE, Failure
 from k8e.profiles.config import AgentPool, DaemonWish
 from k8e.profiles.effective import build_cage, find_language, list_targets
 from k8e.profiles.mode import MODES

@@ -7,7 +7,7 @@ from k8e.cli.agentkernel.parsing import make_parser
 
 def main(arguments: list[str]) -> int:
     from k8e.cli import handlers, manual
-    from k8e.cli.parser import add_doctor_options
+    from k8e.cli.commands import add_doctor_options
 
     parser = make_parser("doctor", manual.DOCTOR)
     add_doctor_options(parser)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from k8e.cli.agentkernel import console
-from k8e.cli.agentkernel.following import Follower, Refused
+from k8e.cli.agentkernel import terminal
+from k8e.cli.agentkernel.foreground import Follower, Refused
 from k8e.cli.agentkernel.jsontext import pack
+from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
+from k8e.cli.agentkernel.output import tell
 from k8e.cli.agentkernel.run import describe_terminal
-from k8e.cli.agentkernel.telling import tell
-from k8e.cli.agentkernel.words import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
-from k8e.cli.client import quote
-from k8e.cli.ending import Failure
+from k8e.cli.client.http import quote
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,16 +66,16 @@ def attach(words: list[str]) -> int:
 def execute(name: str, command: list[str], options: ExecOptions) -> int:
     from k8e.cli.agentkernel.options import split_assignment
 
-    terminal = console.Console() if console.is_there() else None
+    console = terminal.Console() if terminal.is_there() else None
     members: dict[str, Any] = {"argv": command, "timeout": options.timeout}
     if options.env:
         members["env"] = dict(split_assignment(each) for each in options.env)
     if options.workdir:
         members["workdir"] = options.workdir
     text = pack(members)[1:-1]
-    if terminal is not None:
+    if console is not None:
         text += f', "terminal": {describe_terminal()}'
-    follower = Follower(f"/v1/sessions/{quote(name)}/runs", terminal)
+    follower = Follower(f"/v1/sessions/{quote(name)}/runs", console)
     try:
         return follower.follow(follower.start(text))
     except Refused as refused:

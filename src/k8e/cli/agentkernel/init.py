@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.cage import FILE_NAME, look_around
+from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.telling import say
-from k8e.cli.ending import Failure, write_all
+from k8e.cli.agentkernel.plan import FILE_NAME, look_around
+from k8e.cli.process import Failure, write_all
 from k8e.profiles.config import AGENTS, read_config
 from k8e.profiles.detection import detect
 from k8e.profiles.effective import NAME

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.cli.client import quote_json
+from k8e.cli.client.http import quote_json
 
 
 def pack(value: object) -> str:

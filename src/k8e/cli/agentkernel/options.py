@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 from k8e.profiles.mode import MODES
 from k8e.profiles.profile import PROFILES
 from k8e.profiles.wishes import Wishes
@@ -100,13 +100,13 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    from k8e.cli.parsing import add_table
+    from k8e.cli.arguments import add_table
 
     add_table(parser, OPTIONS, CageOptions())
 
 
 def read_parsed(parsed: argparse.Namespace) -> CageOptions:
-    from k8e.cli.parsing import take_over
+    from k8e.cli.arguments import take_over
 
     options = CageOptions()
     take_over(parsed, options)

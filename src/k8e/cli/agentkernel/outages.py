@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 
-from k8e.cli.agentkernel.cage import state_folder
+from k8e.cli.agentkernel.plan import state_folder
 
 LASTS = 600.0
 LONGEST = 300

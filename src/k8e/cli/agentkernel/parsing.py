@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.cli.parsing import Parser
+from k8e.cli.arguments import Parser
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

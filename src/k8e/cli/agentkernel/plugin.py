@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from k8e.cli.agentkernel.cage import find_file, read_user_config
+from k8e.cli.agentkernel.output import say, show_json
 from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.telling import say, show_json
-from k8e.cli.ending import Failure
+from k8e.cli.agentkernel.plan import find_file, read_user_config
+from k8e.cli.process import Failure
 from k8e.cli.skill import jsontext
 from k8e.cli.skill.install import Agent, drop_entry, put_entry
 from k8e.cli.skill.jsontext import NotJson

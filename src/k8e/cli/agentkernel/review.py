@@ -3,14 +3,14 @@ a repository, a .envrc, an editor's tasks. It cannot be kept from coming into be
 is said.
 
 What is new or changed is told by the time that the kernel notes with every change, which nobody inside can set. All of
-it was written by the sandbox: no link is followed, and names are cleaned before they are shown (telling.py).
+it was written by the sandbox: no link is followed, and names are cleaned before they are shown (output.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.descent import FOLDER, open_below
+from k8e.cli.agentkernel.paths import FOLDER, open_below
 from k8e.profiles.protection import KEPT, is_repository
 
 TYPE_CHECKING = False

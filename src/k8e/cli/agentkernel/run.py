@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-from k8e.cli.agentkernel import console
-from k8e.cli.agentkernel.cage import prepare, tell_new
-from k8e.cli.agentkernel.following import ONCE, Follower, Refused
+from k8e.cli.agentkernel import terminal
+from k8e.cli.agentkernel.foreground import ONCE, Follower, Refused
 from k8e.cli.agentkernel.jsontext import pack
+from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
 from k8e.cli.agentkernel.options import OPTIONS, CageOptions
-from k8e.cli.agentkernel.telling import say, tell
-from k8e.cli.agentkernel.words import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
-from k8e.cli.ending import Failure
+from k8e.cli.agentkernel.output import say, tell
+from k8e.cli.agentkernel.plan import prepare, tell_new
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.agentkernel.cage import Plan
-    from k8e.cli.response import Response
+    from k8e.cli.agentkernel.plan import Plan
+    from k8e.cli.client.response import Response
     from k8e.profiles.effective import Cage
 
 USAGE = "run [options] COMMAND [ARGUMENT ...]"
@@ -71,7 +71,7 @@ class Run:
         self._command = command
         self._plan = plan
         self._begun = time.time()
-        self._console = console.Console() if console.is_there() else None
+        self._console = terminal.Console() if terminal.is_there() else None
         self._follower = Follower(ONCE, self._console)
 
     def finish(self) -> int:
@@ -95,8 +95,8 @@ class Run:
         except Refused as refused:
             if not refused.body["code"].startswith("image_"):
                 raise
-            from k8e.cli.agentkernel.opening import obtain
-            from k8e.cli.client import Client
+            from k8e.cli.agentkernel.images import obtain
+            from k8e.cli.client.http import Client
 
             cage = obtain(Client(), cage, refused.body)
         return self._follower.start(self._describe(cage))
@@ -112,7 +112,7 @@ class Run:
             cage = cage.but(name=f"run-{os.urandom(4).hex()}", persistent=True)
         session = cage.to_request()
         if self._plan.files:
-            from k8e.cli.agentkernel.furnishing import describe_file
+            from k8e.cli.agentkernel.project_files import describe_file
 
             session["files"] = [describe_file(file, content) for file, content in self._plan.files]
         members = f'"session": {pack(session)}, "argv": {pack(command)}, "timeout": {self._options.timeout!r}'
@@ -126,5 +126,5 @@ class Run:
 
 
 def describe_terminal() -> str:
-    rows, columns = console.measure()
+    rows, columns = terminal.measure()
     return pack({"rows": rows, "columns": columns, "term": os.environ.get("TERM", "")})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from k8e.cli.agentkernel.cage import prepare
 from k8e.cli.agentkernel.options import add_options, read_parsed
+from k8e.cli.agentkernel.output import say, show_json, show_table
 from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.telling import say, show_json, show_table
-from k8e.cli.client import JSON, Client, quote
-from k8e.cli.ending import Failure, write_all
-from k8e.cli.response import read_object
+from k8e.cli.agentkernel.plan import prepare
+from k8e.cli.client.http import JSON, Client, quote
+from k8e.cli.client.response import read_object
+from k8e.cli.process import Failure, write_all
 from k8e.profiles.effective import FRONT, check_name
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ def create(parsed: argparse.Namespace) -> int:
     if options.dry_run:
         show_plan(plan.cage, as_json=options.json)
         return 0
-    from k8e.cli.agentkernel.opening import open_session
+    from k8e.cli.agentkernel.images import open_session
 
     cage, answer = open_session(Client(), plan)
     if options.json:

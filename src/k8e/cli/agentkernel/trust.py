@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.cage import FILE_NAME, read_user_config
-from k8e.cli.agentkernel.files import change_trusted, load_trusted, parse, read_bytes
+from k8e.cli.agentkernel.config_files import change_trusted, load_trusted, parse, read_bytes
+from k8e.cli.agentkernel.output import say, show_json, show_table
 from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.telling import say, show_json, show_table
-from k8e.cli.ending import write_all
+from k8e.cli.agentkernel.plan import FILE_NAME, read_user_config
+from k8e.cli.process import write_all
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.text import clean
 from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust

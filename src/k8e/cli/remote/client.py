@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import grpc
 
-from k8e.cli.client import BYTES
-from k8e.cli.ending import Failure, read_some
-from k8e.cli.remote import contact, messages
+from k8e.cli.client.http import BYTES
+from k8e.cli.process import Failure, read_some
+from k8e.cli.remote import connection, messages
 from k8e.cli.remote.discovery import Target
 from k8e.cli.remote.replies import LiveReply, Reply
 from k8e.core.errors import Fault
@@ -54,7 +54,7 @@ class RemoteClient:
     def __init__(self, target: Target) -> None:
         self.place = target.place
         self.endpoint = target.endpoint
-        self._channel = contact.open_channel(target.endpoint, target.roots, target.key, target.certificate)
+        self._channel = connection.open_channel(target.endpoint, target.roots, target.key, target.certificate)
         self._feeding = threading.Event()
         self._descriptor = -1
         self._harmless = True
@@ -142,13 +142,13 @@ class RemoteClient:
             yield pb.ExecInput(stdin=piece)
 
     def _explain(self, error: Any) -> Reply:
-        detail = contact.read_detail(error)
+        detail = connection.read_detail(error)
         if detail is None:
-            failure = contact.explain(self.endpoint, error, harmless=self._harmless)
+            failure = connection.explain(self.endpoint, error, harmless=self._harmless)
             if failure.body["code"] != "message_too_large":
                 raise failure from error
             return Reply(413, answers.encode(failure.body))
-        return Reply(_STATUS.get(error.code(), 500), answers.encode(contact.show_detail(detail)))
+        return Reply(_STATUS.get(error.code(), 500), answers.encode(connection.show_detail(detail)))
 
     def _call(self, name: str, message: Any, *, seconds: float = 120.0) -> Any:
         method = METHODS[name]

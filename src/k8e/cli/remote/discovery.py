@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k8e.cli.client import JSON, Client
-from k8e.cli.ending import Failure
-from k8e.cli.remote import contact
-from k8e.cli.remote.files import Cache, Credentials, Profiles
-from k8e.cli.response import read_object
+from k8e.cli.client.http import JSON, Client
+from k8e.cli.client.response import read_object
+from k8e.cli.process import Failure
+from k8e.cli.remote import connection
+from k8e.cli.remote.profiles import Cache, Credentials, Profiles
 from k8e.identity import anonymous
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -43,11 +43,11 @@ def find_target(profile: str = "") -> Target:
     apikey = os.environ.get("K8E_SANDBOX_APIKEY", "")
     if profile:
         credentials = use_profile(profile)
-        if given and contact.read_endpoint(given) != credentials.endpoint:
+        if given and connection.read_endpoint(given) != credentials.endpoint:
             error = f"the profile {profile} is for {credentials.endpoint}, and the endpoint says {given}"
             raise Failure("usage", error, hint="give one of them")
         return of(credentials)
-    endpoint = contact.read_endpoint(given or f"127.0.0.1:{contact.PORT}")
+    endpoint = connection.read_endpoint(given or f"127.0.0.1:{connection.PORT}")
     if apikey:
         return of(use_key(endpoint, apikey))
     return (
@@ -68,7 +68,7 @@ def use_key(endpoint: str, text: str) -> Credentials:
     credentials = cache.read()
     if credentials is not None and not credentials.is_worn(time.time()):
         return credentials
-    credentials = contact.log_in(endpoint, contact.read_key(text))
+    credentials = connection.log_in(endpoint, connection.read_key(text))
     cache.save(credentials)
     return credentials
 
@@ -102,7 +102,7 @@ def renew(credentials: Credentials) -> Credentials:
     """By the certificate itself; that of a local user at the unix socket. Where the socket is closed to them, the
     gateway's own refusal says what to do."""
     try:
-        return contact.renew(credentials)
+        return connection.renew(credentials)
     except Failure as failure:
         found = log_in_here(credentials.endpoint) if failure.body["code"] == AT_SOCKET else None
         if found is None:
@@ -135,7 +135,7 @@ def use_local_daemon(endpoint: str) -> Target | None:
 
 def log_in_here(endpoint: str) -> Credentials | None:
     """A user of this machine needs no key for its own gateway. None where it is another's, or closed to this user."""
-    host, port = contact.split_endpoint(endpoint)
+    host, port = connection.split_endpoint(endpoint)
     socket_path = Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e") / "k8e.sock"
     if host not in LOOPBACK or not os.access(socket_path, os.W_OK):
         return None
@@ -144,7 +144,7 @@ def log_in_here(endpoint: str) -> Credentials | None:
     private, request = make_request()
     answer = Client().request("POST", "/v1/login", json.dumps({"csr": request}).encode(), JSON)
     login = read_object(answer)
-    if answer.status != 200 or contact.split_endpoint(login["endpoint"])[1] != port:
+    if answer.status != 200 or connection.split_endpoint(login["endpoint"])[1] != port:
         return None
     return Credentials(
         endpoint=endpoint,

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 SUFFIX = ".k8e-backup"
 MAX_SIZE = 64 << 20

@@ -6,11 +6,11 @@ the help.
 
 from __future__ import annotations
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.parsing import Table
+    from k8e.cli.arguments import Table
 
 # Seconds. Without --timeout a command has all the time there is: a day, which is the most that the service gives.
 MOST_SECONDS = 86_400.0
@@ -72,7 +72,7 @@ def wants_help(words: list[str], table: Table) -> bool:
 
 
 def show_help(usage: str, about: str, table: Table) -> int:
-    from k8e.cli.ending import write_all
+    from k8e.cli.process import write_all
 
     heads = [f"{name} {noun}".rstrip() for name, (_, noun, _) in table.items()]
     width = max(map(len, heads), default=0)

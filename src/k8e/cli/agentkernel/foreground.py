@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found] # the C inside `signal`
 
-from k8e.cli.agentkernel.telling import say, tell
-from k8e.cli.client import JSON, Client, find_patience, quote
-from k8e.cli.ending import Failure, die_of, write_all
-from k8e.cli.response import nonsense, read_object
+from k8e.cli.agentkernel.output import say, tell
+from k8e.cli.client.http import JSON, Client, find_patience, quote
+from k8e.cli.client.response import nonsense, read_object
+from k8e.cli.process import Failure, die_of, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.agentkernel.console import Console
-    from k8e.cli.response import Response
+    from k8e.cli.agentkernel.terminal import Console
+    from k8e.cli.client.response import Response
 
 STDOUT, STDERR, STARTED, RESULT, ERROR = 1, 2, 4, 5, 6
 HUP, INT, QUIT, USR1, USR2, TERM, CONT, TTIN, WINCH = 1, 2, 3, 10, 12, 15, 18, 21, 28
@@ -106,7 +106,7 @@ class Follower:
             elif kind == RESULT:
                 result = data
             elif kind == ERROR:
-                from k8e.cli.trouble import parse_answer
+                from k8e.cli.client.failures import parse_answer
 
                 self._take_back()
                 tell(Failure.of(parse_answer(data)).body)
@@ -152,13 +152,13 @@ class Follower:
         self._sent.add(number)
         self._order("signal", f'{{"signal": {number:d}}}')
         if number == HUP and self._console is not None:
-            from k8e.cli.agentkernel.console import is_there
+            from k8e.cli.agentkernel.terminal import is_there
 
             if not is_there():
                 die_of(HUP)  # nobody sits there any more, and nobody will
 
     def _resize(self, *_: object) -> None:
-        from k8e.cli.agentkernel.console import measure
+        from k8e.cli.agentkernel.terminal import measure
 
         rows, columns = measure()
         self._order("resize", f'{{"rows": {rows}, "columns": {columns}}}')
@@ -194,7 +194,7 @@ def find_text(content: bytes, name: bytes) -> str:
 def tell_denied(result: bytes, *, once: bool) -> None:
     """What the network refused to the command, a line each, after its last output. A sandbox that is gone (`once`) can
     be given nothing any more; the next one can."""
-    from k8e.cli.trouble import parse_answer
+    from k8e.cli.client.failures import parse_answer
 
     content = parse_answer(result)
     for denial in content.get("denied", []):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 
 def find_answer(line: bytes, *, permissive: bool) -> bytes:
@@ -43,9 +43,9 @@ def answer_credentials(image: str) -> dict[str, Any]:
 
 def answer_cage(question: dict[str, Any], *, permissive: bool) -> dict[str, Any]:
     """Decided here, as for a command that the user types in this folder."""
-    from k8e.cli.agentkernel.cage import prepare
-    from k8e.cli.agentkernel.furnishing import describe_file
     from k8e.cli.agentkernel.options import CageOptions
+    from k8e.cli.agentkernel.plan import prepare
+    from k8e.cli.agentkernel.project_files import describe_file
     from k8e.profiles.agent import decide_for_agent
     from k8e.profiles.wishes import Wishes
 

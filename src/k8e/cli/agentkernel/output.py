@@ -3,7 +3,7 @@ them acts on a terminal."""
 
 from __future__ import annotations
 
-from k8e.cli.ending import write_all
+from k8e.cli.process import write_all
 from k8e.profiles.text import clean, to_json
 
 TYPE_CHECKING = False

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 
-from k8e.cli.agentkernel.telling import say
-from k8e.cli.client import JSON
-from k8e.cli.ending import Failure
-from k8e.cli.response import read_object
+from k8e.cli.agentkernel.output import say
+from k8e.cli.client.http import JSON
+from k8e.cli.client.response import read_object
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from k8e.cli.agentkernel.cage import Plan
-    from k8e.cli.client import Client
+    from k8e.cli.agentkernel.plan import Plan
+    from k8e.cli.client.http import Client
     from k8e.cli.images import Meter
     from k8e.profiles.effective import Cage
 
@@ -44,7 +44,7 @@ def open_session(client: Client, plan: Plan) -> tuple[Cage, dict[str, Any]]:
 def attempt(client: Client, plan: Plan, cage: Cage) -> dict[str, Any]:
     body = cage.to_request()
     if plan.files:
-        from k8e.cli.agentkernel.furnishing import describe_file
+        from k8e.cli.agentkernel.project_files import describe_file
 
         body["files"] = [describe_file(file, content) for file, content in plan.files]
     response = client.request("POST", "/v1/sessions", json.dumps(body).encode(), JSON)

@@ -11,8 +11,8 @@ import sys
 from _json import encode_basestring_ascii
 from _socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_STREAM, SOL_SOCKET, socket
 
-from k8e.cli.ending import read_some
-from k8e.cli.response import Response
+from k8e.cli.client.response import Response
+from k8e.cli.process import read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def open_client() -> AnyClient:
     if not os.path.exists(run_dir() + "/k8e.sock"):
         profiles = os.path.expanduser("~/.k8e/sandbox/profiles.yaml")
         if os.path.exists(profiles):
-            from k8e.cli.remote.files import Profiles
+            from k8e.cli.remote.profiles import Profiles
 
             if current := Profiles().current:
                 return open_remote(current)
@@ -101,14 +101,14 @@ def connect() -> socket:
     except OSError as error:
         connection.close()
         if error.errno == errno.EAGAIN:
-            from k8e.cli.trouble import crowded
+            from k8e.cli.client.failures import crowded
 
             raise crowded(path) from error
         if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
-            from k8e.cli.launch import explain
+            from k8e.cli.client.launch import explain
 
             raise explain(path, error) from error
-        from k8e.cli.launch import start_daemon
+        from k8e.cli.client.launch import start_daemon
 
         connection = start_daemon(path)
     set_patience(connection, patience / 3)
@@ -192,7 +192,7 @@ class Client:
                 view = view[self._connection.send(view) :]
                 silences = 0
             except BlockingIOError:
-                from k8e.cli.trouble import check_presence
+                from k8e.cli.client.failures import check_presence
 
                 silences += 1
                 check_presence(self._connection, silences, harmless=harmless)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from k8e.cli.client import find_patience
-from k8e.cli.ending import FAILED, UNREACHABLE, Failure
-from k8e.cli.remote.files import Credentials
+from k8e.cli.client.http import find_patience
+from k8e.cli.process import FAILED, UNREACHABLE, Failure
+from k8e.cli.remote.profiles import Credentials
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.identity import anonymous

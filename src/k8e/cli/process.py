@@ -29,7 +29,7 @@ class Failure(ExplainedError):
     def of(cls, answer: dict[str, str], status: int = FAILED) -> Failure:
         """Takes over the error that the daemon or the gateway answered, with every member it has."""
         if not all(isinstance(answer.get(name), str) for name in ("code", "error")):
-            from k8e.cli.trouble import nonsense
+            from k8e.cli.client.failures import nonsense
 
             return nonsense("an error without a code")
         failure = cls(answer["code"], answer["error"], status=status)

@@ -10,8 +10,8 @@ import errno
 import fcntl
 from _socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
-from k8e.cli.client import find_patience, run_dir, set_patience
-from k8e.cli.ending import FAILED, UNREACHABLE, Failure
+from k8e.cli.client.http import find_patience, run_dir, set_patience
+from k8e.cli.process import FAILED, UNREACHABLE, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from k8e.cli.ending import read_some, write_all
-from k8e.cli.remote import contact
+from k8e.cli.process import read_some, write_all
+from k8e.cli.remote.connection import explain, open_channel
 from k8e.cli.remote.discovery import find_target
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
@@ -20,7 +20,7 @@ def bridge_far(profile: str, tenant: str) -> int:
     """Raises Failure. A connection is never made twice: what an agent has there ends with it."""
     target = find_target(profile)
     method = METHODS["ConnectAgent"]
-    with contact.open_channel(target.endpoint, target.roots, target.key, target.certificate) as channel:
+    with open_channel(target.endpoint, target.roots, target.key, target.certificate) as channel:
         carrier = Carrier(pb.AgentOptions(tenant_id=tenant))
         call: Any = channel.stream_stream(method.path, method.request.SerializeToString, method.response.FromString)
         carrier.call = call(carrier.carry())
@@ -29,7 +29,7 @@ def bridge_far(profile: str, tenant: str) -> int:
                 write_all(1, answer.content)
         except grpc.RpcError as error:
             if not carrier.left.is_set():
-                raise contact.explain(target.endpoint, error) from error
+                raise explain(target.endpoint, error) from error
     return 0
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
-from k8e.cli.commands import print_json
-from k8e.cli.ending import Failure, read_all
-from k8e.cli.remote import contact, discovery
-from k8e.cli.remote.files import Credentials, Profiles
+from k8e.cli.process import Failure, read_all
+from k8e.cli.remote import connection, discovery
+from k8e.cli.remote.profiles import Credentials, Profiles
+from k8e.cli.sessions import print_json
 from k8e.cli.state import is_name
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
@@ -22,11 +22,11 @@ _MAX_KEY = 4096
 
 def connect(options: argparse.Namespace) -> int:
     """Exchanges an API key for a certificate and remembers the gateway."""
-    endpoint = contact.read_endpoint(options.address or os.environ.get("K8E_SANDBOX_ENDPOINT") or _no_address())
+    endpoint = connection.read_endpoint(options.address or os.environ.get("K8E_SANDBOX_ENDPOINT") or _no_address())
     name = options.name or os.environ.get("K8E_SANDBOX_PROFILE") or "default"
     if not is_name(name):
         raise Failure("usage", "a profile's name is 1 to 63 of A-Z a-z 0-9 _ - and does not begin with -")
-    credentials = contact.log_in(endpoint, contact.read_key(_read_secret()))
+    credentials = connection.log_in(endpoint, connection.read_key(_read_secret()))
     Profiles.save(name, credentials, make_current=True)
     print_json({"profile": name, **_describe(credentials)})
     return 0
@@ -40,7 +40,7 @@ def login(options: argparse.Namespace) -> int:
         raise Failure("no_such_profile", "there is no profile yet", hint="k8e connect HOST:PORT")
     known = profiles.find(name)
     apikey = os.environ.get("K8E_SANDBOX_APIKEY")
-    credentials = contact.log_in(known.endpoint, contact.read_key(apikey)) if apikey else discovery.renew(known)
+    credentials = connection.log_in(known.endpoint, connection.read_key(apikey)) if apikey else discovery.renew(known)
     Profiles.save(name, credentials, make_current=False)
     print_json({"profile": name, **_describe(credentials)})
     return 0
@@ -65,12 +65,12 @@ def _describe(credentials: Credentials) -> dict[str, Any]:
     """Who the gateway says we are: which shows that the certificate works."""
     roots, key = credentials.ca_certificate.encode(), credentials.key.encode()
     method = METHODS["Status"]
-    with contact.open_channel(credentials.endpoint, roots, key, credentials.certificate.encode()) as channel:
+    with connection.open_channel(credentials.endpoint, roots, key, credentials.certificate.encode()) as channel:
         call = channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
         try:
-            status: Any = call(pb.StatusRequest(), timeout=contact.PATIENCE * 6)
+            status: Any = call(pb.StatusRequest(), timeout=connection.PATIENCE * 6)
         except grpc.RpcError as error:
-            raise contact.explain(credentials.endpoint, error) from error
+            raise connection.explain(credentials.endpoint, error) from error
     return {
         "endpoint": credentials.endpoint,
         "name": status.name,

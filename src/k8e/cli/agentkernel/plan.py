@@ -52,7 +52,7 @@ def prepare(
     )
     if not cage.files:
         return Plan(cage, [], scene, file)
-    from k8e.cli.agentkernel.furnishing import read_files
+    from k8e.cli.agentkernel.project_files import read_files
 
     return Plan(cage, read_files(cage, file, trusted=trusted), scene, file)
 
@@ -89,8 +89,8 @@ def tell_new(plan: Plan, since: float) -> None:
     """After a command that could write the project: what it made there that runs by itself is to be looked at first."""
     if not any(mount.writable for mount in plan.cage.mounts):
         return
+    from k8e.cli.agentkernel.output import say
     from k8e.cli.agentkernel.review import find_nested
-    from k8e.cli.agentkernel.telling import say
     from k8e.profiles.protection import find_new
 
     try:
@@ -111,7 +111,7 @@ def find_file(named: str | None) -> tuple[Config | None, bool]:
     """The project's file, and whether it is trusted: because it was named, or because somebody said so."""
     if named is None and not os.path.lexists(FILE_NAME):
         return None, False
-    from k8e.cli.agentkernel.files import find_named, find_own
+    from k8e.cli.agentkernel.config_files import find_named, find_own
 
     return find_named(named) if named is not None else find_own()
 
@@ -120,7 +120,7 @@ def read_user_config() -> Config | None:
     path = os.path.join(config_folder(), "config.toml")
     if not os.path.lexists(path):
         return None
-    from k8e.cli.agentkernel.files import read_user
+    from k8e.cli.agentkernel.config_files import read_user
 
     return read_user(path)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 
-from k8e.cli.agentkernel.descent import open_below
-from k8e.cli.ending import Failure
+from k8e.cli.agentkernel.paths import open_below
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

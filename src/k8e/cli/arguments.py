@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.descent import FOLDER
-from k8e.cli.ending import Failure
+from k8e.cli.agentkernel.paths import FOLDER
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from k8e.cli.ending import Failure
+    from k8e.cli.process import Failure
     from k8e.cli.remote.replies import Reply
 
 PIECE = 256 << 10
@@ -21,7 +21,7 @@ ANSWER = 256 << 20  # a body that is kept in memory
 
 class Response:
     """The head, and the body as far as it was asked for. Raises Failure when the daemon goes away, is silent or talks
-    nonsense (trouble.py).
+    nonsense (failures.py).
 
     `harmless`: what was asked for changes nothing; `whole`: all of it was sent; `early`: it is begun before all of it
     has come."""
@@ -142,7 +142,7 @@ class Response:
                     self.wait()
                 data = self._connection.recv(PIECE)
             except BlockingIOError:  # nothing came for a while
-                from k8e.cli.trouble import check_presence
+                from k8e.cli.client.failures import check_presence
 
                 self._silences += 1
                 check_presence(self._connection, self._silences, harmless=self._harmless)
@@ -156,7 +156,7 @@ class Response:
     def _lost(self, error: OSError | None = None) -> Failure:
         """The kernel says ECONNRESET where the daemon ended with something unread: most requests are read before they
         are begun."""
-        from k8e.cli.trouble import lost
+        from k8e.cli.client.failures import lost
 
         unread = not self._whole or (error is not None and error.errno == errno.ECONNRESET)
         begun = self.status >= 200 or self._early
@@ -172,13 +172,13 @@ def read_number(text: str, base: int, most: int) -> int:
 
 
 def nonsense(cause: str) -> Failure:
-    from k8e.cli import trouble
+    from k8e.cli.client import failures
 
-    return trouble.nonsense(cause)
+    return failures.nonsense(cause)
 
 
 def read_object(response: Response | Reply) -> dict[str, Any]:
     """The JSON object that the answer is."""
-    from k8e.cli.trouble import parse_answer
+    from k8e.cli.client.failures import parse_answer
 
     return parse_answer(response.read())

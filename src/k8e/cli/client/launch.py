@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from k8e.cli.client import find_patience, set_patience
-from k8e.cli.ending import UNREACHABLE, Failure
-from k8e.cli.trouble import crowded
+from k8e.cli.client.failures import crowded
+from k8e.cli.client.http import find_patience, set_patience
+from k8e.cli.process import UNREACHABLE, Failure
 
 LOOK = 0.02
 PATIENCE = 60.0  # for a daemon that recovers what a crash left behind

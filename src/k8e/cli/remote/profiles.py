@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k8e.cli.ending import Failure
+from k8e.cli.process import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Clients of the service: HTTP to the daemon of this machine."""
