@@ -71,19 +71,19 @@ async def live_once(service: Service) -> None:
     """One of everything, in order."""
     manifest = [ManifestFile("ledger", b"")]
     tell("creating", session="one")
-    await service.create(ALICE, SessionSpec(session_id="one", env={"WORD": "kept"}, manifest=manifest))
+    await service.sessions.create(ALICE, SessionSpec(session_id="one", env={"WORD": "kept"}, manifest=manifest))
     tell("created", session="one")
     await write_line(service, "one", "a")
     await write_line_later(service, "one", "b", poll=True)
     await write_line_later(service, "one", "c", poll=False)
     tell("creating", session="two")
-    await service.create(ALICE, SessionSpec(session_id="two", manifest=manifest))
+    await service.sessions.create(ALICE, SessionSpec(session_id="two", manifest=manifest))
     tell("created", session="two")
     tell("destroying", session="two")
-    await service.destroy(ALICE, "two")
+    await service.sessions.destroy(ALICE, "two")
     tell("destroyed", session="two")
     # In a session that nobody is told of: it must not be there afterwards, wherever this ends.
-    await service.run_once(ALICE, SessionSpec(env={"WORD": "gone"}), RunSpec("", "true"))
+    await service.runs.run_once(ALICE, SessionSpec(env={"WORD": "gone"}), RunSpec("", "true"))
     await write_line(service, "one", "d")
 
 
@@ -92,11 +92,11 @@ async def live_ahead(service: Service) -> None:
     pool = service._pool
     for session in ("one", "two"):
         tell("creating", session=session)
-        await service.create(ALICE, SessionSpec(session_id=session, env={"WORD": "kept"}))
+        await service.sessions.create(ALICE, SessionSpec(session_id=session, env={"WORD": "kept"}))
         tell("created", session=session)
         await pool.settle()
     tell("destroying", session="two")
-    await service.destroy(ALICE, "two")
+    await service.sessions.destroy(ALICE, "two")
     tell("destroyed", session="two")
     for name in (pool._take(template) for template in list(pool._ready)):
         assert name
@@ -105,7 +105,7 @@ async def live_ahead(service: Service) -> None:
 
 async def write_line(service: Service, session: str, line: str) -> None:
     tell("running", session=session, line=line)
-    result = await service.run(ALICE, RunSpec(session, f"echo {line} >> ledger"))
+    result = await service.runs.run(ALICE, RunSpec(session, f"echo {line} >> ledger"))
     assert result.exit_code == 0, result
     tell("ran", session=session, line=line)
 
@@ -113,20 +113,20 @@ async def write_line(service: Service, session: str, line: str) -> None:
 async def write_line_later(service: Service, session: str, line: str, *, poll: bool) -> None:
     tell("running", session=session, line=line)
     spec = RunSpec(session, f"echo {line} >> ledger; echo {line}", background=True)
-    run_id = (await service.run(ALICE, spec)).run_id
+    run_id = (await service.runs.run(ALICE, spec)).run_id
     tell("started", session=session, line=line, run=run_id)
-    while poll and (await service.poll(ALICE, run_id)).status is Status.RUNNING:
+    while poll and (await service.runs.poll(ALICE, run_id)).status is Status.RUNNING:
         await asyncio.sleep(0.002)
 
 
 async def collect_and_die(service: Service, engine: BareEngine, moments: Moments, how: str) -> None:
     """One background run with more output than one frame takes; the moments are those of bringing it home."""
     tell("creating", session="one")
-    await service.create(ALICE, SessionSpec(session_id="one", manifest=[ManifestFile("ledger", b"")]))
+    await service.sessions.create(ALICE, SessionSpec(session_id="one", manifest=[ManifestFile("ledger", b"")]))
     tell("created", session="one")
     tell("running", session="one", line="a")
     code = "echo a >> ledger; head -c 300000 /dev/zero | tr '\\0' x; " + ("sleep 1000" if how == "kill" else "")
-    run_id = (await service.run(ALICE, RunSpec("one", code, background=True))).run_id
+    run_id = (await service.runs.run(ALICE, RunSpec("one", code, background=True))).run_id
     (sandbox,) = await engine.list()
     link, _ = await engine.attach(sandbox)
     while not any(one.stdout_bytes == 300_000 and one.running == (how == "kill") for one in await link.commands()):
@@ -134,7 +134,7 @@ async def collect_and_die(service: Service, engine: BareEngine, moments: Moments
     tell("started", session="one", line="a", run=run_id)
     moments.watch(link, "attach", "commands", "write_file", "release")
     moments.begin()
-    await (service.kill(ALICE, run_id) if how == "kill" else service.poll(ALICE, run_id))
+    await (service.runs.kill(ALICE, run_id) if how == "kill" else service.runs.poll(ALICE, run_id))
 
 
 HOSTS: list[list[str]] = [["a.test", "b.test"], ["c.test"], [], ["d.test"]]  # wider, others, none, wider
@@ -142,36 +142,36 @@ HOSTS: list[list[str]] = [["a.test", "b.test"], ["c.test"], [], ["d.test"]]  # w
 
 async def change_hosts(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:
     """The moments are those of changing a list."""
-    await service.create(ALICE, SessionSpec(session_id="one", allowed_hosts=["a.test"]))
+    await service.sessions.create(ALICE, SessionSpec(session_id="one", allowed_hosts=["a.test"]))
     moments.watch(engine, "set_egress")
     moments.watch(store, "set_hosts")
     moments.begin()
     for hosts in HOSTS:
         tell("changing", hosts=hosts)
-        await service.set_hosts(ALICE, "one", HostsChange(hosts=hosts))
+        await service.sessions.set_hosts(ALICE, "one", HostsChange(hosts=hosts))
         tell("changed", hosts=hosts)
 
 
 async def stop_and_start(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:
     """The moments are those of stopping and starting, with something under way."""
     spec = SessionSpec(session_id="one", persistent=True, env={"WORD": "kept"}, manifest=[ManifestFile("ledger", b"")])
-    await service.create(ALICE, spec)
+    await service.sessions.create(ALICE, spec)
     tell("created", session="one")
     moments.watch(engine, "stop", "start")
     moments.watch(store, "stop_session", "start_session")
     moments.begin()
     await write_line(service, "one", "a")
-    await service.run(ALICE, RunSpec("one", "sleep 1000", background=True))
-    await service.stop_session(ALICE, "one")
+    await service.runs.run(ALICE, RunSpec("one", "sleep 1000", background=True))
+    await service.sessions.stop(ALICE, "one")
     tell("stopped")
-    await service.start_session(ALICE, "one")
+    await service.sessions.start(ALICE, "one")
     tell("started_again")
 
 
 async def raise_family(service: Service, engine: BareEngine, store: Store, moments: Moments) -> None:
     """The moments are those of having children, taking something from all of them, and ending with them."""
     tell("creating", session="parent")
-    await service.create(ALICE, SessionSpec(session_id="parent", allowed_hosts=["a.test", "b.test"]))
+    await service.sessions.create(ALICE, SessionSpec(session_id="parent", allowed_hosts=["a.test", "b.test"]))
     tell("created", session="parent")
     moments.watch(engine, "set_egress")
     moments.watch(store, "set_hosts")
@@ -179,15 +179,15 @@ async def raise_family(service: Service, engine: BareEngine, store: Store, momen
     for child in ("one", "two"):
         tell("creating", session=child)
         spec = ChildSpec(session_id=child, env={"WORD": "kept"}, workspace_path=f"of-{child}")
-        await service.subagent(ALICE, "parent", spec)
+        await service.sessions.create_child(ALICE, "parent", spec)
         tell("created", session=child)
-    await service.run(ALICE, RunSpec("one", "sleep 1000", background=True, timeout=2000))
+    await service.runs.run(ALICE, RunSpec("one", "sleep 1000", background=True, timeout=2000))
     tell("changing", hosts=["a.test"])
-    await service.set_hosts(ALICE, "parent", HostsChange(hosts=["a.test"]))
+    await service.sessions.set_hosts(ALICE, "parent", HostsChange(hosts=["a.test"]))
     tell("changed", hosts=["a.test"])
     for session in ("one", "two", "parent"):
         tell("destroying", session=session)
-    await service.destroy(ALICE, "parent")
+    await service.sessions.destroy(ALICE, "parent")
     for session in ("one", "two", "parent"):
         tell("destroyed", session=session)
 
@@ -195,7 +195,7 @@ async def raise_family(service: Service, engine: BareEngine, store: Store, momen
 async def live_wildly(service: Service, seed: int) -> None:
     """Several clients at once, each with sessions of its own, until the end."""
     chance = random.Random(seed)
-    there = [session.session_id for session in await service.sessions(ALICE)]
+    there = [session.session_id for session in await service.sessions.list(ALICE)]
     clients = [be_client(service, there[number::4], random.Random(chance.random())) for number in range(4)]
     await asyncio.gather(*clients)
 
@@ -208,7 +208,9 @@ async def be_client(service: Service, mine: list[str], chance: random.Random) ->
             if action == "create" or not mine:
                 session = f"s-{line}"
                 tell("creating", session=session)
-                await service.create(ALICE, SessionSpec(session_id=session, manifest=[ManifestFile("ledger", b"")]))
+                await service.sessions.create(
+                    ALICE, SessionSpec(session_id=session, manifest=[ManifestFile("ledger", b"")])
+                )
                 tell("created", session=session)
                 mine.append(session)
             elif action == "run":
@@ -218,13 +220,13 @@ async def be_client(service: Service, mine: list[str], chance: random.Random) ->
             elif action == "slow":
                 # Still running when the end comes.
                 spec = RunSpec(chance.choice(mine), "setsid sleep 1000 & sleep 1000", timeout=0.2 + chance.random())
-                await service.run(ALICE, spec)
+                await service.runs.run(ALICE, spec)
             elif action == "write":
-                await service.write_file(ALICE, chance.choice(mine), "data", os.urandom(100_000), append=False)
+                await service.files.write(ALICE, chance.choice(mine), "data", os.urandom(100_000), append=False)
             elif len(mine) > 1:
                 session = mine.pop(chance.randrange(len(mine)))
                 tell("destroying", session=session)
-                await service.destroy(ALICE, session)
+                await service.sessions.destroy(ALICE, session)
                 tell("destroyed", session=session)
         except Fault as fault:
             tell("fault", code=fault.code, detail=fault.detail)

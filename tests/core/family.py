@@ -15,12 +15,12 @@ HOSTS = ("a.test", "*.b.test", "192.0.2.0/24")
 
 async def make_child(rig: Rig, session_id: str = "", caller: Caller = ALICE, **wishes: Any) -> str:
     spec = ChildSpec(session_id=session_id, **wishes)
-    return (await rig.service.subagent(caller, PARENT, spec)).session_id
+    return (await rig.service.sessions.create_child(caller, PARENT, spec)).session_id
 
 
 async def check_hosts(rig: Rig, session: str, *hosts: str) -> None:
     """What is shown, on record and in force."""
-    assert (await rig.service.get(ALICE, session)).hosts == HostList.parse(hosts)
+    assert (await rig.service.sessions.get(ALICE, session)).hosts == HostList.parse(hosts)
     sandbox = rig.sandbox_of(session)
     record = await rig.store.find_session(sandbox)
     assert record is not None
@@ -36,4 +36,4 @@ async def read_audit(rig: Rig, event: str) -> list[dict[str, Any]]:
 
 
 async def change_hosts(rig: Rig, session: str, *hosts: str) -> None:
-    await rig.service.set_hosts(ALICE, session, HostsChange(hosts=hosts))
+    await rig.service.sessions.set_hosts(ALICE, session, HostsChange(hosts=hosts))

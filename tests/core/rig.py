@@ -78,18 +78,18 @@ class Rig:
         self.as_door: SandboxService = self.service
 
     async def create(self, caller: Caller = ALICE, spec: SessionSpec | None = None) -> str:
-        return (await self.service.create(caller, spec or SessionSpec())).session_id
+        return (await self.service.sessions.create(caller, spec or SessionSpec())).session_id
 
     async def run(self, session_id: str, code: str, caller: Caller = ALICE) -> RunResult:
-        return await self.service.run(caller, RunSpec(session_id, code))
+        return await self.service.runs.run(caller, RunSpec(session_id, code))
 
     async def start_background(self, session_id: str, code: str, limit: float = 60) -> str:
-        result = await self.service.run(ALICE, RunSpec(session_id, code, background=True, timeout=limit))
+        result = await self.service.runs.run(ALICE, RunSpec(session_id, code, background=True, timeout=limit))
         assert (result.status, result.exit_code) == (Status.RUNNING, None)
         return result.run_id
 
     async def poll_to_the_end(self, run_id: str) -> RunResult:
-        while (result := await self.service.poll(ALICE, run_id)).status is Status.RUNNING:
+        while (result := await self.service.runs.poll(ALICE, run_id)).status is Status.RUNNING:
             await asyncio.sleep(0.01)
         return result
 

@@ -31,11 +31,11 @@ ADMIN_KEY = Caller(REMOTE, "default", scope=Scope.ADMIN, name="admin")
 
 async def ask(rig: Rig, caller: Caller = ALICE, seconds: float | None = 30) -> Approval:
     session = await rig.create(caller)
-    return await rig.service.ask(caller, session, ACTION, seconds=seconds)
+    return await rig.service.approvals.ask(caller, session, ACTION, seconds=seconds)
 
 
 async def begin_to_wait(rig: Rig, approval: Approval, caller: Caller = ALICE) -> asyncio.Task[Approval]:
-    task = asyncio.create_task(rig.service.await_answer(caller, approval.approval_id, 3600))
+    task = asyncio.create_task(rig.service.approvals.wait(caller, approval.approval_id, 3600))
     live = rig.service._registry.get(rig.sandbox_of(approval.session_id))
     assert live is not None
     while not live.uses:
@@ -48,50 +48,52 @@ class TestAnswering:
         asked = await ask(rig)
         assert (asked.status, asked.approved, asked.action) == (ApprovalStatus.PENDING, False, ACTION)
         waiting = await begin_to_wait(rig, asked)
-        answered = await rig.service.answer(ROOT, asked.approval_id, approved=True, reason="it is a copy")
-        assert answered == await waiting == await rig.service.approval(ALICE, asked.approval_id)
+        answered = await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True, reason="it is a copy")
+        assert answered == await waiting == await rig.service.approvals.get(ALICE, asked.approval_id)
         assert (answered.approved, answered.answerer, answered.reason) == (True, "uid:0", "it is a copy")
-        assert await rig.service.approvals(ALICE) == []
-        assert await rig.service.approvals(ALICE, all_states=True) == [answered]
+        assert await rig.service.approvals.list(ALICE) == []
+        assert await rig.service.approvals.list(ALICE, all_states=True) == [answered]
 
     async def test_no_is_an_answer(self, rig: Rig) -> None:
         asked = await ask(rig)
         waiting = await begin_to_wait(rig, asked)
-        await rig.service.answer(ROOT, asked.approval_id, approved=False)
+        await rig.service.approvals.answer(ROOT, asked.approval_id, approved=False)
         assert (await waiting).status is ApprovalStatus.REJECTED
         assert not (await waiting).approved
 
     async def test_only_the_first_counts(self, rig: Rig) -> None:
         asked = await ask(rig)
-        await rig.service.answer(ROOT, asked.approval_id, approved=False)
+        await rig.service.approvals.answer(ROOT, asked.approval_id, approved=False)
         with fault(Kind.CONFLICT, "approval_settled"):
-            await rig.service.answer(ROOT, asked.approval_id, approved=True)
-        assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.REJECTED
+            await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
+        assert (await rig.service.approvals.get(ALICE, asked.approval_id)).status is ApprovalStatus.REJECTED
 
     async def test_of_many_at_once_exactly_one(self, rig: Rig) -> None:
         asked = await ask(rig)
-        answers = [rig.service.answer(ROOT, asked.approval_id, approved=number % 2 == 0) for number in range(20)]
+        answers = [
+            rig.service.approvals.answer(ROOT, asked.approval_id, approved=number % 2 == 0) for number in range(20)
+        ]
         results = await asyncio.gather(*answers, return_exceptions=True)
         (winner,) = [result for result in results if isinstance(result, Approval)]
         losers = [result for result in results if isinstance(result, Fault)]
         assert {fault.code for fault in losers} == {"approval_settled"}
         assert len(losers) == 19
-        assert winner == await rig.service.approval(ALICE, asked.approval_id)
+        assert winner == await rig.service.approvals.get(ALICE, asked.approval_id)
 
     async def test_who_leaves_while_they_answer_has_answered(self, rig: Rig) -> None:
         asked = await ask(rig)
         waiting = await begin_to_wait(rig, asked)
-        answering = asyncio.create_task(rig.service.answer(ROOT, asked.approval_id, approved=True))
-        while not rig.service._approvals._answering.locked():
+        answering = asyncio.create_task(rig.service.approvals.answer(ROOT, asked.approval_id, approved=True))
+        while not rig.service.approvals._answering.locked():
             await asyncio.sleep(0)
         answering.cancel()
         assert (await waiting).approved
 
     async def test_waiting_again_costs_nothing(self, rig: Rig) -> None:
         asked = await ask(rig)
-        await rig.service.answer(ROOT, asked.approval_id, approved=True)
-        assert (await rig.service.await_answer(ALICE, asked.approval_id, 3600)).approved
-        assert rig.service._approvals._watchers == {}
+        await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
+        assert (await rig.service.approvals.wait(ALICE, asked.approval_id, 3600)).approved
+        assert rig.service.approvals._watchers == {}
 
 
 class TestEnds:
@@ -107,49 +109,49 @@ class TestEnds:
         await rig.service.look_after()
         assert (await waiting).status is ApprovalStatus.EXPIRED
         with fault(Kind.CONFLICT, "approval_settled"):
-            await rig.service.answer(ROOT, asked.approval_id, approved=True)
+            await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
 
     async def test_nobody_has_to_look_after_it_for_that(self, rig: Rig, clock: ManualClock) -> None:
         asked = await ask(rig, seconds=30)
         clock.advance(30)
         with fault(Kind.CONFLICT, "approval_settled"):
-            await rig.service.answer(ROOT, asked.approval_id, approved=True)
-        assert await rig.service.approvals(ALICE) == []
-        (listed,) = await rig.service.approvals(ALICE, all_states=True)
+            await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
+        assert await rig.service.approvals.list(ALICE) == []
+        (listed,) = await rig.service.approvals.list(ALICE, all_states=True)
         assert listed.status is ApprovalStatus.EXPIRED
 
     async def test_really(self, folder: Path) -> None:
         async with open_rig(folder) as rig:
             asked = await ask(rig, seconds=0.05)
-            assert (await rig.service.await_answer(ALICE, asked.approval_id, 60)).status is ApprovalStatus.EXPIRED
+            assert (await rig.service.approvals.wait(ALICE, asked.approval_id, 60)).status is ApprovalStatus.EXPIRED
 
     async def test_the_session(self, rig: Rig, clock: ManualClock) -> None:
         asked = await ask(rig)
         waiting = await begin_to_wait(rig, asked)
-        await rig.service.destroy(ALICE, asked.session_id)
+        await rig.service.sessions.destroy(ALICE, asked.session_id)
         assert (await waiting).status is ApprovalStatus.WITHDRAWN
         with fault(Kind.CONFLICT, "approval_settled"):
-            await rig.service.answer(ROOT, asked.approval_id, approved=True)
+            await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
         clock.advance(3600)
-        assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.WITHDRAWN
+        assert (await rig.service.approvals.get(ALICE, asked.approval_id)).status is ApprovalStatus.WITHDRAWN
         with fault(Kind.NOT_FOUND, "session_not_found"):
-            await rig.service.ask(ALICE, asked.session_id, ACTION)
+            await rig.service.approvals.ask(ALICE, asked.session_id, ACTION)
 
     async def test_the_waiter(self, rig: Rig) -> None:
         asked = await ask(rig)
         waiting = await begin_to_wait(rig, asked)
         waiting.cancel()
         await asyncio.wait({waiting})
-        assert rig.service._approvals._watchers == {}
-        assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.PENDING
+        assert rig.service.approvals._watchers == {}
+        assert (await rig.service.approvals.get(ALICE, asked.approval_id)).status is ApprovalStatus.PENDING
 
     async def test_a_session_that_waits_for_a_person_is_in_use(self, rig: Rig, clock: ManualClock) -> None:
         session = await rig.create(ALICE, SessionSpec(ttl=10))
-        asked = await rig.service.ask(ALICE, session, ACTION, seconds=3600)
+        asked = await rig.service.approvals.ask(ALICE, session, ACTION, seconds=3600)
         waiting = await begin_to_wait(rig, asked)
         clock.advance(100)
         assert await rig.service.expire() == []
-        await rig.service.answer(ROOT, asked.approval_id, approved=True)
+        await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
         assert (await waiting).approved
         clock.advance(10)
         assert await rig.service.expire() == [session]
@@ -163,12 +165,12 @@ class TestDaemons:
             await rig.service.close()
             assert await waiting == asked, "told how it stands"
         async with open_rig(folder) as rig:
-            assert await rig.service.approvals(ALICE) == [asked]
+            assert await rig.service.approvals.list(ALICE) == [asked]
             waiting = await begin_to_wait(rig, asked)
-            await rig.service.answer(ROOT, asked.approval_id, approved=True)
+            await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
             assert (await waiting).approved
         async with open_rig(folder) as rig:
-            assert (await rig.service.approval(ALICE, asked.approval_id)).approved
+            assert (await rig.service.approvals.get(ALICE, asked.approval_id)).approved
 
     async def test_time_goes_on_without_one(self, folder: Path, clock: ManualClock) -> None:
         async with open_rig(folder, clock) as rig:
@@ -176,14 +178,14 @@ class TestDaemons:
         clock.advance(30)
         clock.wall_now -= 1e6
         async with open_rig(folder, clock) as rig:
-            assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.EXPIRED
+            assert (await rig.service.approvals.get(ALICE, asked.approval_id)).status is ApprovalStatus.EXPIRED
 
     async def test_nothing_is_answered_after_a_restart_of_the_machine(self, folder: Path, clock: ManualClock) -> None:
         async with open_rig(folder, clock) as rig:
             asked = await ask(rig)
         async with open_rig(folder, ManualClock("the next boot")) as rig:
             with fault(Kind.CONFLICT, "approval_settled"):
-                await rig.service.answer(ROOT, asked.approval_id, approved=True)
+                await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
 
 
 class TestStrangers:
@@ -191,44 +193,46 @@ class TestStrangers:
     async def test_somebody_elses_is_not_there(self, rig: Rig, stranger: Caller) -> None:
         asked = await ask(rig)
         for call in (
-            rig.service.approval(stranger, asked.approval_id),
-            rig.service.await_answer(stranger, asked.approval_id, 60),
-            rig.service.answer(stranger, asked.approval_id, approved=True),
-            rig.service.answer(stranger, "appr-0000000000000000", approved=True),
+            rig.service.approvals.get(stranger, asked.approval_id),
+            rig.service.approvals.wait(stranger, asked.approval_id, 60),
+            rig.service.approvals.answer(stranger, asked.approval_id, approved=True),
+            rig.service.approvals.answer(stranger, "appr-0000000000000000", approved=True),
         ):
             with fault(Kind.NOT_FOUND, "approval_not_found"):
                 await call
-        assert await rig.service.approvals(stranger, all_states=True) == []
+        assert await rig.service.approvals.list(stranger, all_states=True) == []
         with fault(Kind.NOT_FOUND, "session_not_found"):
-            await rig.service.ask(stranger, asked.session_id, ACTION)
-        assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.PENDING
+            await rig.service.approvals.ask(stranger, asked.session_id, ACTION)
+        assert (await rig.service.approvals.get(ALICE, asked.approval_id)).status is ApprovalStatus.PENDING
 
     async def test_keys(self, rig: Rig) -> None:
         asked = await ask(rig, AGENT_KEY)
         with fault(Kind.DENIED, "scope_missing"):
-            await rig.service.answer(AGENT_KEY, asked.approval_id, approved=True)
+            await rig.service.approvals.answer(AGENT_KEY, asked.approval_id, approved=True)
         with fault(Kind.DENIED, "scope_missing"):
-            await rig.service.answer(replace(AGENT_KEY, name="colleague"), asked.approval_id, approved=True)
+            await rig.service.approvals.answer(replace(AGENT_KEY, name="colleague"), asked.approval_id, approved=True)
         with fault(Kind.DENIED, "self_approval"):
-            await rig.service.answer(replace(BOSS_KEY, name="agent"), asked.approval_id, approved=True)
+            await rig.service.approvals.answer(replace(BOSS_KEY, name="agent"), asked.approval_id, approved=True)
         with fault(Kind.NOT_FOUND, "approval_not_found"):
-            await rig.service.answer(OTHER_BOSS, asked.approval_id, approved=True)
+            await rig.service.approvals.answer(OTHER_BOSS, asked.approval_id, approved=True)
         for refused in (True, False):
             with fault(Kind.DENIED, "scope_missing"):
-                await rig.service.answer(replace(AGENT_KEY, dialogue=True), asked.approval_id, approved=refused)
-        assert (await rig.service.answer(BOSS_KEY, asked.approval_id, approved=True)).answerer == "key:boss"
+                await rig.service.approvals.answer(
+                    replace(AGENT_KEY, dialogue=True), asked.approval_id, approved=refused
+                )
+        assert (await rig.service.approvals.answer(BOSS_KEY, asked.approval_id, approved=True)).answerer == "key:boss"
 
     @pytest.mark.parametrize("asker", [BOSS_KEY, ADMIN_KEY])
     async def test_an_operator_who_asks_needs_another(self, rig: Rig, asker: Caller) -> None:
         asked = await ask(rig, asker)
         for dialogue in (False, True):
             with fault(Kind.DENIED, "self_approval"):
-                await rig.service.answer(replace(asker, dialogue=dialogue), asked.approval_id, approved=True)
-        assert (await rig.service.answer(ROOT, asked.approval_id, approved=True)).approved
+                await rig.service.approvals.answer(replace(asker, dialogue=dialogue), asked.approval_id, approved=True)
+        assert (await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)).approved
 
     async def test_an_admins_key_may_answer_a_user(self, rig: Rig) -> None:
         asked = await ask(rig)
-        assert (await rig.service.answer(ADMIN_KEY, asked.approval_id, approved=True)).approved
+        assert (await rig.service.approvals.answer(ADMIN_KEY, asked.approval_id, approved=True)).approved
 
 
 @contextmanager
@@ -261,20 +265,20 @@ class TestOneUser:
     async def test_at_another_terminal(self, rig: Rig) -> None:
         with process(terminal=True) as agent, process(terminal=True) as person:
             asked = await ask(rig, replace(ALICE, pid=agent))
-            answered = await rig.service.answer(replace(ALICE, pid=person), asked.approval_id, approved=True)
+            answered = await rig.service.approvals.answer(replace(ALICE, pid=person), asked.approval_id, approved=True)
             assert answered.answerer == "uid:1000"
 
     async def test_not_at_the_same(self, rig: Rig) -> None:
         with process(terminal=True) as agent:
             asked = await ask(rig, replace(ALICE, pid=agent))
             with fault(Kind.DENIED, "self_approval"):
-                await rig.service.answer(replace(ALICE, pid=agent), asked.approval_id, approved=True)
+                await rig.service.approvals.answer(replace(ALICE, pid=agent), asked.approval_id, approved=True)
 
     async def test_not_without_a_terminal(self, rig: Rig) -> None:
         with process(terminal=True) as agent, process(terminal=False) as other:
             asked = await ask(rig, replace(ALICE, pid=agent))
             with fault(Kind.DENIED, "terminal_needed"):
-                await rig.service.answer(replace(ALICE, pid=other), asked.approval_id, approved=True)
+                await rig.service.approvals.answer(replace(ALICE, pid=other), asked.approval_id, approved=True)
 
     async def test_not_from_below_what_asked(self, rig: Rig) -> None:
         """As root, too: who can use sudo without a password is not another person for it."""
@@ -282,20 +286,20 @@ class TestOneUser:
             for asker, answerer in ((ALICE, ALICE), (ALICE, ROOT), (ROOT, ROOT)):
                 asked = await ask(rig, replace(asker, pid=os.getpid()))
                 with fault(Kind.DENIED, "self_approval"):
-                    await rig.service.answer(replace(answerer, pid=child), asked.approval_id, approved=True)
+                    await rig.service.approvals.answer(replace(answerer, pid=child), asked.approval_id, approved=True)
 
     async def test_not_where_nothing_is_known(self, rig: Rig) -> None:
         with process(terminal=True) as person:
             asked = await ask(rig, ALICE)
             with fault(Kind.DENIED, "process_unknown"):
-                await rig.service.answer(replace(ALICE, pid=person), asked.approval_id, approved=True)
-            asked = await rig.service.ask(replace(ALICE, pid=person), asked.session_id, ACTION)
+                await rig.service.approvals.answer(replace(ALICE, pid=person), asked.approval_id, approved=True)
+            asked = await rig.service.approvals.ask(replace(ALICE, pid=person), asked.session_id, ACTION)
             with fault(Kind.DENIED, "process_unknown"):
-                await rig.service.answer(ALICE, asked.approval_id, approved=True)
+                await rig.service.approvals.answer(ALICE, asked.approval_id, approved=True)
 
     async def test_what_a_person_clicked(self, rig: Rig) -> None:
         asked = await ask(rig, ALICE)
-        answered = await rig.service.answer(replace(ALICE, dialogue=True), asked.approval_id, approved=True)
+        answered = await rig.service.approvals.answer(replace(ALICE, dialogue=True), asked.approval_id, approved=True)
         assert answered.approved
 
     async def test_not_unless_the_settings_say_so(self, folder: Path) -> None:
@@ -304,13 +308,13 @@ class TestOneUser:
                 asked = await ask(rig, replace(ALICE, pid=agent))
                 for answerer in (replace(ALICE, pid=person), replace(ALICE, dialogue=True)):
                     with fault(Kind.DENIED, "same_user"):
-                        await rig.service.answer(answerer, asked.approval_id, approved=True)
-                assert (await rig.service.answer(ROOT, asked.approval_id, approved=True)).approved
+                        await rig.service.approvals.answer(answerer, asked.approval_id, approved=True)
+                assert (await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)).approved
                 asked = await ask(rig, replace(ROOT, pid=agent))
                 for answerer in (replace(ROOT, pid=person), replace(ROOT, dialogue=True), ROOT):
                     with fault(Kind.DENIED, "same_user"):
-                        await rig.service.answer(answerer, asked.approval_id, approved=True)
-                assert (await rig.service.answer(ADMIN_KEY, asked.approval_id, approved=True)).approved
+                        await rig.service.approvals.answer(answerer, asked.approval_id, approved=True)
+                assert (await rig.service.approvals.answer(ADMIN_KEY, asked.approval_id, approved=True)).approved
 
 
 class TestWords:
@@ -336,29 +340,29 @@ class TestWords:
         session = await rig.create()
         for action in ("", " \n", "x" * (MAX_WORDS + 1), None):
             with fault(Kind.INVALID, "invalid_argument", "action"):
-                await rig.service.ask(ALICE, session, action)  # type: ignore[arg-type]
+                await rig.service.approvals.ask(ALICE, session, action)  # type: ignore[arg-type]
         for seconds in (0, -1, float("nan"), 1e9):
             with fault(Kind.INVALID, "invalid_argument", "timeout"):
-                await rig.service.ask(ALICE, session, ACTION, seconds=seconds)
+                await rig.service.approvals.ask(ALICE, session, ACTION, seconds=seconds)
         with fault(Kind.INVALID, "invalid_argument", "approval_id"):
-            await rig.service.answer(ROOT, "../x", approved=True)
-        asked = await rig.service.ask(ALICE, session, "x" * MAX_WORDS)
+            await rig.service.approvals.answer(ROOT, "../x", approved=True)
+        asked = await rig.service.approvals.ask(ALICE, session, "x" * MAX_WORDS)
         with fault(Kind.INVALID, "invalid_argument", "reason"):
-            await rig.service.answer(ROOT, asked.approval_id, approved=True, reason="x" * (MAX_WORDS + 1))
+            await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True, reason="x" * (MAX_WORDS + 1))
         for seconds in (-1, float("nan"), 1e9):
             with fault(Kind.INVALID, "invalid_argument", "wait"):
-                await rig.service.await_answer(ALICE, asked.approval_id, seconds)
+                await rig.service.approvals.wait(ALICE, asked.approval_id, seconds)
 
     async def test_a_session_has_so_many_questions_at_once(self, rig: Rig) -> None:
         session = await rig.create()
-        calls = (rig.service.ask(ALICE, session, f"{number}") for number in range(MAX_PENDING + 10))
+        calls = (rig.service.approvals.ask(ALICE, session, f"{number}") for number in range(MAX_PENDING + 10))
         results = await asyncio.gather(*calls, return_exceptions=True)
         asked = [result for result in results if isinstance(result, Approval)]
         assert len(asked) == MAX_PENDING
         with fault(Kind.EXHAUSTED, "too_many_approvals"):
-            await rig.service.ask(ALICE, session, ACTION)
-        await rig.service.answer(ROOT, asked[0].approval_id, approved=False)
-        await rig.service.ask(ALICE, session, ACTION)
+            await rig.service.approvals.ask(ALICE, session, ACTION)
+        await rig.service.approvals.answer(ROOT, asked[0].approval_id, approved=False)
+        await rig.service.approvals.ask(ALICE, session, ACTION)
 
 
 class TestAudit:
@@ -366,10 +370,10 @@ class TestAudit:
         async with open_rig(folder) as rig:
             asked = await ask(rig, AGENT_KEY)
             with fault(Kind.DENIED, "self_approval"):
-                await rig.service.answer(replace(BOSS_KEY, name="agent"), asked.approval_id, approved=True)
-            await rig.service.answer(BOSS_KEY, asked.approval_id, approved=True, reason="why\x1bnot")
-            lapsing = await rig.service.ask(AGENT_KEY, asked.session_id, ACTION, seconds=0.01)
-            await rig.service.await_answer(AGENT_KEY, lapsing.approval_id, 60)
+                await rig.service.approvals.answer(replace(BOSS_KEY, name="agent"), asked.approval_id, approved=True)
+            await rig.service.approvals.answer(BOSS_KEY, asked.approval_id, approved=True, reason="why\x1bnot")
+            lapsing = await rig.service.approvals.ask(AGENT_KEY, asked.session_id, ACTION, seconds=0.01)
+            await rig.service.approvals.wait(AGENT_KEY, lapsing.approval_id, 60)
         lines = rig.read_audit()
         (refused,) = [line for line in lines if line["event"] == "access_refused"]
         assert (refused["subject"], refused["code"]) == (asked.approval_id, "self_approval")
@@ -396,12 +400,12 @@ class TestAudit:
             file.close()
             file._path = folder / "nowhere" / "audit.log"
             with fault(Kind.UNAVAILABLE, "audit_unavailable"):
-                await rig.service.answer(ROOT, asked.approval_id, approved=True)
+                await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
             with fault(Kind.UNAVAILABLE, "audit_unavailable"):
-                await rig.service.ask(ALICE, asked.session_id, ACTION)
+                await rig.service.approvals.ask(ALICE, asked.session_id, ACTION)
             file._path = folder / "audit.log"
-            assert await rig.service.approvals(ALICE) == [asked]
-            assert (await rig.service.answer(ROOT, asked.approval_id, approved=True)).approved
+            assert await rig.service.approvals.list(ALICE) == [asked]
+            assert (await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)).approved
 
 
 RECORD = ApprovalRecord("a", "s", "sid", "default", 1000, ACTION, "uid:1000", (), 0, 0, "boot", 0)

@@ -143,11 +143,11 @@ class TestService:
         async with open_rig(folder) as rig:
             session = await rig.create(spec=SessionSpec(env={"TOKEN": secret}, allowed_hosts=["a.test"]))
             run = RunSpec(session, f"echo {secret}", env={"KEY": secret}, stdin=secret.encode())
-            run_id = (await rig.service.run(ALICE, run)).run_id
-            await rig.service.set_hosts(ALICE, session, HostsChange(hosts=["b.test"]))
+            run_id = (await rig.service.runs.run(ALICE, run)).run_id
+            await rig.service.sessions.set_hosts(ALICE, session, HostsChange(hosts=["b.test"]))
             with fault(Kind.NOT_FOUND, "session_not_found"):
-                await rig.service.get(BOB, session)
-            await rig.service.destroy(ALICE, session)
+                await rig.service.sessions.get(BOB, session)
+            await rig.service.sessions.destroy(ALICE, session)
         lines = rig.read_audit()
         assert secret not in (folder / "audit.log").read_text()
         assert [line["event"] for line in lines] == [
@@ -190,11 +190,11 @@ class TestService:
                 with fault(Kind.UNAVAILABLE, "audit_unavailable"):
                     await rig.create()
                 with fault(Kind.UNAVAILABLE, "audit_unavailable"):
-                    await rig.service.set_hosts(ALICE, session, HostsChange(add=["c.test"]))
-                await rig.service.set_hosts(ALICE, session, HostsChange(hosts=[]))
+                    await rig.service.sessions.set_hosts(ALICE, session, HostsChange(add=["c.test"]))
+                await rig.service.sessions.set_hosts(ALICE, session, HostsChange(hosts=[]))
                 assert len(await rig.engine.list()) == 1, "what was not created is gone"
             assert (await rig.run(session, "ls")).stdout == b""
-            assert len(await rig.service.log(ALICE, session)) == 1
+            assert len(await rig.service.runs.list(ALICE, session)) == 1
             assert rig.engine.egress(rig.sandbox_of(session)) == ()
         assert any(line["event"] == "lines_lost" for line in rig.read_audit())
 
@@ -204,7 +204,7 @@ class TestService:
             monkeypatch.setattr(AuditFile, "write", fail_to_write)
             session = await rig.create()
             assert (await rig.run(session, "echo hi")).stdout == b"hi\n"
-            await rig.service.destroy(ALICE, session)
+            await rig.service.sessions.destroy(ALICE, session)
             await flush(rig.service.audit)
             assert rig.service.metrics.audit_lost.get() == 4
             assert "k8e_audit_lost_total 4\n" in rig.service.metrics.render()

@@ -23,20 +23,20 @@ async def test_a_background_run_is_polled_to_its_end_as_often_as_one_likes(rig: 
     result = await rig.poll_to_the_end(run_id)
     assert (result.stdout, result.stderr, result.exit_code) == (b"out", b"err", 9)
     assert (result.status, result.truncated, result.stdout_bytes) == (Status.COMPLETED, False, 3)
-    assert await rig.service.poll(ALICE, run_id) == result
+    assert await rig.service.runs.poll(ALICE, run_id) == result
     link, _ = await rig.engine.attach(rig.sandbox_of(session))
     assert await link.commands() == []
 
 
 async def test_while_it_runs_what_it_has_said_is_shown_as_often_as_one_likes(rig: Rig, session: str) -> None:
     run_id = await rig.start_background(session, "mkfifo go; printf 12345; printf e >&2; read line < go; printf 678")
-    while (result := await rig.service.poll(ALICE, run_id)).stdout_bytes < 5 or not result.stderr_bytes:
+    while (result := await rig.service.runs.poll(ALICE, run_id)).stdout_bytes < 5 or not result.stderr_bytes:
         await asyncio.sleep(0.005)
     for _ in range(3):
-        result = await rig.service.poll(ALICE, run_id)
+        result = await rig.service.runs.poll(ALICE, run_id)
         assert (result.status, result.exit_code, result.truncated) == (Status.RUNNING, None, False)
         assert (result.stdout, result.stderr) == (b"12345", b"e")
-    assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.RUNNING]
+    assert [run.status for run in await rig.service.runs.list(ALICE, session)] == [Status.RUNNING]
     await rig.run(session, "echo > go")
     assert (await rig.poll_to_the_end(run_id)).stdout == b"12345678"
 
@@ -44,8 +44,8 @@ async def test_while_it_runs_what_it_has_said_is_shown_as_often_as_one_likes(rig
 async def test_looking_on_neither_loses_output_nor_holds_the_command_up(rig: Rig, session: str) -> None:
     """More than the agent keeps, and looked at all the time."""
     code = "import os\nfor number in range(6000): os.write(1, b'%01023d\\n' % number)"
-    run_id = (await rig.service.run(ALICE, RunSpec(session, code, Language.PYTHON, background=True))).run_id
-    while (result := await rig.service.poll(ALICE, run_id)).status is Status.RUNNING:
+    run_id = (await rig.service.runs.run(ALICE, RunSpec(session, code, Language.PYTHON, background=True))).run_id
+    while (result := await rig.service.runs.poll(ALICE, run_id)).status is Status.RUNNING:
         assert len(result.stdout) <= OUTPUT_LIMIT
         assert result.truncated == (len(result.stdout) < result.stdout_bytes)
         assert result.stdout[:1024] in (b"", b"%01023d\n" % 0)
@@ -57,12 +57,12 @@ async def test_looking_on_neither_loses_output_nor_holds_the_command_up(rig: Rig
 async def test_head_and_tail_of_long_output_are_kept(rig: Rig, session: str) -> None:
     code = "import os\nfor number in range(4096): os.write(1, b'%01024d' % number)"
     spec = RunSpec(session, code, Language.PYTHON, background=True)
-    result = await rig.poll_to_the_end((await rig.service.run(ALICE, spec)).run_id)
+    result = await rig.poll_to_the_end((await rig.service.runs.run(ALICE, spec)).run_id)
     assert (result.stdout_bytes, result.truncated) == (4 << 20, True)
     assert OUTPUT_LIMIT // 2 < len(result.stdout) <= OUTPUT_LIMIT
     assert result.stdout.startswith(b"%01024d" % 0)
     assert result.stdout.endswith(b"%01024d" % 4095)
-    assert await rig.service.poll(ALICE, result.run_id) == result
+    assert await rig.service.runs.poll(ALICE, result.run_id) == result
 
 
 async def test_a_timeout_ends_it(rig: Rig, session: str) -> None:
@@ -73,24 +73,24 @@ async def test_a_timeout_ends_it(rig: Rig, session: str) -> None:
 
 async def test_it_can_be_killed(rig: Rig, session: str) -> None:
     run_id = await rig.start_background(session, "echo a; setsid sleep 1000 & sleep 1001")
-    while (await rig.service.poll(ALICE, run_id)).stdout_bytes < 2:
+    while (await rig.service.runs.poll(ALICE, run_id)).stdout_bytes < 2:
         await asyncio.sleep(0.005)
-    await rig.service.kill(ALICE, run_id)
+    await rig.service.runs.kill(ALICE, run_id)
     assert await rig.processes_inside(session) == []
-    result = await rig.service.poll(ALICE, run_id)
+    result = await rig.service.runs.poll(ALICE, run_id)
     assert (result.status, result.exit_code, result.stdout) == (Status.KILLED, 143, b"a\n")
-    await rig.service.kill(ALICE, run_id)
+    await rig.service.runs.kill(ALICE, run_id)
 
 
 async def test_input_for_it_is_refused(rig: Rig, session: str) -> None:
     with fault(Kind.INVALID, "invalid_argument", "stdin"):
-        await rig.service.run(ALICE, RunSpec(session, "cat", stdin=b"x", background=True))
+        await rig.service.runs.run(ALICE, RunSpec(session, "cat", stdin=b"x", background=True))
 
 
 async def test_a_command_that_does_not_start_leaves_no_run(rig: Rig, session: str) -> None:
     with fault(Kind.UNAVAILABLE, "program_not_found"):
-        await rig.service.run(ALICE, RunSpec(session, argv=(b"no-such-program",), background=True))
-    assert await rig.service.log(ALICE, session) == []
+        await rig.service.runs.run(ALICE, RunSpec(session, argv=(b"no-such-program",), background=True))
+    assert await rig.service.runs.list(ALICE, session) == []
     assert await rig.service.expire() == []
 
 
@@ -103,7 +103,7 @@ async def test_who_leaves_before_hearing_its_id_takes_it_along(rig: Rig, session
         await task
     await rig.service._parts.tasks.close(10)
     await rig.wait_until_alone(session)
-    assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.KILLED]
+    assert [run.status for run in await rig.service.runs.list(ALICE, session)] == [Status.KILLED]
 
 
 async def test_their_number_is_bounded(rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ async def test_their_number_is_bounded(rig: Rig, session: str, monkeypatch: pyte
     await rig.start_background(session, "sleep 1000")
     with fault(Kind.EXHAUSTED, "too_many_runs"):
         await rig.start_background(session, "sleep 1000")
-    await rig.service.kill(ALICE, first)
+    await rig.service.runs.kill(ALICE, first)
     await rig.start_background(session, "sleep 1000")
 
 
@@ -123,7 +123,7 @@ async def test_kept_output_is_bounded_and_the_oldest_goes_first(
     ids = [await rig.start_background(session, f"printf %01000d {number}") for number in range(4)]
     for run_id in ids:
         await rig.poll_to_the_end(run_id)
-    results = [await rig.service.poll(ALICE, run_id) for run_id in ids]
+    results = [await rig.service.runs.poll(ALICE, run_id) for run_id in ids]
     assert [len(result.stdout) for result in results] == [0, 0, 1000, 1000]
     assert [result.truncated for result in results] == [True, True, False, False]
     assert {(result.stdout_bytes, result.exit_code) for result in results} == {(1000, 0)}
@@ -133,7 +133,7 @@ async def test_output_that_cannot_be_kept_is_told_once(rig: Rig, session: str, m
     monkeypatch.setattr("k8e.core.runs.background.STATE", b"/usr/not-writable")
     run_id = await rig.start_background(session, "echo a")
     assert (await rig.poll_to_the_end(run_id)).stdout == b"a\n"
-    again = await rig.service.poll(ALICE, run_id)
+    again = await rig.service.runs.poll(ALICE, run_id)
     assert (again.stdout, again.stdout_bytes, again.truncated, again.exit_code) == (b"", 2, True, 0)
 
 
@@ -145,15 +145,15 @@ async def test_upkeep_collects_what_nobody_polls(rig: Rig, session: str) -> None
         await asyncio.sleep(0.005)
     await rig.service.look_after()
     assert await link.commands() == []
-    log = await rig.service.log(ALICE, session)
+    log = await rig.service.runs.list(ALICE, session)
     assert [(run.status, run.stdout_bytes) for run in log] == [(Status.COMPLETED, 2)] * 5
-    assert [(await rig.service.poll(ALICE, run.run_id)).stdout for run in log] == [b"a\n"] * 5
+    assert [(await rig.service.runs.poll(ALICE, run.run_id)).stdout for run in log] == [b"a\n"] * 5
 
 
 async def test_polling_and_upkeep_at_once_collect_once(rig: Rig, session: str) -> None:
     run_id = await rig.start_background(session, "echo a")
     await asyncio.gather(*(rig.poll_to_the_end(run_id) for _ in range(5)), rig.service.look_after())
-    assert (await rig.service.poll(ALICE, run_id)).stdout == b"a\n"
+    assert (await rig.service.runs.poll(ALICE, run_id)).stdout == b"a\n"
 
 
 async def test_it_goes_on_while_there_is_no_daemon(folder: Path) -> None:
@@ -164,10 +164,10 @@ async def test_it_goes_on_while_there_is_no_daemon(folder: Path) -> None:
         collected = await rig.start_background(session, "echo earlier")
         await rig.poll_to_the_end(collected)
     async with open_rig(folder) as rig:
-        assert (await rig.service.poll(ALICE, running)).status is Status.RUNNING
-        result = await rig.service.poll(ALICE, ended)
+        assert (await rig.service.runs.poll(ALICE, running)).status is Status.RUNNING
+        result = await rig.service.runs.poll(ALICE, ended)
         assert (result.stdout, result.exit_code) == (b"early\n", 4)
-        assert (await rig.service.poll(ALICE, collected)).stdout == b"earlier\n"
+        assert (await rig.service.runs.poll(ALICE, collected)).stdout == b"earlier\n"
         await rig.run(session, "until [ -p go ]; do :; done; echo later > go")
         assert (await rig.poll_to_the_end(running)).stdout == b"later kept\n"
         assert (await rig.run(session, "echo $WORD")).stdout == b"kept\n"
@@ -181,15 +181,15 @@ async def test_it_is_lost_with_a_sandbox_that_dies(rig: Rig, session: str, clock
         await asyncio.sleep(0.005)
     await rig.service.look_after()
     await rig.service._parts.tasks.close(10)
-    result = await rig.service.poll(ALICE, run_id)
+    result = await rig.service.runs.poll(ALICE, run_id)
     assert (result.status, result.exit_code) == (Status.LOST, None)
 
 
 async def test_it_ends_with_its_session(rig: Rig, session: str) -> None:
     run_id = await rig.start_background(session, "sleep 1000")
-    await rig.service.destroy(ALICE, session)
+    await rig.service.sessions.destroy(ALICE, session)
     with fault(Kind.NOT_FOUND, "run_not_found"):
-        await rig.service.poll(ALICE, run_id)
+        await rig.service.runs.poll(ALICE, run_id)
     await rig.assert_no_trace()
 
 

@@ -26,13 +26,13 @@ pytestmark = needs_root
 
 async def test_it_is_a_session_of_its_own_with_what_its_parent_has(family: Rig) -> None:
     child = await make_child(family, agent_type="reviewer")
-    parent, shown = await family.service.get(ALICE, PARENT), await family.service.get(ALICE, child)
+    parent, shown = await family.service.sessions.get(ALICE, PARENT), await family.service.sessions.get(ALICE, child)
     assert (shown.parent, shown.labels, shown.children) == (PARENT, {"agent_type": "reviewer"}, ())
     assert (parent.parent, parent.children) == ("", (child,))
     same = ("tenant", "owner", "runtime", "image", "limits", "ttl", "hosts", "shape")
     assert [getattr(shown, name) for name in same] == [getattr(parent, name) for name in same]
     assert family.sandbox_of(child) != family.sandbox_of(PARENT)
-    assert {session.session_id for session in await family.service.sessions(ALICE)} == {PARENT, child}
+    assert {session.session_id for session in await family.service.sessions.list(ALICE)} == {PARENT, child}
     *_, created = await read_audit(family, "session_created")
     assert (created["session"], created["parent"], created["agent_type"]) == (child, PARENT, "reviewer")
 
@@ -43,7 +43,7 @@ async def test_files_go_both_ways_and_nothing_else_does(family: Rig) -> None:
     looked = await family.run(child, 'cat asked; ls /tmp; echo "[$SECRET]"; tr a-z A-Z < asked > answer')
     assert looked.stdout == b"question\n[]\n"
     assert (await family.run(other, "cat asked answer; echo $SECRET")).stdout == b"question\nQUESTION\nthe other's\n"
-    assert await family.service.read_file(ALICE, PARENT, "answer") == b"QUESTION\n"
+    assert await family.service.files.read(ALICE, PARENT, "answer") == b"QUESTION\n"
     script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done | grep -c '^sleep'"
     assert [(await family.run(name, script)).stdout for name in (PARENT, child, other)] == [b"1\n", b"0\n", b"0\n"]
 
@@ -57,12 +57,12 @@ async def test_eight_work_side_by_side(family: Rig) -> None:
 
 async def test_its_commands_start_where_it_was_told(family: Rig) -> None:
     child = await make_child(family, workspace_path="deep/down")
-    assert (await family.service.get(ALICE, child)).workdir == "/workspace/deep/down"
+    assert (await family.service.sessions.get(ALICE, child)).workdir == "/workspace/deep/down"
     assert (await family.run(child, "pwd; echo here > file")).stdout == b"/workspace/deep/down\n"
-    assert await family.service.read_file(ALICE, PARENT, "deep/down/file") == b"here\n"
+    assert await family.service.files.read(ALICE, PARENT, "deep/down/file") == b"here\n"
     run = await family.start_background(child, "pwd")
     assert (await family.poll_to_the_end(run)).stdout == b"/workspace/deep/down\n"
-    assert (await family.service.run(ALICE, RunSpec(child, "pwd", workdir="/tmp"))).stdout == b"/tmp\n"
+    assert (await family.service.runs.run(ALICE, RunSpec(child, "pwd", workdir="/tmp"))).stdout == b"/tmp\n"
     async with open_rig(family.folder) as later:
         assert (await later.run(child, "pwd")).stdout == b"/workspace/deep/down\n"
 
@@ -84,11 +84,11 @@ def test_no_other_is(path: str) -> None:
 
 
 async def test_a_file_is_no_directory_to_work_in(family: Rig) -> None:
-    await family.service.write_file(ALICE, PARENT, "taken", b"x", append=False)
+    await family.service.files.write(ALICE, PARENT, "taken", b"x", append=False)
     with pytest.raises(Fault) as caught:
         await make_child(family, "never", workspace_path="taken")
     assert caught.value.kind is not Kind.UNAVAILABLE
-    assert (await family.service.get(ALICE, PARENT)).children == ()
+    assert (await family.service.sessions.get(ALICE, PARENT)).children == ()
 
 
 # Never more than its parent
@@ -163,14 +163,14 @@ async def test_it_may_have_less(family: Rig) -> None:
     wishes: dict[str, Any] = {"allowed_hosts": ["x.b.test", "192.0.2.7:443"], "limits": {"cpus": 0.1}, "ttl": 60.0}
     child = await make_child(family, **wishes)
     await check_hosts(family, child, "x.b.test", "192.0.2.7:443")
-    shown = await family.service.get(ALICE, child)
+    shown = await family.service.sessions.get(ALICE, child)
     assert (shown.limits.cpus, shown.ttl) == (0.1, 60.0)
 
 
 async def test_a_child_has_no_children(family: Rig) -> None:
     child = await make_child(family)
     with fault(Kind.DENIED, "child_of_child", "parent_session_id"):
-        await family.service.subagent(ALICE, child, ChildSpec())
+        await family.service.sessions.create_child(ALICE, child, ChildSpec())
 
 
 async def test_somebody_elses_parent_is_not_there(family: Rig) -> None:
@@ -179,8 +179,8 @@ async def test_somebody_elses_parent_is_not_there(family: Rig) -> None:
             await make_child(family, caller=caller)
     for wrong in ("", "a b", "-x"):
         with fault(Kind.INVALID, "invalid_argument", "parent_session_id"):
-            await family.service.subagent(ALICE, wrong, ChildSpec())
-    child = await family.service.subagent(ROOT, PARENT, ChildSpec())
+            await family.service.sessions.create_child(ALICE, wrong, ChildSpec())
+    child = await family.service.sessions.create_child(ROOT, PARENT, ChildSpec())
     assert (child.owner, child.tenant) == (ALICE.uid, "default"), "whoever asks, it is the parent's owner's"
 
 
@@ -216,6 +216,6 @@ async def test_there_is_an_end_to_their_number(folder: Path) -> None:
         assert (refused.kind, refused.code) == (Kind.EXHAUSTED, "too_many_children")
         await rig.create(spec=SessionSpec(session_id="another"))
         with fault(Kind.EXHAUSTED, "too_many_sessions"):
-            await rig.service.subagent(ALICE, "another", ChildSpec())
-        await rig.service.destroy(ALICE, next(each for each in made if isinstance(each, str)))
+            await rig.service.sessions.create_child(ALICE, "another", ChildSpec())
+        await rig.service.sessions.destroy(ALICE, next(each for each in made if isinstance(each, str)))
         await make_child(rig)

@@ -24,16 +24,16 @@ pytestmark = needs_root
 
 async def test_it_ends_with_its_parent_and_its_commands_are_told(family: Rig) -> None:
     children = [await make_child(family) for _ in range(2)]
-    live = await family.service.start(ALICE, RunSpec(children[0], "echo begun; sleep 1000"))
+    live = await family.service.runs.start(ALICE, RunSpec(children[0], "echo begun; sleep 1000"))
     assert [chunk.data async for chunk in _first(live.output())] == [b"begun\n"]
-    await family.service.destroy(ALICE, PARENT)
+    await family.service.sessions.destroy(ALICE, PARENT)
     with pytest.raises(Fault) as caught:
         await live.result()
     assert (caught.value.code, "parent" in caught.value.detail) == ("session_ended", True)
     await family.assert_no_trace()
     for child in children:
         with pytest.raises(Fault, match="its parent ended"):
-            await family.service.get(ALICE, child)
+            await family.service.sessions.get(ALICE, child)
     ended = await read_audit(family, "session_ended")
     assert [line["session"] for line in ended][-1] == PARENT, "children first"
     assert [line["reason"] for line in ended] == ["parent_ended", "parent_ended", "destroyed"]
@@ -50,9 +50,9 @@ async def _first(chunks: Any) -> Any:
 async def test_a_child_ends_alone(family: Rig) -> None:
     child = await make_child(family)
     await family.run(child, "echo kept > file")
-    await family.service.destroy(ALICE, child)
-    assert (await family.service.get(ALICE, PARENT)).children == ()
-    assert await family.service.read_file(ALICE, PARENT, "file") == b"kept\n"
+    await family.service.sessions.destroy(ALICE, child)
+    assert (await family.service.sessions.get(ALICE, PARENT)).children == ()
+    assert await family.service.files.read(ALICE, PARENT, "file") == b"kept\n"
 
 
 async def test_one_that_is_being_made_ends_too(family: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ async def test_one_that_is_being_made_ends_too(family: Rig, monkeypatch: pytest.
     making = asyncio.create_task(make_child(family))
     await begun.wait()
     with fault(Kind.CONFLICT, "session_destroying"):
-        destroying = asyncio.create_task(family.service.destroy(ALICE, PARENT))
+        destroying = asyncio.create_task(family.service.sessions.destroy(ALICE, PARENT))
         await asyncio.sleep(0)
         await make_child(family, "too-late")
     await destroying
@@ -78,11 +78,11 @@ async def test_one_that_is_being_made_ends_too(family: Rig, monkeypatch: pytest.
 
 async def test_who_leaves_while_it_is_made_leaves_nothing(family: Rig) -> None:
     making = asyncio.create_task(make_child(family, "left"))
-    while "left" not in (await family.service.get(ALICE, PARENT)).children:
+    while "left" not in (await family.service.sessions.get(ALICE, PARENT)).children:
         await asyncio.sleep(0)
     making.cancel()
     await asyncio.wait({making})
-    while (await family.service.get(ALICE, PARENT)).children:
+    while (await family.service.sessions.get(ALICE, PARENT)).children:
         await asyncio.sleep(0.01)
     assert await family.engine.list() == [family.sandbox_of(PARENT)]
 
@@ -91,12 +91,12 @@ async def test_it_ends_with_a_parent_whose_sandbox_dies(family: Rig) -> None:
     child = await make_child(family)
     run = await family.start_background(child, "sleep 1000")
     family.engine.kill_sandbox(family.sandbox_of(PARENT))
-    while await family.service.sessions(ALICE):
+    while await family.service.sessions.list(ALICE):
         await family.service.look_after()
     await family.service._parts.tasks.close(10)
     await family.assert_no_trace()
     with fault(Kind.NOT_FOUND, "run_not_found"):
-        await family.service.poll(ALICE, run)
+        await family.service.runs.poll(ALICE, run)
 
 
 async def test_a_parent_waits_for_a_child_that_cannot_be_ended(family: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ async def test_a_parent_waits_for_a_child_that_cannot_be_ended(family: Rig, monk
 
     monkeypatch.setattr(family.engine, "destroy", refuse)
     with fault(Kind.FAILED, "child_not_ended"):
-        await family.service.destroy(ALICE, PARENT)
+        await family.service.sessions.destroy(ALICE, PARENT)
     assert set(await family.engine.list()) == {stubborn, family.sandbox_of(PARENT)}
     monkeypatch.undo()
     await family.service.look_after()
@@ -125,14 +125,14 @@ async def test_it_ends_when_its_parent_is_stopped(rig: Rig) -> None:
     run = asyncio.create_task(rig.run(child, "sleep 1000"))
     while not await rig.processes_inside(child):
         await asyncio.sleep(0.01)
-    await rig.service.stop_session(ALICE, PARENT)
+    await rig.service.sessions.stop(ALICE, PARENT)
     with fault(Kind.LOST, "session_ended"):
         await run
     with fault(Kind.NOT_FOUND, "session_not_found"):
-        await rig.service.get(ALICE, child)
+        await rig.service.sessions.get(ALICE, child)
     with fault(Kind.CONFLICT, "session_stopped"):
         await make_child(rig)
-    await rig.service.start_session(ALICE, PARENT)
+    await rig.service.sessions.start(ALICE, PARENT)
     assert (await rig.run(await make_child(rig), "cat file")).stdout == b"kept\n"
 
 
@@ -148,7 +148,7 @@ async def test_use_of_a_child_is_use_of_its_parent(family: Rig, clock: ManualClo
     run = await family.start_background(child, "sleep 1000", limit=2000)
     clock.advance(5000)
     assert await family.service.expire() == [], "a command that runs in a child"
-    await family.service.kill(ALICE, run)
+    await family.service.runs.kill(ALICE, run)
     clock.advance(3599)
     assert await family.service.expire() == []
     clock.advance(2)
@@ -160,7 +160,7 @@ async def test_a_child_of_its_own_short_life_ends_before_its_parent(family: Rig,
     child = await make_child(family, ttl=10.0)
     clock.advance(11)
     assert await family.service.expire() == [child]
-    assert (await family.service.get(ALICE, PARENT)).phase is Phase.ACTIVE
+    assert (await family.service.sessions.get(ALICE, PARENT)).phase is Phase.ACTIVE
 
 
 # The next daemon
@@ -173,14 +173,14 @@ async def test_the_next_daemon_knows_the_family(folder: Path, clock: ManualClock
         child = await make_child(rig)
         run = await rig.start_background(child, "echo done")
     async with open_rig(folder, clock) as rig:
-        assert (await rig.service.get(ALICE, PARENT)).children == (child,)
-        assert (await rig.service.get(ALICE, child)).parent == PARENT
+        assert (await rig.service.sessions.get(ALICE, PARENT)).children == (child,)
+        assert (await rig.service.sessions.get(ALICE, child)).parent == PARENT
         assert (await rig.poll_to_the_end(run)).status is Status.COMPLETED
         with fault(Kind.DENIED, "child_of_child"):
-            await rig.service.subagent(ALICE, child, ChildSpec())
+            await rig.service.sessions.create_child(ALICE, child, ChildSpec())
         await change_hosts(rig, PARENT, "a.test")
         await check_hosts(rig, child, "a.test")
-        await rig.service.destroy(ALICE, PARENT)
+        await rig.service.sessions.destroy(ALICE, PARENT)
         await rig.assert_no_trace()
 
 
@@ -191,14 +191,14 @@ async def test_the_next_daemon_ends_the_children_of_a_parent_that_is_gone(folder
             await make_child(rig, "child")
             old = rig.sandbox_of(PARENT)
             rig.engine.kill_sandbox(old)
-            if (await rig.service.sessions(ALICE))[0].session_id == PARENT:
+            if (await rig.service.sessions.list(ALICE))[0].session_id == PARENT:
                 break
     async with open_rig(folder) as rig:
-        assert await rig.service.sessions(ALICE) == []
+        assert await rig.service.sessions.list(ALICE) == []
         await rig.assert_no_trace()
         # Another parent of the same name is not the one that it had.
         await rig.create(spec=SessionSpec(session_id=PARENT))
-        assert (await rig.service.get(ALICE, PARENT)).children == ()
+        assert (await rig.service.sessions.get(ALICE, PARENT)).children == ()
 
 
 async def test_the_next_daemon_never_gives_a_child_more_than_its_parent(folder: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_child_without_a_parent_on_record_is_removed(folder: Path) -> No
         await make_child(rig, "child")
         await rig.store.forget_session(rig.sandbox_of(PARENT))
     async with open_rig(folder) as rig:
-        assert await rig.service.sessions(ALICE) == []
+        assert await rig.service.sessions.list(ALICE) == []
         await rig.assert_no_trace()
         with pytest.raises(Fault, match="its parent ended"):
-            await rig.service.get(ALICE, "child")
+            await rig.service.sessions.get(ALICE, "child")

@@ -44,10 +44,10 @@ async def test_it_is_never_ahead_of_its_parent(family: Rig, monkeypatch: pytest.
 
 async def test_it_cannot_be_widened_beyond_its_parent(family: Rig) -> None:
     child = await make_child(family, allowed_hosts=[])
-    await family.service.set_hosts(ALICE, child, HostsChange(add=["a.test"]))
+    await family.service.sessions.set_hosts(ALICE, child, HostsChange(add=["a.test"]))
     for wish, field in ((HostsChange(add=["evil.test"]), "add"), (HostsChange(hosts=["evil.test"]), "hosts")):
         with fault(Kind.DENIED, "beyond_parent", field):
-            await family.service.set_hosts(ALICE, child, wish)
+            await family.service.sessions.set_hosts(ALICE, child, wish)
     await check_hosts(family, child, "a.test")
 
 
@@ -59,7 +59,7 @@ async def test_many_changes_of_both_at_once_keep_the_order(family: Rig) -> None:
     await asyncio.gather(*work, return_exceptions=True)
     await change_hosts(family, PARENT, "c.b.test")
     for child in children:
-        hosts = (await family.service.get(ALICE, child)).hosts.texts
+        hosts = (await family.service.sessions.get(ALICE, child)).hosts.texts
         assert set(hosts) <= {"c.b.test"}
         await check_hosts(family, child, *hosts)
 
@@ -96,5 +96,5 @@ async def test_one_that_cannot_be_narrowed_is_ended(family: Rig, monkeypatch: py
     await check_hosts(family, PARENT, "a.test")
     await check_hosts(family, other, "a.test")
     with pytest.raises(Fault, match="narrowed"):
-        await family.service.get(ALICE, child)
+        await family.service.sessions.get(ALICE, child)
     assert stubborn not in await family.engine.list()

@@ -156,7 +156,7 @@ async def check_sessions(rig: Rig, story: Story) -> set[str]:
     """Nothing is half done, nothing is there that should not be. Returns the sessions that live."""
     phases = {record.phase for record in await rig.store.sessions()}
     assert phases <= {Phase.ACTIVE, Phase.DESTROYED}
-    alive = {session.session_id for session in await rig.service.sessions(ALICE)}
+    alive = {session.session_id for session in await rig.service.sessions.list(ALICE)}
     assert story.created - story.destroying <= alive, "a session was lost"
     assert alive <= story.creating - story.destroyed, "a session came back"
     sandboxes = {rig.sandbox_of(session) for session in alive}
@@ -178,14 +178,14 @@ async def check_commands(rig: Rig, story: Story, alive: set[str]) -> None:
         assert (result.status, result.exit_code, result.stdout) == (Status.COMPLETED, 0, f"{line}\n".encode())
     for session in alive:
         await rig.wait_until_alone(session)  # foreground commands of the dead are gone, background ones have ended
-        ledger = await rig.service.read_file(ALICE, session, "ledger")
+        ledger = await rig.service.files.read(ALICE, session, "ledger")
         count = Counter(ledger.decode().split())
         mine = {line for line, owner in story.begun.items() if owner == session}
         assert set(count) <= mine
         assert set(count.values()) <= {1}, "a command ran twice"
         told = (story.ran | set(background)) & mine
         assert told <= set(count), "a command was reported and did not run"
-        log = await rig.service.log(ALICE, session)
+        log = await rig.service.runs.list(ALICE, session)
         assert all(run.status is not Status.RUNNING for run in log)
         link, _ = await rig.engine.attach(rig.sandbox_of(session))
         assert await link.commands() == [], "the agent was left with somebody's command"
@@ -196,7 +196,7 @@ async def check_service(rig: Rig, alive: set[str]) -> None:
     session = await rig.create(spec=SessionSpec(session_id="after"))
     for one in (*alive, session):
         assert (await rig.run(one, "echo served")).stdout == b"served\n"
-        await rig.service.destroy(ALICE, one)
+        await rig.service.sessions.destroy(ALICE, one)
     await rig.assert_no_trace()
 
 
@@ -220,14 +220,14 @@ async def check_output(folder: Path, story: Story, how: str) -> None:
     async with open_rig(folder) as rig:
         run_id = story.started["a"]
         if how == "kill":
-            await rig.service.kill(ALICE, run_id)
+            await rig.service.runs.kill(ALICE, run_id)
         for _ in range(2):
             result = await rig.poll_to_the_end(run_id)
             assert result.status is (Status.KILLED if how == "kill" else Status.COMPLETED)
             assert (result.stdout, result.truncated) == (b"x" * 300_000, False)
         link, _ = await rig.engine.attach(rig.sandbox_of("one"))
         assert await link.commands() == []
-        await rig.service.destroy(ALICE, "one")
+        await rig.service.sessions.destroy(ALICE, "one")
         await rig.assert_no_trace()
 
 
@@ -235,7 +235,7 @@ async def test_killed_while_a_list_of_hosts_changes_it_is_the_same_on_record_and
     # Both steps of every change, before and after.
     async for place, story in die_at_each(folder, 4 * len(HOSTS) - 1, {"hosts": True}, times=3):
         async with open_rig(place) as rig:
-            (session,) = await rig.service.sessions(ALICE)
+            (session,) = await rig.service.sessions.list(ALICE)
             hosts = list(session.hosts.texts)
             assert hosts in ([["a.test"], *story.answered][-1], story.asked[-1])
             sandbox = rig.sandbox_of("one")
@@ -243,21 +243,21 @@ async def test_killed_while_a_list_of_hosts_changes_it_is_the_same_on_record_and
             assert record is not None
             assert record.hosts == session.hosts
             assert rig.engine.egress(sandbox) == session.hosts.texts
-            await rig.service.destroy(ALICE, "one")
+            await rig.service.sessions.destroy(ALICE, "one")
 
 
 async def test_killed_while_it_stops_or_starts_a_session_its_files_are_there(folder: Path) -> None:
     async for place, story in die_at_each(folder, 20, {"lasting": True}):
         async with open_rig(place) as rig:
-            (session,) = await rig.service.sessions(ALICE)
+            (session,) = await rig.service.sessions.list(ALICE)
             assert session.phase in (Phase.ACTIVE, Phase.STOPPED)
             assert bool(rig.engine.processes(rig.sandbox_of("one"))) == (session.phase is Phase.ACTIVE)
-            running = [run for run in await rig.service.log(ALICE, "one") if run.status is Status.RUNNING]
+            running = [run for run in await rig.service.runs.list(ALICE, "one") if run.status is Status.RUNNING]
             assert session.phase is Phase.ACTIVE or not running
-            await rig.service.start_session(ALICE, "one")
+            await rig.service.sessions.start(ALICE, "one")
             result = await rig.run("one", "cat ledger; echo $WORD")
             assert result.stdout.decode().split() in ([*story.ran, "kept"], [*story.begun, "kept"])
-            await rig.service.destroy(ALICE, "one")
+            await rig.service.sessions.destroy(ALICE, "one")
             await rig.assert_no_trace()
 
 
@@ -299,18 +299,18 @@ async def check_family(folder: Path, story: Story) -> None:
     async with open_rig(folder) as rig:
         alive = await check_sessions(rig, story)
         assert not alive or "parent" in alive, "a child outlived its parent"
-        shown = {session.session_id: session for session in await rig.service.sessions(ALICE)}
+        shown = {session.session_id: session for session in await rig.service.sessions.list(ALICE)}
         for child in alive - {"parent"}:
             assert shown[child].parent == "parent"
             assert not excess(shown[child].hosts, shown["parent"].hosts)
             assert rig.engine.egress(rig.sandbox_of(child)) == shown[child].hosts.texts
             run = await rig.run(child, "pwd; echo $WORD; echo written > file")
             assert run.stdout == f"/workspace/of-{child}\nkept\n".encode()
-            assert await rig.service.read_file(ALICE, "parent", f"of-{child}/file") == b"written\n"
+            assert await rig.service.files.read(ALICE, "parent", f"of-{child}/file") == b"written\n"
         if alive:
             assert set(shown["parent"].children) == alive - {"parent"}
             assert list(shown["parent"].hosts.texts) in (story.answered or [["a.test", "b.test"], ["a.test"]])
-            await rig.service.destroy(ALICE, "parent")
+            await rig.service.sessions.destroy(ALICE, "parent")
         await rig.assert_no_trace()
 
 
@@ -326,7 +326,7 @@ async def check_pool(folder: Path, story: Story) -> None:
     async with open_rig(folder, pool=PoolSettings(min=2, max=2)) as rig:
         await rig.service._pool.settle()
         await rig.service._parts.tasks.close(30)
-        sessions = {rig.sandbox_of(session.session_id) for session in await rig.service.sessions(ALICE)}
+        sessions = {rig.sandbox_of(session.session_id) for session in await rig.service.sessions.list(ALICE)}
         warm = {row.sandbox for row in await rig.store.warm() if row.ready}
         assert set(await rig.engine.list()) == sessions | warm, "an orphan, or a record of nothing"
         assert len(await rig.store.warm()) == len(warm) == rig.service._pool.warm

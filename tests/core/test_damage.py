@@ -53,7 +53,7 @@ async def test_a_file_of_the_service_costs_what_it_describes(folder: Path, way: 
         path.write_bytes(content)
     WAYS[way](folder / file)
     async with open_rig(folder) as rig:
-        found = session in [each.session_id for each in await rig.service.sessions(ALICE)]
+        found = session in [each.session_id for each in await rig.service.sessions.list(ALICE)]
         if found:
             assert (await rig.run(session, "cat file")).stdout == b"precious\n"
             assert rig.sandbox_of(session) == sandbox
@@ -239,7 +239,7 @@ async def test_sessions_go_on_with_a_file_in_place_of_the_folder_of_variables(fo
     (folder / "environments").write_text("x")
     async with open_rig(folder) as rig:
         session = await rig.create(spec=SessionSpec(persistent=True, env={"A": "1"}))
-        await rig.service.stop_session(ALICE, session)
-        await rig.service.start_session(ALICE, session)
+        await rig.service.sessions.stop(ALICE, session)
+        await rig.service.sessions.start(ALICE, session)
         assert (await rig.run(session, "echo $A")).stdout == b"1\n"
     assert damaged(folder) == [str(folder / "environments")]

@@ -101,7 +101,7 @@ def test_without_a_session_it_says_how_to_create_one() -> None:
 class TestRuns:
     async def run(self, rig: Rig, session: str, *, code: str = "cat", hosts: tuple[str, ...] = ()) -> RunResult:
         """These hosts are refused while it runs."""
-        run = await rig.service.start(ALICE, RunSpec(session, code))
+        run = await rig.service.runs.start(ALICE, RunSpec(session, code))
         for host in hosts:
             rig.engine.refuse(rig.sandbox_of(session), refusal(host))
         await run.close_stdin()
@@ -115,7 +115,7 @@ class TestRuns:
         assert hosts_of(result.denied) == ["evil.test", "b.test"]
         assert f"allow-hosts {session} --add evil.test" in result.denied.entries[0].hint
         assert (await self.run(rig, session)).denied == Denials()
-        shown = await rig.service.get(ALICE, session)
+        shown = await rig.service.sessions.get(ALICE, session)
         assert hosts_of(shown.denied) == ["before.test", "evil.test", "b.test"]
         assert rig.service.metrics.refusals.get() == 4
 
@@ -123,11 +123,11 @@ class TestRuns:
         session, other = await rig.create(), await rig.create()
         rig.engine.refuse(rig.sandbox_of(session), refusal())
         assert (await self.run(rig, other)).denied == Denials()
-        assert (await rig.service.get(ALICE, other)).denied == Denials()
+        assert (await rig.service.sessions.get(ALICE, other)).denied == Denials()
 
     async def test_two_at_once_are_both_told(self, rig: Rig) -> None:
         session = await rig.create()
-        runs = [await rig.service.start(ALICE, RunSpec(session, "cat")) for _ in range(2)]
+        runs = [await rig.service.runs.start(ALICE, RunSpec(session, "cat")) for _ in range(2)]
         rig.engine.refuse(rig.sandbox_of(session), refusal())
         for run in runs:
             await run.close_stdin()
@@ -139,12 +139,12 @@ class TestRuns:
         run_id = await rig.start_background(session, "until test -e go; do sleep 0.01; done")
         sandbox = rig.sandbox_of(session)
         rig.engine.refuse(sandbox, refusal("one.test"))
-        assert hosts_of((await rig.service.poll(ALICE, run_id)).denied) == ["one.test"]
+        assert hosts_of((await rig.service.runs.poll(ALICE, run_id)).denied) == ["one.test"]
         rig.engine.refuse(sandbox, refusal("two.test"))
         await rig.run(session, "touch go")
         assert hosts_of((await rig.poll_to_the_end(run_id)).denied) == ["one.test", "two.test"]
         rig.engine.refuse(sandbox, refusal("late.test"))
-        again = await rig.service.poll(ALICE, run_id)
+        again = await rig.service.runs.poll(ALICE, run_id)
         assert (again.status, hosts_of(again.denied)) == (Status.COMPLETED, ["one.test", "two.test"])
 
     async def test_the_next_daemon_still_knows(self, folder: Path) -> None:
@@ -155,10 +155,10 @@ class TestRuns:
             running = await rig.start_background(session, "until test -e go; do sleep 0.01; done")
             rig.engine.refuse(rig.sandbox_of(session), refusal("unheard.test"))
         async with open_rig(folder) as rig:
-            assert hosts_of((await rig.service.poll(ALICE, running)).denied) == ["unheard.test"]
+            assert hosts_of((await rig.service.runs.poll(ALICE, running)).denied) == ["unheard.test"]
             await rig.run(session, "touch go")
             assert hosts_of((await rig.poll_to_the_end(running)).denied) == ["unheard.test"]
-            assert (await rig.service.poll(ALICE, ended)).denied == Denials()
+            assert (await rig.service.runs.poll(ALICE, ended)).denied == Denials()
 
     async def test_an_engine_that_cannot_tell_is_in_nobodys_way(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +176,7 @@ class TestRuns:
             rig.engine.refuse(rig.sandbox_of(session), refusal(f"{session}.test"))
         await rig.service.look_after()
         rig.engine.refuse(rig.sandbox_of(sessions[0]), refusal("last.test"))
-        await rig.service.destroy(ALICE, sessions[0])
+        await rig.service.sessions.destroy(ALICE, sessions[0])
         await rig.service.close()
         noted = [line["host"] for line in rig.read_audit() if line["event"] == "refused"]
         assert sorted(noted) == sorted([*(f"{session}.test" for session in sessions), "last.test"])

@@ -25,12 +25,12 @@ USUAL = HostList.parse(DEFAULT_HOSTS)
 
 
 async def set_hosts(rig: Rig, session: str, *hosts: str) -> None:
-    await rig.service.set_hosts(ALICE, session, HostsChange(hosts=hosts))
+    await rig.service.sessions.set_hosts(ALICE, session, HostsChange(hosts=hosts))
 
 
 async def check_hosts(rig: Rig, session: str, hosts: HostList) -> None:
     """What is shown, on record and in force."""
-    assert (await rig.service.get(ALICE, session)).hosts == hosts
+    assert (await rig.service.sessions.get(ALICE, session)).hosts == hosts
     sandbox = rig.sandbox_of(session)
     record = await rig.store.find_session(sandbox)
     assert record is not None
@@ -98,9 +98,9 @@ def test_what_cannot_be_meant_is_refused(change: HostsChange, field: str) -> Non
 
 async def test_a_change_is_in_force_and_on_record_when_it_is_answered(rig: Rig) -> None:
     session = await rig.create()
-    shown = await rig.service.set_hosts(ALICE, session, HostsChange(add=["c.test"]))
+    shown = await rig.service.sessions.set_hosts(ALICE, session, HostsChange(add=["c.test"]))
     await check_hosts(rig, session, USUAL.plus(HostList.parse(["c.test"])))
-    assert shown.hosts == (await rig.service.get(ALICE, session)).hosts
+    assert shown.hosts == (await rig.service.sessions.get(ALICE, session)).hosts
     await set_hosts(rig, session)
     await check_hosts(rig, session, NOTHING)
 
@@ -108,13 +108,13 @@ async def test_a_change_is_in_force_and_on_record_when_it_is_answered(rig: Rig) 
 async def test_many_at_once_are_one_after_the_other(rig: Rig) -> None:
     session = await rig.create(spec=SessionSpec(allowed_hosts=[]))
     names = [f"h{number}.test" for number in range(30)]
-    await asyncio.gather(*(rig.service.set_hosts(ALICE, session, HostsChange(add=[name])) for name in names))
+    await asyncio.gather(*(rig.service.sessions.set_hosts(ALICE, session, HostsChange(add=[name])) for name in names))
     await check_hosts(rig, session, HostList.parse(names))
 
 
 async def test_who_leaves_leaves_nothing_half_done(rig: Rig) -> None:
     session = await rig.create()
-    asking = asyncio.create_task(rig.service.set_hosts(ALICE, session, HostsChange(hosts=["c.test"])))
+    asking = asyncio.create_task(rig.service.sessions.set_hosts(ALICE, session, HostsChange(hosts=["c.test"])))
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait({asking})
@@ -127,15 +127,15 @@ async def test_only_its_owner_can_and_only_while_it_lives(rig: Rig) -> None:
     session = await rig.create()
     change = HostsChange(hosts=["evil.test"])
     with fault(Kind.NOT_FOUND, "session_not_found"):
-        await rig.service.set_hosts(BOB, session, change)
+        await rig.service.sessions.set_hosts(BOB, session, change)
     await check_hosts(rig, session, USUAL)
-    ending = asyncio.create_task(rig.service.destroy(ALICE, session))
+    ending = asyncio.create_task(rig.service.sessions.destroy(ALICE, session))
     await asyncio.sleep(0)
     with fault(Kind.CONFLICT, "session_destroying"):
-        await rig.service.set_hosts(ALICE, session, change)
+        await rig.service.sessions.set_hosts(ALICE, session, change)
     await ending
     with pytest.raises(Fault) as caught:
-        await rig.service.set_hosts(ALICE, session, change)
+        await rig.service.sessions.set_hosts(ALICE, session, change)
     assert (caught.value.code, caught.value.detail) == ("session_not_found", "it was destroyed")
 
 
@@ -163,7 +163,7 @@ async def test_what_cannot_be_recorded_is_not_opened(rig: Rig, monkeypatch: pyte
     session = await rig.create()
     monkeypatch.setattr(rig.store, "set_hosts", fail_to_write)
     with fault(Kind.UNAVAILABLE, "state_unavailable"):
-        await rig.service.set_hosts(ALICE, session, HostsChange(add=["c.test"]))
+        await rig.service.sessions.set_hosts(ALICE, session, HostsChange(add=["c.test"]))
     await check_hosts(rig, session, USUAL)
 
 
@@ -174,7 +174,7 @@ async def test_but_what_is_to_be_closed_is_closed(rig: Rig, monkeypatch: pytest.
         with fault(Kind.UNAVAILABLE, "hosts_not_recorded"):
             await set_hosts(rig, session)
         assert rig.engine.egress(rig.sandbox_of(session)) == ()
-        assert (await rig.service.get(ALICE, session)).hosts == NOTHING
+        assert (await rig.service.sessions.get(ALICE, session)).hosts == NOTHING
     await rig.service.look_after()
     await check_hosts(rig, session, NOTHING)
 
@@ -205,7 +205,7 @@ async def test_a_session_whose_list_cannot_be_put_in_force_is_ended(folder: Path
         session = await rig.create()
     async with open_rig(folder, failing=EngineError("network", "no table")) as rig:
         with fault(Kind.NOT_FOUND, "session_not_found"):
-            await rig.service.get(ALICE, session)
+            await rig.service.sessions.get(ALICE, session)
         await rig.assert_no_trace()
 
 

@@ -29,7 +29,7 @@ UNBOUND = SessionSpec(shape=Shape(slots=("/workspace",), read_only=True, powerle
 @needs_root
 async def test_one_kind_is_for_everybody_s_projects(folder: Path) -> None:
     async with open_pool(folder, number=1) as rig:
-        await rig.service.reserve(ALICE, "codex", UNBOUND, 1)
+        await rig.service.warm.reserve(ALICE, "codex", UNBOUND, 1)
         await settle(rig)
         (name,) = ready(rig)
         other = replace(PROJECT, source="/srv/other", kept=(), owner=BOB.uid)
@@ -37,7 +37,7 @@ async def test_one_kind_is_for_everybody_s_projects(folder: Path) -> None:
         assert rig.sandbox_of(session) == name
         assert rig.engine.bound == {name: (other,)}
         assert count(rig, 'k8e_pool_claims_total{start="warm"} 1')
-        shown = await rig.service.get(BOB, session)
+        shown = await rig.service.sessions.get(BOB, session)
         assert shown.shape == Shape(mounts=(other,), read_only=True, powerless=True), "as if it were made for it"
         await settle(rig)
 
@@ -45,7 +45,7 @@ async def test_one_kind_is_for_everybody_s_projects(folder: Path) -> None:
 @needs_root
 async def test_the_second_of_a_kind_is_ready_and_another_kind_is_not(folder: Path) -> None:
     async with open_pool(folder, number=1) as rig:
-        await rig.service.destroy(ALICE, await rig.create(spec=SPEC))
+        await rig.service.sessions.destroy(ALICE, await rig.create(spec=SPEC))
         assert rig.engine.bound == {}, "it was made with its mounts"
         await settle(rig)
         (name,) = ready(rig)
@@ -59,7 +59,7 @@ async def test_the_second_of_a_kind_is_ready_and_another_kind_is_not(folder: Pat
 @needs_root
 async def test_one_that_cannot_be_bound_is_replaced_by_a_new_one(folder: Path) -> None:
     async with open_pool(folder, number=1) as rig:
-        await rig.service.reserve(ALICE, "codex", UNBOUND, 1)
+        await rig.service.warm.reserve(ALICE, "codex", UNBOUND, 1)
         await settle(rig)
         (name,) = ready(rig)
         link, _ = await rig.engine.attach(name)
@@ -74,7 +74,7 @@ async def test_one_that_cannot_be_bound_is_replaced_by_a_new_one(folder: Path) -
 @needs_root
 async def test_a_directory_that_is_refused_is_no_session(folder: Path) -> None:
     async with open_pool(folder, number=1) as rig:
-        await rig.service.reserve(ALICE, "codex", UNBOUND, 1)
+        await rig.service.warm.reserve(ALICE, "codex", UNBOUND, 1)
         await settle(rig)
         (name,) = ready(rig)
         rig.engine.bind_failure = MountRefused("mount /srv/project", "it is not a directory")
@@ -103,14 +103,14 @@ async def test_interpreters_of_an_image_s_root_are_parked_when_its_directories_a
             return link, replace(place, user=Identity(0, 0), loader=b"/k8e-loader.so")
 
         monkeypatch.setattr(rig.engine, "attach", attach_as_root)
-        await rig.service.reserve(ALICE, "codex", UNBOUND, 1)
+        await rig.service.warm.reserve(ALICE, "codex", UNBOUND, 1)
         await settle(rig)
         assert not parked
         session = await rig.create(spec=SPEC)
         assert rig.engine.bound
         while BASH not in parked:
             await asyncio.sleep(0.01)
-        await rig.service.destroy(ALICE, session)
+        await rig.service.sessions.destroy(ALICE, session)
 
 
 def test_slots_are_of_what_is_made_ahead_and_of_local_users() -> None:

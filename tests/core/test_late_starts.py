@@ -44,7 +44,8 @@ async def check_nothing_ran(rig: Rig, session: str, result: RunResult) -> None:
     assert (result.status, result.exit_code) == (Status.TIMED_OUT, 124)
     async with asyncio.timeout(30):
         while (
-            rig.service._runs.endings._settled or not (on_record := await rig.service.log(ALICE, session))[0].exit_code
+            rig.service._runs.endings._settled
+            or not (on_record := await rig.service.runs.list(ALICE, session))[0].exit_code
         ):
             await asyncio.sleep(0.02)
     assert (on_record[0].run_id, on_record[0].status) == (result.run_id, Status.TIMED_OUT)
@@ -54,9 +55,11 @@ async def check_nothing_ran(rig: Rig, session: str, result: RunResult) -> None:
 async def test_silent_sandboxes_of_one_payer_hold_up_no_other(rig: Rig) -> None:
     silent, well = await rig.create(), await rig.create(BOB)
     with stopped(rig, silent):
-        starting = [asyncio.create_task(rig.service.run(ALICE, RunSpec(silent, "true", timeout=5))) for _ in range(64)]
+        starting = [
+            asyncio.create_task(rig.service.runs.run(ALICE, RunSpec(silent, "true", timeout=5))) for _ in range(64)
+        ]
         await asyncio.sleep(0)
-        result = await rig.service.run(BOB, RunSpec(well, "echo well", timeout=4))
+        result = await rig.service.runs.run(BOB, RunSpec(well, "echo well", timeout=4))
         assert (result.status, result.stdout) == (Status.COMPLETED, b"well\n")
         assert not any(task.done() for task in starting)
     await asyncio.gather(*starting)
@@ -65,9 +68,11 @@ async def test_silent_sandboxes_of_one_payer_hold_up_no_other(rig: Rig) -> None:
 async def test_a_silent_sandbox_holds_up_no_other_session_of_its_payer(rig: Rig) -> None:
     silent, well = await rig.create(), await rig.create()
     with stopped(rig, silent):
-        starting = [asyncio.create_task(rig.service.run(ALICE, RunSpec(silent, "true", timeout=20))) for _ in range(8)]
+        starting = [
+            asyncio.create_task(rig.service.runs.run(ALICE, RunSpec(silent, "true", timeout=20))) for _ in range(8)
+        ]
         await asyncio.sleep(0)
-        result = await rig.service.run(ALICE, RunSpec(well, "echo well", timeout=15))
+        result = await rig.service.runs.run(ALICE, RunSpec(well, "echo well", timeout=15))
         assert (result.status, result.stdout) == (Status.COMPLETED, b"well\n")
         assert not any(task.done() for task in starting)
     await asyncio.gather(*starting)
@@ -93,7 +98,7 @@ async def test_a_command_whose_turn_does_not_come_in_time_is_not_started(rig: Ri
     session = await rig.create()
     rig.service._runs.starts = turns = Turns(1)
     await turns.acquire(B)
-    result = await rig.service.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
     turns.release(B)
     assert "nothing was run" in result.reason
     await check_nothing_ran(rig, session, result)
@@ -124,7 +129,7 @@ async def test_a_command_that_could_not_be_put_on_record_in_time_is_not_started(
     starts: list[ExecSpec] = []
     with monkeypatch.context() as watching:
         watching.setattr(sandbox, "start", starts.append)  # it would be ended at once, before there is a trace of it
-        result = await rig.service.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
+        result = await rig.service.runs.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
         slow.go_on.set()
         async with asyncio.timeout(30):
             while rig.service._runs.endings._settled:
@@ -139,10 +144,10 @@ async def test_a_background_run_that_could_not_be_put_on_record_in_time_is_not_s
     session = await rig.create()
     slow = SlowAudit(monkeypatch)
     with fault(Kind.LOST, "sandbox_unreachable"):
-        await rig.service.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2, background=True))
+        await rig.service.runs.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2, background=True))
     slow.go_on.set()
     async with asyncio.timeout(30):
-        while not (on_record := await rig.service.log(ALICE, session)) or on_record[0].status is Status.RUNNING:
+        while not (on_record := await rig.service.runs.list(ALICE, session)) or on_record[0].status is Status.RUNNING:
             await asyncio.sleep(0.02)
     await check_nothing_ran(rig, session, on_record[0])
 
@@ -151,7 +156,7 @@ async def test_a_command_that_turns_out_not_to_start_after_its_time_stays_on_rec
     session = await rig.create()
     with stopped(rig, session):
         spec = RunSpec(session, "touch /workspace/ran", timeout=0.2, workdir="/nowhere")
-        result = await rig.service.run(ALICE, spec)
+        result = await rig.service.runs.run(ALICE, spec)
     assert "whether it began is not known" in result.reason
     await check_nothing_ran(rig, session, result)
 
@@ -162,6 +167,6 @@ async def test_nothing_is_kept_of_a_command_for_which_there_was_no_way_in(rig: R
     with stopped(rig, session):
         await link.close()
         rig.engine._links.clear()
-        result = await rig.service.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
+        result = await rig.service.runs.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
     assert "nothing was run" in result.reason
     await check_nothing_ran(rig, session, result)

@@ -22,7 +22,7 @@ NOWHERE = ""  # a run's own session id is not looked at
 
 
 async def start(rig: Rig, *argv: bytes, keep: bool = False) -> LiveRun:
-    return await rig.as_door.start_once(ALICE, SessionSpec(), RunSpec(NOWHERE, argv=argv), keep=keep)
+    return await rig.as_door.runs.start_once(ALICE, SessionSpec(), RunSpec(NOWHERE, argv=argv), keep=keep)
 
 
 async def read(run: LiveRun) -> bytes:
@@ -43,7 +43,7 @@ async def test_output_and_exit_code_come_back_and_nothing_stays(rig: Rig) -> Non
     chunks = {chunk.stream: chunk.data async for chunk in run.output()}
     result = await run.result()
     assert (chunks, result.exit_code, result.session_id) == ({1: b"out\n", 2: b"err\n"}, 7, run.session_id)
-    assert await rig.service.sessions(ALICE) == [], "not even for a moment after the result"
+    assert await rig.service.sessions.list(ALICE) == [], "not even for a moment after the result"
     await wait_for_nothing(rig)
 
 
@@ -56,7 +56,7 @@ async def test_all_output_is_read_although_the_session_is_over(rig: Rig) -> None
 
 async def test_to_its_end_without_a_stream(rig: Rig) -> None:
     spec = RunSpec(NOWHERE, "import sys; print(sys.stdin.read()[::-1])", Language.PYTHON, stdin=b"abc")
-    result = await rig.as_door.run_once(ALICE, SessionSpec(env={"A": "b"}), spec)
+    result = await rig.as_door.runs.run_once(ALICE, SessionSpec(env={"A": "b"}), spec)
     assert (result.stdout, result.exit_code, result.status) == (b"cba\n", 0, Status.COMPLETED)
     await wait_for_nothing(rig)
 
@@ -65,7 +65,7 @@ async def test_is_kept_when_that_was_asked_for(rig: Rig) -> None:
     run = await start(rig, b"sh", b"-c", b"echo kept > file; exit 3", keep=True)
     await read(run)
     assert (await run.result()).exit_code == 3
-    (session,) = await rig.service.sessions(ALICE)
+    (session,) = await rig.service.sessions.list(ALICE)
     assert session.session_id == run.session_id
     assert (await rig.run(run.session_id, "cat file")).stdout == b"kept\n"
 
@@ -74,7 +74,7 @@ async def test_a_kept_one_stays_when_the_client_leaves(rig: Rig) -> None:
     run = await start(rig, b"sleep", b"1000", keep=True)
     await run.kill()
     await rig.wait_until_alone(run.session_id)
-    assert [session.session_id for session in await rig.service.sessions(ALICE)] == [run.session_id]
+    assert [session.session_id for session in await rig.service.sessions.list(ALICE)] == [run.session_id]
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -88,7 +88,7 @@ async def test_what_does_not_start_leaves_nothing(rig: Rig, keep: bool) -> None:
 
 async def test_what_cannot_be_run_costs_no_sandbox(rig: Rig) -> None:
     with fault(Kind.INVALID, "invalid_argument", "timeout"):
-        await rig.service.start_once(ALICE, SessionSpec(), RunSpec(NOWHERE, "true", timeout=-1))
+        await rig.service.runs.start_once(ALICE, SessionSpec(), RunSpec(NOWHERE, "true", timeout=-1))
     assert rig.service.metrics.creates.get() == 0
 
 
@@ -165,7 +165,7 @@ async def test_who_starts_more_than_can_be_cleared_away_waits(rig: Rig, monkeypa
         await read(run)
         await run.result()
     third = asyncio.create_task(start(rig, b"true"))
-    other = await rig.service.start_once(BOB, SessionSpec(), RunSpec(NOWHERE, "true"))
+    other = await rig.service.runs.start_once(BOB, SessionSpec(), RunSpec(NOWHERE, "true"))
     assert not third.done(), "but others do not wait with them"
     held.set()
     for run in (await third, other):
@@ -185,7 +185,7 @@ async def test_an_entrypoint_comes_first_where_that_was_asked_for(rig: Rig, monk
 
     async def run(*argv: bytes, entrypoint: bool = True) -> bytes:
         spec = RunSpec(NOWHERE, argv=argv, entrypoint=entrypoint)
-        return (await rig.service.run_once(ALICE, SessionSpec(), spec)).stdout
+        return (await rig.service.runs.run_once(ALICE, SessionSpec(), spec)).stdout
 
     assert await run() == b"its own 1\n"
     assert await run(b"sh", b"-c", b"echo $A") == b"1\n"

@@ -30,19 +30,19 @@ def edit(folder: Path, statement: str, *values: object) -> None:
 
 
 async def phase_of(rig: Rig, session: str = "one") -> Phase:
-    return (await rig.service.get(ALICE, session)).phase
+    return (await rig.service.sessions.get(ALICE, session)).phase
 
 
 async def test_files_and_configuration_come_back(rig: Rig) -> None:
     spec = replace(LASTING, allowed_hosts=["a.test"])
-    before = await rig.service.create(ALICE, spec)
+    before = await rig.service.sessions.create(ALICE, spec)
     await rig.run("one", "echo kept > file")
-    await rig.service.set_hosts(ALICE, "one", HostsChange(add=["b.test"]))
-    stopped = await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.set_hosts(ALICE, "one", HostsChange(add=["b.test"]))
+    stopped = await rig.service.sessions.stop(ALICE, "one")
     assert (stopped.phase, stopped.labels) == (Phase.STOPPED, {"profile": "moderate"})
     assert rig.engine.processes(rig.sandbox_of("one")) == []
-    assert [each.phase for each in await rig.service.sessions(ALICE)] == [Phase.STOPPED]
-    again = await rig.service.start_session(ALICE, "one")
+    assert [each.phase for each in await rig.service.sessions.list(ALICE)] == [Phase.STOPPED]
+    again = await rig.service.sessions.start(ALICE, "one")
     assert (again.phase, again.env_keys, again.created, again.labels) == (
         *(Phase.ACTIVE, ("WORD",)),
         *(before.created, {"profile": "moderate"}),
@@ -50,7 +50,7 @@ async def test_files_and_configuration_come_back(rig: Rig) -> None:
     assert rig.engine.egress(rig.sandbox_of("one")) == ("a.test", "b.test")
     result = await rig.run("one", "cat file; echo $WORD")
     assert result.stdout == b"kept\nkept\n"
-    await rig.service.destroy(ALICE, "one")
+    await rig.service.sessions.destroy(ALICE, "one")
     await rig.assert_no_trace()
     assert os.listdir(rig.folder / "environments") == []
     await rig.service.close()
@@ -60,7 +60,7 @@ async def test_files_and_configuration_come_back(rig: Rig) -> None:
 
 async def test_what_is_not_meant_to_last_cannot_be_stopped(rig: Rig) -> None:
     await rig.create(spec=SessionSpec(session_id="one"))
-    for call in (rig.service.stop_session, rig.service.start_session):
+    for call in (rig.service.sessions.stop, rig.service.sessions.start):
         with fault(Kind.CONFLICT, "session_not_persistent"):
             await call(ALICE, "one")
         with fault(Kind.NOT_FOUND, "session_not_found"):
@@ -70,13 +70,13 @@ async def test_what_is_not_meant_to_last_cannot_be_stopped(rig: Rig) -> None:
 
 async def test_a_stopped_session_says_how_to_start_it(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.stop(ALICE, "one")
     for attempt in (
         rig.run("one", "true"),
-        rig.service.read_file(ALICE, "one", "file"),
-        rig.service.set_hosts(ALICE, "one", HostsChange(hosts=[])),
-        rig.service.ask(ALICE, "one", "may I?"),
-        rig.service.ps(ALICE, "one"),
+        rig.service.files.read(ALICE, "one", "file"),
+        rig.service.sessions.set_hosts(ALICE, "one", HostsChange(hosts=[])),
+        rig.service.approvals.ask(ALICE, "one", "may I?"),
+        rig.service.runs.commands(ALICE, "one"),
     ):
         with pytest.raises(Fault) as caught:
             await attempt
@@ -87,8 +87,8 @@ async def test_a_stopped_session_says_how_to_start_it(rig: Rig) -> None:
 
 async def test_one_stops_it_and_one_starts_it_and_all_are_told(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    for call, phase in (("stop_session", Phase.STOPPED), ("start_session", Phase.ACTIVE)) * 2:
-        answers = await asyncio.gather(*(getattr(rig.service, call)(ALICE, "one") for _ in range(5)))
+    for call, phase in (("stop", Phase.STOPPED), ("start", Phase.ACTIVE)) * 2:
+        answers = await asyncio.gather(*(getattr(rig.service.sessions, call)(ALICE, "one") for _ in range(5)))
         assert {answer.phase for answer in answers} == {phase}
     await rig.service.close()
     events = [line["event"] for line in rig.read_audit() if line["event"].startswith("session_st")]
@@ -97,15 +97,15 @@ async def test_one_stops_it_and_one_starts_it_and_all_are_told(rig: Rig) -> None
 
 async def test_stop_and_start_at_once_come_one_after_the_other(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    await asyncio.gather(rig.service.stop_session(ALICE, "one"), rig.service.start_session(ALICE, "one"))
+    await asyncio.gather(rig.service.sessions.stop(ALICE, "one"), rig.service.sessions.start(ALICE, "one"))
     assert await phase_of(rig) is Phase.ACTIVE
     assert (await rig.run("one", "echo well")).stdout == b"well\n"
 
 
 async def test_a_caller_that_leaves_changes_nothing(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    for call, end in (("stop_session", Phase.STOPPED), ("start_session", Phase.ACTIVE)):
-        task = asyncio.create_task(getattr(rig.service, call)(ALICE, "one"))
+    for call, end in (("stop", Phase.STOPPED), ("start", Phase.ACTIVE)):
+        task = asyncio.create_task(getattr(rig.service.sessions, call)(ALICE, "one"))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})
@@ -118,25 +118,25 @@ async def test_a_caller_that_leaves_changes_nothing(rig: Rig) -> None:
 
 async def test_what_runs_is_asked_to_end_and_its_caller_told_why(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    polite = await rig.service.start(
+    polite = await rig.service.runs.start(
         ALICE, RunSpec("one", "trap 'echo bye; exit 3' TERM; echo hi; read || sleep 60 & wait")
     )
     output = polite.output()
     assert (await anext(output)).data == b"hi\n"
     code = "trap 'echo saved > saved; exit 0' TERM; echo up; sleep 60 & wait"
     background = await rig.start_background("one", code)
-    while (await rig.service.poll(ALICE, background)).stdout_bytes == 0:
+    while (await rig.service.runs.poll(ALICE, background)).stdout_bytes == 0:
         await asyncio.sleep(0.005)
-    await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.stop(ALICE, "one")
     assert b"".join([chunk.data async for chunk in output]) == b"bye\n"
     result = await polite.result()
     assert (result.status, result.exit_code, result.reason) == (Status.KILLED, 3, "it was stopped")
-    ended = await rig.service.poll(ALICE, background)
+    ended = await rig.service.runs.poll(ALICE, background)
     assert (ended.status, ended.exit_code, ended.stdout_bytes, ended.truncated) == (Status.KILLED, 0, 3, True)
-    await rig.service.start_session(ALICE, "one")
+    await rig.service.sessions.start(ALICE, "one")
     assert (await rig.run("one", "cat saved")).stdout == b"saved\n"
-    assert (await rig.service.poll(ALICE, background)).status is Status.KILLED
-    assert {run.status for run in await rig.service.log(ALICE, "one")} == {Status.KILLED, Status.COMPLETED}
+    assert (await rig.service.runs.poll(ALICE, background)).status is Status.KILLED
+    assert {run.status for run in await rig.service.runs.list(ALICE, "one")} == {Status.KILLED, Status.COMPLETED}
 
 
 async def test_what_does_not_want_to_end_is_killed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,46 +144,46 @@ async def test_what_does_not_want_to_end_is_killed(rig: Rig, monkeypatch: pytest
     await rig.create(spec=LASTING)
     stubborn = asyncio.create_task(rig.run("one", "trap '' TERM; while :; do sleep 1; done"))
     background = await rig.start_background("one", "trap '' TERM; while :; do sleep 1; done")
-    while len(await rig.service.ps(ALICE, "one")) < 2:
+    while len(await rig.service.runs.commands(ALICE, "one")) < 2:
         await asyncio.sleep(0.005)
-    await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.stop(ALICE, "one")
     with fault(Kind.LOST, "session_stopped"):
         await stubborn
-    assert (await rig.service.poll(ALICE, background)).status is Status.LOST
+    assert (await rig.service.runs.poll(ALICE, background)).status is Status.LOST
     assert rig.engine.processes(rig.sandbox_of("one")) == []
 
 
 async def test_questions_are_withdrawn_and_stay_so(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    asked = await rig.service.ask(ALICE, "one", "delete everything")
-    await rig.service.stop_session(ALICE, "one")
-    await rig.service.start_session(ALICE, "one")
-    assert (await rig.service.approval(ALICE, asked.approval_id)).status is ApprovalStatus.WITHDRAWN
+    asked = await rig.service.approvals.ask(ALICE, "one", "delete everything")
+    await rig.service.sessions.stop(ALICE, "one")
+    await rig.service.sessions.start(ALICE, "one")
+    assert (await rig.service.approvals.get(ALICE, asked.approval_id)).status is ApprovalStatus.WITHDRAWN
 
 
 async def test_its_children_end_with_it(rig: Rig) -> None:
     await rig.create(spec=LASTING)
-    child = (await rig.service.subagent(ALICE, "one", ChildSpec())).session_id
+    child = (await rig.service.sessions.create_child(ALICE, "one", ChildSpec())).session_id
     await rig.run(child, "echo shared > file")
-    await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.stop(ALICE, "one")
     with fault(Kind.NOT_FOUND, "session_not_found"):
         await rig.run(child, "true")
     with fault(Kind.CONFLICT, "session_stopped"):
-        await rig.service.subagent(ALICE, "one", ChildSpec())
-    started = await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.create_child(ALICE, "one", ChildSpec())
+    started = await rig.service.sessions.start(ALICE, "one")
     assert started.children == ()
     assert (await rig.run("one", "cat file")).stdout == b"shared\n"
 
 
 async def test_destroyed_while_it_stops_or_starts(rig: Rig) -> None:
-    for call, turns in (("stop_session", 0), ("stop_session", 3), ("start_session", 0), ("start_session", 20)):
+    for call, turns in (("stop", 0), ("stop", 3), ("start", 0), ("start", 20)):
         await rig.create(spec=LASTING)
-        if call == "start_session":
-            await rig.service.stop_session(ALICE, "one")
-        moving = asyncio.create_task(getattr(rig.service, call)(ALICE, "one"))
+        if call == "start":
+            await rig.service.sessions.stop(ALICE, "one")
+        moving = asyncio.create_task(getattr(rig.service.sessions, call)(ALICE, "one"))
         for _ in range(turns + 1):
             await asyncio.sleep(0.001)
-        await rig.service.destroy(ALICE, "one")
+        await rig.service.sessions.destroy(ALICE, "one")
         await asyncio.wait({moving})
         told = moving.exception()
         assert told is None or (isinstance(told, Fault) and told.kind is Kind.CONFLICT), told
@@ -195,26 +195,26 @@ async def test_destroyed_while_it_stops_or_starts(rig: Rig) -> None:
 
 async def test_plain_variables_are_kept_for_root_alone_and_secrets_nowhere(rig: Rig) -> None:
     spec = replace(LASTING, secrets={"TOKEN": "s3cr3t-value"})
-    session = await rig.service.create(ALICE, spec)
+    session = await rig.service.sessions.create(ALICE, spec)
     assert (session.env_keys, session.secret_keys) == (("TOKEN", "WORD"), ("TOKEN",))
     assert (await rig.run("one", "echo $WORD $TOKEN")).stdout == b"kept s3cr3t-value\n"
     folder = rig.folder / "environments"
     (file,) = folder.iterdir()
     assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
-    await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.stop(ALICE, "one")
     for path in rig.folder.rglob("*"):
         if path.is_file():
             assert b"s3cr3t-value" not in path.read_bytes(), path
     with fault(Kind.INVALID, "secrets_missing", "secrets"):
-        await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.start(ALICE, "one")
     assert await phase_of(rig) is Phase.STOPPED
     given = {"TOKEN": "another"}
-    await rig.service.start_session(ALICE, "one", env={"WORD": "new", "MORE": "x"}, secrets=given)
+    await rig.service.sessions.start(ALICE, "one", env={"WORD": "new", "MORE": "x"}, secrets=given)
     assert (await rig.run("one", "echo $WORD $MORE $TOKEN")).stdout == b"new x another\n"
     with fault(Kind.CONFLICT, "session_active"):
-        await rig.service.start_session(ALICE, "one", env={"WORD": "newer"})
-    await rig.service.stop_session(ALICE, "one")
-    await rig.service.start_session(ALICE, "one", secrets=given)
+        await rig.service.sessions.start(ALICE, "one", env={"WORD": "newer"})
+    await rig.service.sessions.stop(ALICE, "one")
+    await rig.service.sessions.start(ALICE, "one", secrets=given)
     assert (await rig.run("one", "echo $WORD $MORE $TOKEN")).stdout == b"new x another\n"
 
 
@@ -232,7 +232,7 @@ async def test_plain_variables_are_kept_for_root_alone_and_secrets_nowhere(rig: 
 )
 async def test_what_cannot_be_meant_is_refused(rig: Rig, spec: SessionSpec, field: str) -> None:
     with fault(Kind.INVALID, "invalid_argument", field):
-        await rig.service.create(ALICE, spec)
+        await rig.service.sessions.create(ALICE, spec)
 
 
 # Limits
@@ -244,10 +244,10 @@ async def test_it_does_not_expire(folder: Path, clock: ManualClock) -> None:
         await rig.create(spec=SessionSpec(session_id="other", ttl=5))
         clock.advance(10)
         assert await rig.service.expire() == ["other"]
-        await rig.service.stop_session(ALICE, "one")
+        await rig.service.sessions.stop(ALICE, "one")
         clock.advance(10)
         assert await rig.service.expire() == []
-        await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.start(ALICE, "one")
 
 
 async def test_stopped_it_takes_disk_and_nothing_else(folder: Path) -> None:
@@ -257,15 +257,15 @@ async def test_stopped_it_takes_disk_and_nothing_else(folder: Path) -> None:
         await rig.create(spec=replace(LASTING, limits=limits))
         with fault(Kind.EXHAUSTED, "too_many_cpus"):
             await rig.create(spec=SessionSpec(limits=limits))
-        await rig.service.stop_session(ALICE, "one")
+        await rig.service.sessions.stop(ALICE, "one")
         other = await rig.create(spec=SessionSpec(limits=limits))
         with fault(Kind.EXHAUSTED, "too_many_cpus"):
-            await rig.service.start_session(ALICE, "one")
+            await rig.service.sessions.start(ALICE, "one")
         assert await phase_of(rig) is Phase.STOPPED
         with fault(Kind.EXHAUSTED, "too_much_disk"):
             await rig.create(spec=SessionSpec(limits=replace(limits, cpus=0.1, memory=16 << 20)))
-        await rig.service.destroy(ALICE, other)
-        await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.destroy(ALICE, other)
+        await rig.service.sessions.start(ALICE, "one")
 
 
 async def test_it_may_be_one_that_was_made_ahead(folder: Path) -> None:
@@ -275,8 +275,8 @@ async def test_it_may_be_one_that_was_made_ahead(folder: Path) -> None:
         await rig.create(spec=LASTING)
         assert rig.service.metrics.claims.get("warm") == 1
         await rig.run("one", "echo kept > file")
-        await rig.service.stop_session(ALICE, "one")
-        await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.stop(ALICE, "one")
+        await rig.service.sessions.start(ALICE, "one")
         assert (await rig.run("one", "cat file; echo $WORD")).stdout == b"kept\nkept\n"
 
 
@@ -288,7 +288,7 @@ async def test_one_that_dies_is_stopped_and_not_lost(rig: Rig) -> None:
     await rig.run("one", "echo kept > file")
     running = asyncio.create_task(rig.run("one", "sleep 1000"))
     background = await rig.start_background("one", "sleep 1000")
-    while len(await rig.service.ps(ALICE, "one")) < 2:
+    while len(await rig.service.runs.commands(ALICE, "one")) < 2:
         await asyncio.sleep(0.005)
     rig.engine.kill_sandbox(rig.sandbox_of("one"))
     with fault(Kind.LOST, "session_stopped"):
@@ -298,8 +298,8 @@ async def test_one_that_dies_is_stopped_and_not_lost(rig: Rig) -> None:
     with pytest.raises(Fault) as caught:
         await rig.run("one", "true")
     assert caught.value.detail == "its sandbox ended by itself"
-    assert (await rig.service.poll(ALICE, background)).status is Status.LOST
-    await rig.service.start_session(ALICE, "one")
+    assert (await rig.service.runs.poll(ALICE, background)).status is Status.LOST
+    await rig.service.sessions.start(ALICE, "one")
     assert (await rig.run("one", "cat file")).stdout == b"kept\n"
 
 
@@ -307,20 +307,20 @@ async def test_a_stop_that_fails_is_tried_again(rig: Rig) -> None:
     await rig.create(spec=LASTING)
     rig.engine.stop_failure = EngineError("disk", "is still in use")
     with fault(Kind.FAILED, "sandbox_failed"):
-        await rig.service.stop_session(ALICE, "one")
+        await rig.service.sessions.stop(ALICE, "one")
     with fault(Kind.CONFLICT, "session_stopping"):
         await rig.run("one", "true")
     rig.engine.stop_failure = None
     await rig.service.look_after()
     while await phase_of(rig) is not Phase.STOPPED:
         await asyncio.sleep(0.005)
-    await rig.service.start_session(ALICE, "one")
+    await rig.service.sessions.start(ALICE, "one")
 
 
 async def test_a_start_that_fails_leaves_it_stopped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.create(spec=LASTING)
     await rig.run("one", "echo kept > file")
-    await rig.service.stop_session(ALICE, "one")
+    await rig.service.sessions.stop(ALICE, "one")
     real = rig.engine.start
 
     async def fail(*_: object) -> None:
@@ -328,10 +328,10 @@ async def test_a_start_that_fails_leaves_it_stopped(rig: Rig, monkeypatch: pytes
 
     monkeypatch.setattr(rig.engine, "start", fail)
     with fault(Kind.FAILED, "sandbox_failed"):
-        await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.start(ALICE, "one")
     assert await phase_of(rig) is Phase.STOPPED
     monkeypatch.setattr(rig.engine, "start", real)
-    await rig.service.start_session(ALICE, "one")
+    await rig.service.sessions.start(ALICE, "one")
     assert (await rig.run("one", "cat file")).stdout == b"kept\n"
 
 
@@ -346,12 +346,12 @@ async def test_every_half_state_becomes_stopped(folder: Path, phase: Phase, aliv
         await rig.run("one", "echo kept > file")
         sandbox = rig.sandbox_of("one")
         if phase is Phase.STOPPED or not alive:
-            await rig.service.stop_session(ALICE, "one")
+            await rig.service.sessions.stop(ALICE, "one")
     edit(folder, "UPDATE sessions SET phase = ?", phase.value)
     async with open_rig(folder) as rig:
         assert await phase_of(rig) is Phase.STOPPED
         assert rig.engine.processes(sandbox) == []
-        await rig.service.start_session(ALICE, "one")
+        await rig.service.sessions.start(ALICE, "one")
         assert (await rig.run("one", "cat file; echo $WORD")).stdout == b"kept\nkept\n"
 
 
@@ -371,19 +371,19 @@ async def test_after_a_reboot_what_lasts_is_stopped_and_the_rest_is_lost(folder:
     async with open_rig(folder, later) as rig:
         assert await phase_of(rig) is Phase.STOPPED
         with fault(Kind.NOT_FOUND, "session_not_found"):
-            await rig.service.get(ALICE, "other")
-        assert (await rig.service.poll(ALICE, background)).status is Status.LOST
-        await rig.service.start_session(ALICE, "one")
+            await rig.service.sessions.get(ALICE, "other")
+        assert (await rig.service.runs.poll(ALICE, background)).status is Status.LOST
+        await rig.service.sessions.start(ALICE, "one")
         assert (await rig.run("one", "cat file; echo $WORD")).stdout == b"kept\nkept\n"
 
 
 async def test_whose_files_are_gone_is_lost(folder: Path) -> None:
     async with open_rig(folder) as rig:
         await rig.create(spec=LASTING)
-        await rig.service.stop_session(ALICE, "one")
+        await rig.service.sessions.stop(ALICE, "one")
         sandbox = rig.sandbox_of("one")
     await BareEngine(folder / "sandboxes").destroy(sandbox)
     async with open_rig(folder) as rig:
         with fault(Kind.NOT_FOUND, "session_not_found"):
-            await rig.service.get(ALICE, "one")
+            await rig.service.sessions.get(ALICE, "one")
         assert os.listdir(folder / "environments") == []

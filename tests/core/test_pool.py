@@ -66,7 +66,7 @@ async def open_pool(
 async def fill(rig: Rig) -> list[str]:
     """The first session is made the slow way, and what it leads to is there."""
     session = await rig.create()
-    await rig.service.destroy(ALICE, session)
+    await rig.service.sessions.destroy(ALICE, session)
     await settle(rig)
     return ready(rig)
 
@@ -156,7 +156,7 @@ async def test_a_dead_one_is_not_handed_out(folder: Path) -> None:
 async def test_who_leaves_while_claiming_leaves_nothing(folder: Path) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
-        creating = asyncio.create_task(rig.service.create(ALICE, SessionSpec(session_id="one")))
+        creating = asyncio.create_task(rig.service.sessions.create(ALICE, SessionSpec(session_id="one")))
         while not len(rig.service._registry):
             await asyncio.sleep(0)
         creating.cancel()
@@ -196,7 +196,7 @@ async def test_none_is_used_twice(folder: Path) -> None:
             sandbox = rig.sandbox_of(session)
             assert sandbox not in seen
             seen.add(sandbox)
-            await rig.service.destroy(ALICE, session)
+            await rig.service.sessions.destroy(ALICE, session)
             assert sandbox not in await rig.engine.list()
             await settle(rig)
 

@@ -28,12 +28,12 @@ def limit(**quotas: float) -> Settings:
 
 async def test_tenants_pay_each_for_themselves_and_a_local_user_for_all_their_tenants(folder: Path) -> None:
     async with open_rig(folder, settings=limit(sessions=1)) as rig:
-        await rig.service.create(RED, SessionSpec())
-        await rig.service.create(BLUE, SessionSpec())
-        await rig.service.create(ALICE, SessionSpec(tenant="one"))
+        await rig.service.sessions.create(RED, SessionSpec())
+        await rig.service.sessions.create(BLUE, SessionSpec())
+        await rig.service.sessions.create(ALICE, SessionSpec(tenant="one"))
         for caller, spec in ((RED, SessionSpec()), (ALICE, SessionSpec(tenant="two"))):
             with pytest.raises(Fault) as refused:
-                await rig.service.create(caller, spec)
+                await rig.service.sessions.create(caller, spec)
             assert (refused.value.kind, refused.value.code) == (Kind.EXHAUSTED, "too_many_sessions")
             assert refused.value.retry_after > 0
 
@@ -47,13 +47,13 @@ async def test_tenants_pay_each_for_themselves_and_a_local_user_for_all_their_te
 )
 async def test_limits_of_sessions_add_up(folder: Path, settings: Settings, limits: Limits, code: str) -> None:
     async with open_rig(folder, settings=settings) as rig:
-        first = await rig.service.create(ALICE, SessionSpec(limits=limits))
+        first = await rig.service.sessions.create(ALICE, SessionSpec(limits=limits))
         with pytest.raises(Fault) as refused:
-            await rig.service.create(ALICE, SessionSpec(limits=limits))
+            await rig.service.sessions.create(ALICE, SessionSpec(limits=limits))
         assert refused.value.code == code
-        await rig.service.create(BOB, SessionSpec(limits=limits))
-        await rig.service.destroy(ALICE, first.session_id)
-        await rig.service.create(ALICE, SessionSpec(limits=limits))
+        await rig.service.sessions.create(BOB, SessionSpec(limits=limits))
+        await rig.service.sessions.destroy(ALICE, first.session_id)
+        await rig.service.sessions.create(ALICE, SessionSpec(limits=limits))
 
 
 @pytest.mark.parametrize(
@@ -69,18 +69,18 @@ async def test_a_tenant_has_a_share_of_an_exposed_machine(
 ) -> None:
     """Each tenant one of their own; users of the machine have no limit, and before doors listen nobody has."""
     async with open_rig(folder) as rig:
-        await rig.service.create(RED, SessionSpec())
-        kept = (await rig.service.create(RED, SessionSpec())).session_id
-        await rig.service.destroy(RED, kept)
+        await rig.service.sessions.create(RED, SessionSpec())
+        kept = (await rig.service.sessions.create(RED, SessionSpec())).session_id
+        await rig.service.sessions.destroy(RED, kept)
         rig.service._quotas.expose(share)
         with pytest.raises(Fault) as refused:
-            await rig.service.create(RED, SessionSpec())
+            await rig.service.sessions.create(RED, SessionSpec())
         assert (refused.value.kind, refused.value.code) == (Kind.EXHAUSTED, code)
         assert "a tenant of the gateway has" in refused.value.detail
         assert f"{key} of [quotas] in k8e.toml" in refused.value.hint
-        await rig.service.create(BLUE, SessionSpec())
+        await rig.service.sessions.create(BLUE, SessionSpec())
         for _ in range(3):
-            await rig.service.create(ALICE, SessionSpec())
+            await rig.service.sessions.create(ALICE, SessionSpec())
 
 
 @pytest.mark.parametrize("most", [0, 64])
@@ -89,7 +89,7 @@ async def test_what_the_settings_say_goes_before_the_share(folder: Path, most: i
     async with open_rig(folder, settings=settings) as rig:
         rig.service._quotas.expose(TenantShare(0.1, 1 << 20, 1 << 20))
         for _ in range(2):
-            await rig.service.create(RED, SessionSpec())
+            await rig.service.sessions.create(RED, SessionSpec())
 
 
 async def test_the_share_is_this_machines(folder: Path) -> None:
@@ -102,33 +102,33 @@ async def test_the_share_is_this_machines(folder: Path) -> None:
 async def test_who_creates_too_quickly_is_told_when_to_come_back(folder: Path) -> None:
     clock = ManualClock()
     async with open_rig(folder, clock, settings=limit(creates_per_minute=2)) as rig:
-        await rig.service.create(RED, SessionSpec())
-        await rig.service.create(RED, SessionSpec())
+        await rig.service.sessions.create(RED, SessionSpec())
+        await rig.service.sessions.create(RED, SessionSpec())
         with pytest.raises(Fault) as refused:
-            await rig.service.create(RED, SessionSpec())
+            await rig.service.sessions.create(RED, SessionSpec())
         assert refused.value.code == "too_many_creates"
-        await rig.service.create(BLUE, SessionSpec())
+        await rig.service.sessions.create(BLUE, SessionSpec())
         clock.advance(refused.value.retry_after)
-        await rig.service.create(RED, SessionSpec())
+        await rig.service.sessions.create(RED, SessionSpec())
 
 
 async def test_runs_at_the_same_time_are_counted_in_the_background_too(folder: Path) -> None:
     async with open_rig(folder, settings=limit(concurrent_runs=2)) as rig:
         session = await rig.create()
-        waiting = await rig.service.start(ALICE, RunSpec(session, "cat"))
-        background = await rig.service.run(ALICE, RunSpec(session, "sleep 60", background=True))
+        waiting = await rig.service.runs.start(ALICE, RunSpec(session, "cat"))
+        background = await rig.service.runs.run(ALICE, RunSpec(session, "sleep 60", background=True))
         for again in (False, True):
             with pytest.raises(Fault) as refused:
-                await rig.service.run(ALICE, RunSpec(session, "true", background=again))
+                await rig.service.runs.run(ALICE, RunSpec(session, "true", background=again))
             assert (refused.value.code, refused.value.retry_after) == ("too_many_runs", 1.0)
         other = await rig.create(BOB)
-        assert (await rig.service.run(BOB, RunSpec(other, "true"))).exit_code == 0
+        assert (await rig.service.runs.run(BOB, RunSpec(other, "true"))).exit_code == 0
         await waiting.close_stdin()
         await waiting.result()
-        assert (await rig.service.run(ALICE, RunSpec(session, "true"))).exit_code == 0
-        await rig.service.kill(ALICE, background.run_id)
-        held = await rig.service.start(ALICE, RunSpec(session, "cat"))
-        assert (await rig.service.run(ALICE, RunSpec(session, "true"))).exit_code == 0
+        assert (await rig.service.runs.run(ALICE, RunSpec(session, "true"))).exit_code == 0
+        await rig.service.runs.kill(ALICE, background.run_id)
+        held = await rig.service.runs.start(ALICE, RunSpec(session, "cat"))
+        assert (await rig.service.runs.run(ALICE, RunSpec(session, "true"))).exit_code == 0
         await held.close_stdin()
         await held.result()
 
@@ -138,9 +138,9 @@ async def test_a_run_that_does_not_start_is_not_counted(folder: Path) -> None:
         session = await rig.create()
         for _ in range(3):
             with pytest.raises(Fault) as refused:
-                await rig.service.run(ALICE, RunSpec(session, argv=(b"/nowhere",)))
+                await rig.service.runs.run(ALICE, RunSpec(session, argv=(b"/nowhere",)))
             assert refused.value.code == "program_not_found"
-        assert (await rig.service.run(ALICE, RunSpec(session, "true"))).exit_code == 0
+        assert (await rig.service.runs.run(ALICE, RunSpec(session, "true"))).exit_code == 0
 
 
 class Crowd:
@@ -221,7 +221,7 @@ async def test_a_flood_of_commands_waits_behind_itself(rig: Rig) -> None:
     ended: list[str] = []
 
     async def run(caller: Caller, session: str, name: str) -> None:
-        await rig.service.run(caller, RunSpec(session, argv=(b"true",)))
+        await rig.service.runs.run(caller, RunSpec(session, argv=(b"true",)))
         ended.append(name)
 
     flood = [asyncio.create_task(run(ALICE, flooded, "alice")) for _ in range(300)]

@@ -28,10 +28,10 @@ def edit(folder: Path, statement: str, *values: object) -> None:
 async def test_sessions_outlive_the_daemon(folder: Path) -> None:
     async with open_rig(folder) as rig:
         spec = SessionSpec(session_id="one", tenant="team", env={"TOKEN": "a=b\nc", "EMPTY": ""}, ttl=77)
-        before = await rig.service.create(ALICE, spec)
+        before = await rig.service.sessions.create(ALICE, spec)
         await rig.run("one", "echo kept > file")
     async with open_rig(folder) as rig:
-        after = await rig.service.get(ALICE, "one")
+        after = await rig.service.sessions.get(ALICE, "one")
         assert (after.tenant, after.ttl, after.env_keys, after.created) == (
             "team",
             77,
@@ -40,8 +40,8 @@ async def test_sessions_outlive_the_daemon(folder: Path) -> None:
         )
         result = await rig.run("one", 'cat file; echo "$TOKEN"; env | grep -c ^EMPTY=$')
         assert result.stdout == b"kept\na=b\nc\n1\n"
-        assert len(await rig.service.log(ALICE, "one")) == 2
-        await rig.service.destroy(ALICE, "one")
+        assert len(await rig.service.runs.list(ALICE, "one")) == 2
+        await rig.service.sessions.destroy(ALICE, "one")
         await rig.assert_no_trace()
 
 
@@ -53,8 +53,8 @@ async def test_what_was_half_done_is_undone_or_finished(folder: Path, phase: Pha
     async with open_rig(folder) as rig:
         await rig.assert_no_trace()
         with fault(Kind.NOT_FOUND, "session_not_found"):
-            await rig.service.get(ALICE, "one")
-        remembered = [session.phase for session in await rig.service.sessions(ALICE, all_phases=True)]
+            await rig.service.sessions.get(ALICE, "one")
+        remembered = [session.phase for session in await rig.service.sessions.list(ALICE, all_phases=True)]
         assert remembered == ([] if phase is Phase.CREATING else [Phase.DESTROYED])
         await rig.create(spec=SessionSpec(session_id="one"))
 
@@ -75,7 +75,7 @@ async def test_a_session_whose_sandbox_is_gone_is_known_as_lost(folder: Path) ->
             with pytest.raises(Fault) as caught:
                 await rig.run(name, "true")
             assert (caught.value.kind, caught.value.detail) == (Kind.NOT_FOUND, "its sandbox ended by itself")
-        assert (await rig.service.poll(ALICE, run_id)).status is Status.LOST
+        assert (await rig.service.runs.poll(ALICE, run_id)).status is Status.LOST
         await rig.assert_no_trace()
 
 
@@ -115,15 +115,15 @@ async def test_commands_of_a_dead_daemon_are_matched_with_their_records(folder: 
     edit(folder, "UPDATE runs SET background = 0 WHERE run_id IN (?, ?)", foreground, ended)
     edit(folder, "UPDATE runs SET command = NULL WHERE run_id = ?", unstarted)
     async with open_rig(folder) as rig:
-        assert [command.name for command in await rig.service.ps(ALICE, session)] == [b"bash"]
-        log = {run.run_id: (run.status, run.exit_code) for run in await rig.service.log(ALICE, session)}
+        assert [command.name for command in await rig.service.runs.commands(ALICE, session)] == [b"bash"]
+        log = {run.run_id: (run.status, run.exit_code) for run in await rig.service.runs.list(ALICE, session)}
         assert log == {
             background: (Status.RUNNING, None),
             foreground: (Status.KILLED, 143),
             ended: (Status.COMPLETED, 6),
             unstarted: (Status.LOST, None),
         }
-        await rig.service.kill(ALICE, background)
+        await rig.service.runs.kill(ALICE, background)
         link, _ = await rig.engine.attach(sandbox)
         assert await link.commands() == []
         await rig.wait_until_alone(session)
@@ -144,7 +144,7 @@ async def test_commands_that_take_long_to_end_cost_their_session_nothing(
     edit(folder, "UPDATE runs SET background = 0")
     async with open_rig(folder) as rig:
         assert (await rig.run(session, "cat file")).stdout == b"kept\n"
-        found = {run.run_id: run.status for run in await rig.service.log(ALICE, session)}
+        found = {run.run_id: run.status for run in await rig.service.runs.list(ALICE, session)}
         assert [found[run] for run in stubborn] == [Status.KILLED] * 5
 
 
@@ -165,15 +165,15 @@ async def test_output_that_is_collected_late_costs_its_session_nothing(
 async def test_recovering_is_harmless_when_there_is_nothing_to_do(folder: Path) -> None:
     for _ in range(2):
         async with open_rig(folder) as rig:
-            assert await rig.service.sessions(ALICE, all_phases=True) == []
+            assert await rig.service.sessions.list(ALICE, all_phases=True) == []
 
 
 async def test_closing_ends_what_somebody_waits_for_and_nothing_else(folder: Path) -> None:
     async with open_rig(folder) as rig:
         session = await rig.create()
-        run = await rig.service.start(ALICE, RunSpec(session, "sleep 1000"))
+        run = await rig.service.runs.start(ALICE, RunSpec(session, "sleep 1000"))
         background = await rig.start_background(session, "sleep 1000")
     assert (await run.result()).status is Status.KILLED
     async with open_rig(folder) as rig:
-        assert (await rig.service.poll(ALICE, background)).status is Status.RUNNING
-        assert len(await rig.service.ps(ALICE, session)) == 1
+        assert (await rig.service.runs.poll(ALICE, background)).status is Status.RUNNING
+        assert len(await rig.service.runs.commands(ALICE, session)) == 1

@@ -39,7 +39,7 @@ async def test_a_sandbox_that_asks_for_ever_pushes_nobody_out(folder: Path) -> N
             clock.advance(60)
             await rig.service._witness.look_around(list(rig.service._registry))
             rig.service._parts.refusals.review()
-        await rig.service.destroy(ALICE, session)
+        await rig.service.sessions.destroy(ALICE, session)
     done = [line["event"] for line in read(folder, "audit.log")]
     assert done == ["daemon_started", "session_created", "session_ended", "daemon_stopped"]
     lines = read(folder, NAME)

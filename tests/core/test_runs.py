@@ -48,47 +48,47 @@ async def test_a_run_asks_the_engine_once_before_and_once_after(
 
 @pytest.mark.parametrize("code", ["print('a')", "print('a')\n", "x = 'a'\nprint(\n  x)", 'print("a") # \'$HOME` \\'])
 async def test_one_line_or_many_are_the_same(rig: Rig, session: str, code: str) -> None:
-    result = await rig.service.run(ALICE, RunSpec(session, code, Language.PYTHON))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, code, Language.PYTHON))
     assert (result.stdout, result.stderr, result.exit_code) == (b"a\n", b"", 0)
 
 
 async def test_the_environment_is_the_places_then_the_sessions_then_the_runs(rig: Rig, session: str) -> None:
     spec = RunSpec(session, "echo $LANG,$SET,$OVER", env={"OVER": "run"})
-    assert (await rig.service.run(ALICE, spec)).stdout == b"C.UTF-8,by session,run\n"
+    assert (await rig.service.runs.run(ALICE, spec)).stdout == b"C.UTF-8,by session,run\n"
     assert (await rig.run(session, "echo $OVER")).stdout == b"session\n"
 
 
 async def test_the_working_directory_is_the_one_asked_for(rig: Rig, session: str) -> None:
     await rig.run(session, "mkdir sub")
     for workdir, expected in (("", b"/workspace\n"), ("sub", b"/workspace/sub\n"), ("/tmp", b"/tmp\n")):
-        assert (await rig.service.run(ALICE, RunSpec(session, "pwd", workdir=workdir))).stdout == expected
+        assert (await rig.service.runs.run(ALICE, RunSpec(session, "pwd", workdir=workdir))).stdout == expected
     with fault(Kind.INVALID, "workdir_not_found", "workdir"):
-        await rig.service.run(ALICE, RunSpec(session, "pwd", workdir="nowhere"))
+        await rig.service.runs.run(ALICE, RunSpec(session, "pwd", workdir="nowhere"))
 
 
 async def test_an_argv_is_taken_as_it_is(rig: Rig, session: str) -> None:
     spec = RunSpec(session, argv=(b"printf", b"%s|", b"$HOME", b"a b", b"\xff", b""))
-    assert (await rig.service.run(ALICE, spec)).stdout == b"$HOME|a b|\xff||"
+    assert (await rig.service.runs.run(ALICE, spec)).stdout == b"$HOME|a b|\xff||"
     with fault(Kind.UNAVAILABLE, "program_not_found", "argv"):
-        await rig.service.run(ALICE, RunSpec(session, argv=(b"no-such-program",)))
-    assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.COMPLETED]
+        await rig.service.runs.run(ALICE, RunSpec(session, argv=(b"no-such-program",)))
+    assert [run.status for run in await rig.service.runs.list(ALICE, session)] == [Status.COMPLETED]
 
 
 @pytest.mark.parametrize("stdin", [b"", b"line\n", bytes(range(256)) * 20_000])
 async def test_stdin_arrives_exactly(rig: Rig, session: str, stdin: bytes) -> None:
-    result = await rig.service.run(ALICE, RunSpec(session, argv=(b"wc", b"-c"), stdin=stdin))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, argv=(b"wc", b"-c"), stdin=stdin))
     assert int(result.stdout) == len(stdin)
 
 
 async def test_stdin_that_nobody_reads_is_no_error(rig: Rig, session: str) -> None:
-    result = await rig.service.run(ALICE, RunSpec(session, "exec <&-; exit 3", stdin=b"x" * 5_000_000))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, "exec <&-; exit 3", stdin=b"x" * 5_000_000))
     assert (result.exit_code, result.status) == (3, Status.COMPLETED)
 
 
 @pytest.mark.parametrize("fd", [1, 2])
 async def test_of_long_output_head_and_tail_are_kept_and_all_is_counted(rig: Rig, session: str, fd: int) -> None:
     code = MEGABYTES.format(blocks=5 * 1024, fd=fd, width=1024)
-    result = await rig.service.run(ALICE, RunSpec(session, code, Language.PYTHON))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, code, Language.PYTHON))
     streams = {1: (result.stdout, result.stdout_bytes), 2: (result.stderr, result.stderr_bytes)}
     content, total = streams.pop(fd)
     assert streams.popitem()[1] == (b"", 0)
@@ -99,13 +99,13 @@ async def test_of_long_output_head_and_tail_are_kept_and_all_is_counted(rig: Rig
 
 async def test_output_up_to_the_limit_is_whole(rig: Rig, session: str) -> None:
     code = f"import os; os.write(1, b'x' * {OUTPUT_LIMIT // 2}); os.write(1, b'y' * {OUTPUT_LIMIT // 2})"
-    result = await rig.service.run(ALICE, RunSpec(session, code, Language.PYTHON))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, code, Language.PYTHON))
     assert (len(result.stdout), result.truncated) == (OUTPUT_LIMIT, False)
 
 
 async def test_a_timeout_leaves_no_process_and_returns_the_output_so_far(rig: Rig, session: str) -> None:
     code = "echo so far; trap '' TERM; setsid sleep 1000 & (sleep 1001 &) ; sleep 1002"
-    result = await rig.service.run(ALICE, RunSpec(session, code, timeout=0.5))
+    result = await rig.service.runs.run(ALICE, RunSpec(session, code, timeout=0.5))
     assert (result.exit_code, result.status, result.stdout) == (124, Status.TIMED_OUT, b"so far\n")
     assert await rig.processes_inside(session) == []
 
@@ -116,7 +116,7 @@ async def test_a_signal_is_128_and_its_number(rig: Rig, session: str) -> None:
 
 
 async def test_want_of_memory_is_said(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, "read line; kill -KILL $$"))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "read line; kill -KILL $$"))
     rig.engine.count_oom_kill(rig.sandbox_of(session))
     await run.close_stdin()
     assert [chunk async for chunk in run.output()] == []
@@ -131,16 +131,16 @@ async def test_want_of_memory_is_said(rig: Rig, session: str) -> None:
 
 async def test_who_cancels_a_run_ends_its_tree(rig: Rig, session: str) -> None:
     task = asyncio.create_task(rig.run(session, "echo $$ > pid; setsid sleep 1000 & wait"))
-    while b"pid" not in {entry.name.rpartition(b"/")[2] for entry in await rig.service.list_files(ALICE, session)}:
+    while b"pid" not in {entry.name.rpartition(b"/")[2] for entry in await rig.service.files.list(ALICE, session)}:
         await asyncio.sleep(0.005)
     assert await rig.processes_inside(session)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await rig.wait_until_alone(session)
-    while (await rig.service.log(ALICE, session))[0].status is Status.RUNNING:
+    while (await rig.service.runs.list(ALICE, session))[0].status is Status.RUNNING:
         await asyncio.sleep(0.005)
-    assert [run.status for run in await rig.service.log(ALICE, session)] == [Status.KILLED]
+    assert [run.status for run in await rig.service.runs.list(ALICE, session)] == [Status.KILLED]
 
 
 @pytest.mark.parametrize("steps", range(0, 40, 3))
@@ -153,11 +153,13 @@ async def test_who_cancels_at_any_moment_leaves_no_process(rig: Rig, session: st
         await task
     await rig.service._parts.tasks.close(10)
     await rig.wait_until_alone(session)
-    assert {run.status for run in await rig.service.log(ALICE, session)} <= {Status.KILLED}
+    assert {run.status for run in await rig.service.runs.list(ALICE, session)} <= {Status.KILLED}
 
 
 async def test_a_live_run_gives_output_as_it_comes(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, "echo ready; while read x; do echo $x >&2; done; exit 5"))
+    run = await rig.service.runs.start(
+        ALICE, RunSpec(session, "echo ready; while read x; do echo $x >&2; done; exit 5")
+    )
     got = {1: b"", 2: b""}
     async for chunk in run.output():
         got[chunk.stream] += chunk.data
@@ -175,13 +177,13 @@ async def test_a_live_run_gives_output_as_it_comes(rig: Rig, session: str) -> No
 
 
 async def test_the_stdin_of_a_live_run_may_come_with_it(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, argv=(b"cat",), stdin=b"all of it"))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"cat",), stdin=b"all of it"))
     assert b"".join([chunk.data async for chunk in run.output()]) == b"all of it"
     assert (await run.result()).exit_code == 0
 
 
 async def test_leaving_a_live_run_ends_it(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, "echo a; yes > /dev/null & yes"))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "echo a; yes > /dev/null & yes"))
     async for chunk in run.output():
         assert chunk.data.startswith(b"a\n")
         break
@@ -191,7 +193,7 @@ async def test_leaving_a_live_run_ends_it(rig: Rig, session: str) -> None:
 
 
 async def test_a_live_run_that_nobody_reads_is_held_up_not_piled_up(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, "yes", timeout=0.5))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "yes", timeout=0.5))
     link, _ = await rig.engine.attach(rig.sandbox_of(session))
     while link.queued < 256 << 10:  # a window
         await asyncio.sleep(0.005)
@@ -203,18 +205,18 @@ async def test_a_live_run_that_nobody_reads_is_held_up_not_piled_up(rig: Rig, se
 
 
 async def test_a_run_can_be_killed_by_its_id(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, "echo a; sleep 1000"))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "echo a; sleep 1000"))
     output = run.output()
     assert (await anext(output)).data == b"a\n"
-    assert [command.name for command in await rig.service.ps(ALICE, session)] == [b"bash"]
-    assert (await rig.service.poll(ALICE, run.run_id)).status is Status.RUNNING
-    await rig.service.kill(ALICE, run.run_id)
+    assert [command.name for command in await rig.service.runs.commands(ALICE, session)] == [b"bash"]
+    assert (await rig.service.runs.poll(ALICE, run.run_id)).status is Status.RUNNING
+    await rig.service.runs.kill(ALICE, run.run_id)
     assert [chunk async for chunk in output] == []
     result = await run.result()
     assert (result.status, result.exit_code) == (Status.KILLED, 143)
-    assert (await rig.service.poll(ALICE, run.run_id)) == result
-    await rig.service.kill(ALICE, run.run_id)
-    assert await rig.service.ps(ALICE, session) == []
+    assert (await rig.service.runs.poll(ALICE, run.run_id)) == result
+    await rig.service.runs.kill(ALICE, run.run_id)
+    assert await rig.service.runs.commands(ALICE, session) == []
 
 
 # The sandbox goes
@@ -253,7 +255,7 @@ async def test_a_sandbox_that_died_is_noticed_by_the_next_request(rig: Rig, sess
 
 @pytest.mark.parametrize("upkeep", [True, False])
 async def test_a_sandbox_that_dies_of_memory_says_so(rig: Rig, session: str, upkeep: bool) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, "sleep 1000"))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "sleep 1000"))
     sandbox = rig.sandbox_of(session)
     rig.engine.count_oom_kill(sandbox)
     rig.engine.kill_sandbox(sandbox)
@@ -270,7 +272,7 @@ async def test_destroying_a_session_answers_who_waits_in_it(rig: Rig, session: s
     task = asyncio.create_task(rig.run(session, "sleep 1000"))
     while not await rig.processes_inside(session):
         await asyncio.sleep(0.005)
-    await rig.service.destroy(ALICE, session)
+    await rig.service.sessions.destroy(ALICE, session)
     with fault(Kind.LOST, "session_ended"):
         await task
 
@@ -278,15 +280,15 @@ async def test_destroying_a_session_answers_who_waits_in_it(rig: Rig, session: s
 async def test_many_runs_at_once_do_not_mix(rig: Rig, session: str) -> None:
     async def one(number: int) -> None:
         spec = RunSpec(session, f"cat; echo {number} >&2; exit {number}", stdin=b"%d" % number)
-        result = await rig.service.run(ALICE, spec)
+        result = await rig.service.runs.run(ALICE, spec)
         assert (result.stdout, result.stderr, result.exit_code) == (b"%d" % number, b"%d\n" % number, number)
 
     await asyncio.gather(*(one(number) for number in range(40)))
-    assert len({run.run_id for run in await rig.service.log(ALICE, session)}) == 40
+    assert len({run.run_id for run in await rig.service.runs.list(ALICE, session)}) == 40
 
 
 async def test_the_log_of_a_session_is_bounded(rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("k8e.core.runs.runs.KEPT_RUNS", 5)
     for number in range(9):
         await rig.run(session, f"exit {number}")
-    assert [run.exit_code for run in await rig.service.log(ALICE, session)] == [4, 5, 6, 7, 8]
+    assert [run.exit_code for run in await rig.service.runs.list(ALICE, session)] == [4, 5, 6, 7, 8]

@@ -29,21 +29,23 @@ pytestmark = needs_root
 
 
 async def test_a_session_is_created_used_and_destroyed(rig: Rig) -> None:
-    session = await rig.service.create(ALICE, SessionSpec(session_id="mine", tenant="team", env={"B": "2", "A": "1"}))
+    session = await rig.service.sessions.create(
+        ALICE, SessionSpec(session_id="mine", tenant="team", env={"B": "2", "A": "1"})
+    )
     assert (session.session_id, session.tenant, session.owner) == ("mine", "team", 1000)
     assert (session.phase, session.runtime, session.env_keys) == (Phase.ACTIVE, Runtime.NATIVE, ("A", "B"))
-    assert await rig.service.get(ALICE, "mine") == session
+    assert await rig.service.sessions.get(ALICE, "mine") == session
     assert (await rig.run("mine", "echo $A$B; pwd; id -u")).stdout == b"12\n/workspace\n20001\n"
-    await rig.service.destroy(ALICE, "mine")
+    await rig.service.sessions.destroy(ALICE, "mine")
     with fault(Kind.NOT_FOUND, "session_not_found"):
-        await rig.service.get(ALICE, "mine")
+        await rig.service.sessions.get(ALICE, "mine")
     await rig.assert_no_trace()
 
 
 async def test_an_id_is_chosen_where_none_is_given(rig: Rig) -> None:
     first, second = await rig.create(), await rig.create()
     assert first != second
-    assert {session.session_id for session in await rig.service.sessions(ALICE)} == {first, second}
+    assert {session.session_id for session in await rig.service.sessions.list(ALICE)} == {first, second}
 
 
 # Whose it is
@@ -56,18 +58,18 @@ async def test_what_is_not_yours_is_answered_like_what_does_not_exist(rig: Rig) 
     async def answers(session: str, run: str) -> list[tuple[str, ...]]:
         service, told = rig.service, []
         for attempt in (
-            service.get(BOB, session),
-            service.run(BOB, RunSpec(session, "true")),
-            service.run(BOB, RunSpec(session, "true", background=True)),
-            service.start(BOB, RunSpec(session, "true")),
-            service.ps(BOB, session),
-            service.log(BOB, session),
-            service.write_file(BOB, session, "a", b"", append=False),
-            service.read_file(BOB, session, "a"),
-            service.list_files(BOB, session),
-            service.poll(BOB, run),
-            service.kill(BOB, run),
-            service.destroy(BOB, session),
+            service.sessions.get(BOB, session),
+            service.runs.run(BOB, RunSpec(session, "true")),
+            service.runs.run(BOB, RunSpec(session, "true", background=True)),
+            service.runs.start(BOB, RunSpec(session, "true")),
+            service.runs.commands(BOB, session),
+            service.runs.list(BOB, session),
+            service.files.write(BOB, session, "a", b"", append=False),
+            service.files.read(BOB, session, "a"),
+            service.files.list(BOB, session),
+            service.runs.poll(BOB, run),
+            service.runs.kill(BOB, run),
+            service.sessions.destroy(BOB, session),
         ):
             with pytest.raises(Fault) as caught:
                 await attempt
@@ -77,58 +79,58 @@ async def test_what_is_not_yours_is_answered_like_what_does_not_exist(rig: Rig) 
         return told
 
     assert await answers(theirs, run_id) == await answers("nobodys", "run-0000000000000000")
-    assert await rig.service.sessions(BOB, all_phases=True) == []
-    assert (await rig.service.get(ALICE, theirs)).phase is Phase.ACTIVE
+    assert await rig.service.sessions.list(BOB, all_phases=True) == []
+    assert (await rig.service.sessions.get(ALICE, theirs)).phase is Phase.ACTIVE
     # Not even by taking the name can it be found out.
     assert await rig.create(BOB, SessionSpec(session_id="theirs")) == theirs
-    assert (await rig.service.get(BOB, theirs)).owner == BOB.uid
+    assert (await rig.service.sessions.get(BOB, theirs)).owner == BOB.uid
 
 
 async def test_a_caller_bound_to_a_tenant_has_that_tenants_sessions_only(rig: Rig) -> None:
     await rig.create(ALICE, SessionSpec(session_id="one", tenant="red"))
     red, blue = Caller(ALICE.uid, "red"), Caller(ALICE.uid, "blue")
-    assert (await rig.service.get(red, "one")).tenant == "red"
+    assert (await rig.service.sessions.get(red, "one")).tenant == "red"
     with fault(Kind.NOT_FOUND, "session_not_found"):
-        await rig.service.get(blue, "one")
+        await rig.service.sessions.get(blue, "one")
     with fault(Kind.DENIED, "wrong_tenant", "tenant"):
-        await rig.service.create(blue, SessionSpec(tenant="red"))
-    assert (await rig.service.create(blue, SessionSpec(session_id="one"))).tenant == "blue"
+        await rig.service.sessions.create(blue, SessionSpec(tenant="red"))
+    assert (await rig.service.sessions.create(blue, SessionSpec(session_id="one"))).tenant == "blue"
     # Who is bound to none has both, and has to say which.
     with fault(Kind.CONFLICT, "session_ambiguous"):
-        await rig.service.get(ALICE, "one")
+        await rig.service.sessions.get(ALICE, "one")
     said = replace(ALICE, meant=Meant(tenant="blue"))
-    assert (await rig.service.get(said, "one")).tenant == "blue"
-    assert [each.tenant for each in await rig.service.sessions(said)] == ["blue"]
+    assert (await rig.service.sessions.get(said, "one")).tenant == "blue"
+    assert [each.tenant for each in await rig.service.sessions.list(said)] == ["blue"]
 
 
 async def test_of_namesakes_one_is_meant_by_its_owner(rig: Rig) -> None:
     for who in (ALICE, BOB):
         await rig.create(who, SessionSpec(session_id="one"))
     with pytest.raises(Fault) as ambiguous:
-        await rig.service.get(ROOT, "one")
+        await rig.service.sessions.get(ROOT, "one")
     assert ambiguous.value.code == "session_ambiguous"
     assert ambiguous.value.detail == f"uid {ALICE.uid}'s in tenant default; uid {BOB.uid}'s in tenant default"
-    await rig.service.destroy(replace(ROOT, meant=Meant(owner=BOB.uid)), "one")
-    assert (await rig.service.get(ROOT, "one")).owner == ALICE.uid
+    await rig.service.sessions.destroy(replace(ROOT, meant=Meant(owner=BOB.uid)), "one")
+    assert (await rig.service.sessions.get(ROOT, "one")).owner == ALICE.uid
     # It narrows what somebody sees, and never widens it; one's own is not meant when another's is.
     with fault(Kind.NOT_FOUND, "session_not_found"):
-        await rig.service.get(replace(BOB, meant=Meant(owner=ALICE.uid)), "one")
+        await rig.service.sessions.get(replace(BOB, meant=Meant(owner=ALICE.uid)), "one")
     await rig.create(ROOT, SessionSpec(session_id="one"))
-    assert (await rig.service.get(replace(ROOT, meant=Meant(owner=ALICE.uid)), "one")).owner == ALICE.uid
+    assert (await rig.service.sessions.get(replace(ROOT, meant=Meant(owner=ALICE.uid)), "one")).owner == ALICE.uid
 
 
 async def test_root_has_everybodys(rig: Rig) -> None:
     session = await rig.create(ALICE)
     assert (await rig.run(session, "echo hello", ROOT)).stdout == b"hello\n"
-    assert [found.session_id for found in await rig.service.sessions(ROOT)] == [session]
-    await rig.service.destroy(ROOT, session)
+    assert [found.session_id for found in await rig.service.sessions.list(ROOT)] == [session]
+    await rig.service.sessions.destroy(ROOT, session)
 
 
 # Who wins
 
 
 async def test_of_two_creates_with_one_id_exactly_one_wins(rig: Rig) -> None:
-    attempts = [rig.service.create(ALICE, SessionSpec(session_id="one")) for _ in range(5)]
+    attempts = [rig.service.sessions.create(ALICE, SessionSpec(session_id="one")) for _ in range(5)]
     results = await asyncio.gather(*attempts, return_exceptions=True)
     losers = [result for result in results if isinstance(result, Fault)]
     assert {loser.code for loser in losers} == {"session_exists"}
@@ -138,7 +140,9 @@ async def test_of_two_creates_with_one_id_exactly_one_wins(rig: Rig) -> None:
 
 async def test_of_two_destroys_exactly_one_wins_and_both_say_that_it_is_gone(rig: Rig) -> None:
     session = await rig.create()
-    results = await asyncio.gather(*(rig.service.destroy(ALICE, session) for _ in range(3)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(rig.service.sessions.destroy(ALICE, session) for _ in range(3)), return_exceptions=True
+    )
     assert [result for result in results if result is None] == [None]
     assert {result.code for result in results if isinstance(result, Fault)} == {"session_not_found"}
     await rig.assert_no_trace()
@@ -146,24 +150,24 @@ async def test_of_two_destroys_exactly_one_wins_and_both_say_that_it_is_gone(rig
 
 async def test_a_session_that_is_being_destroyed_cannot_be_used(rig: Rig) -> None:
     session = await rig.create(spec=SessionSpec(session_id="one"))
-    destroying = asyncio.create_task(rig.service.destroy(ALICE, session))
+    destroying = asyncio.create_task(rig.service.sessions.destroy(ALICE, session))
     await asyncio.sleep(0)
     with fault(Kind.CONFLICT, "session_destroying"):
         await rig.run(session, "true")
     with fault(Kind.CONFLICT, "session_exists"):
         await rig.create(spec=SessionSpec(session_id="one"))
-    assert (await rig.service.get(ALICE, session)).phase is Phase.DESTROYING
+    assert (await rig.service.sessions.get(ALICE, session)).phase is Phase.DESTROYING
     await destroying
     assert await rig.create(spec=SessionSpec(session_id="one")) == session
 
 
 async def test_a_session_that_is_being_created_can_be_destroyed(rig: Rig) -> None:
-    creating = asyncio.create_task(rig.service.create(ALICE, SessionSpec(session_id="one")))
+    creating = asyncio.create_task(rig.service.sessions.create(ALICE, SessionSpec(session_id="one")))
     while not await rig.engine.list():
         await asyncio.sleep(0.001)
     with fault(Kind.CONFLICT, "session_creating"):
         await rig.run("one", "true")
-    await rig.service.destroy(ALICE, "one")
+    await rig.service.sessions.destroy(ALICE, "one")
     with fault(Kind.CONFLICT, "session_destroyed"):
         await creating
     await rig.assert_no_trace()
@@ -171,7 +175,7 @@ async def test_a_session_that_is_being_created_can_be_destroyed(rig: Rig) -> Non
 
 
 async def test_who_leaves_while_creating_leaves_nothing(rig: Rig) -> None:
-    creating = asyncio.create_task(rig.service.create(ALICE, SessionSpec()))
+    creating = asyncio.create_task(rig.service.sessions.create(ALICE, SessionSpec()))
     while not await rig.engine.list():
         await asyncio.sleep(0.001)
     creating.cancel()
@@ -189,16 +193,16 @@ async def test_the_number_of_sessions_is_bounded(folder: Path) -> None:
         with fault(Kind.EXHAUSTED, "too_many_sessions"):
             await rig.create()
         await rig.create(BOB)
-        await rig.service.destroy(ALICE, session)
+        await rig.service.sessions.destroy(ALICE, session)
         await rig.create()
 
 
 async def test_the_settings_say_what_a_session_gets_that_says_nothing(folder: Path) -> None:
     settings = Settings(limits=LimitsSettings(cpus=2.0, memory=1 << 30, ttl=60.0))
     async with open_rig(folder, settings=settings) as rig:
-        plain = await rig.service.create(ALICE, SessionSpec())
+        plain = await rig.service.sessions.create(ALICE, SessionSpec())
         assert (plain.limits, plain.ttl) == (Limits(cpus=2.0, memory=1 << 30), 60.0)
-        wished = await rig.service.create(ALICE, SessionSpec(limits=Limits(), ttl=30.0))
+        wished = await rig.service.sessions.create(ALICE, SessionSpec(limits=Limits(), ttl=30.0))
         assert (wished.limits, wished.ttl) == (Limits(), 30.0)
 
 
@@ -242,13 +246,13 @@ async def test_a_sandbox_that_cannot_be_destroyed_is_tried_again(rig: Rig, monke
     with monkeypatch.context() as patch:
         patch.setattr(rig.engine, "destroy", refuse)
         with fault(Kind.FAILED, "sandbox_failed"):
-            await rig.service.destroy(ALICE, session)
-    assert (await rig.service.get(ALICE, session)).phase is Phase.DESTROYING
+            await rig.service.sessions.destroy(ALICE, session)
+    assert (await rig.service.sessions.get(ALICE, session)).phase is Phase.DESTROYING
     await rig.service.look_after()
-    while await rig.service.sessions(ALICE, all_phases=True) == [] or await rig.engine.list():
+    while await rig.service.sessions.list(ALICE, all_phases=True) == [] or await rig.engine.list():
         await asyncio.sleep(0.001)
     with fault(Kind.NOT_FOUND, "session_not_found"):
-        await rig.service.destroy(ALICE, session)
+        await rig.service.sessions.destroy(ALICE, session)
 
 
 # Manifests
@@ -332,7 +336,7 @@ async def test_a_session_expires_after_its_last_use(rig: Rig, clock: ManualClock
 
 async def test_a_command_that_runs_is_a_use(rig: Rig, clock: ManualClock) -> None:
     session = await rig.create(spec=SessionSpec(ttl=100))
-    run = await rig.service.start(ALICE, RunSpec(session, "read line"))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "read line"))
     clock.advance(1000)
     assert await rig.service.expire() == []
     await run.close_stdin()
@@ -383,10 +387,10 @@ async def test_secrets_reach_neither_the_log_nor_the_database(rig: Rig, caplog: 
     entries = [ManifestFile("file", b"secret-in-a-file")]
     session = await rig.create(spec=SessionSpec(env={"TOKEN": "secret-of-the-session"}, manifest=entries))
     spec = RunSpec(session, "echo secret-in-code $TOKEN $OTHER", env={"OTHER": "secret-of-the-run"}, stdin=b"secret-in")
-    result = await rig.service.run(ALICE, spec)
+    result = await rig.service.runs.run(ALICE, spec)
     assert result.stdout == b"secret-in-code secret-of-the-session secret-of-the-run\n"
     await rig.poll_to_the_end(await rig.start_background(session, "echo secret-in-output $TOKEN"))
-    await rig.service.destroy(ALICE, session)
+    await rig.service.sessions.destroy(ALICE, session)
     assert "secret" not in caplog.text
     assert "session_created" in caplog.text
     for path in rig.folder.glob("state.db*"):
@@ -400,14 +404,14 @@ async def test_the_environment_is_no_file_that_commands_can_read(rig: Rig) -> No
     assert result.stdout == b""
     assert result.stderr.count(b"Permission denied") == 2
     with fault(Kind.DENIED, "permission_denied"):
-        await rig.service.read_file(ALICE, session, "/run/k8e-session/env")
+        await rig.service.files.read(ALICE, session, "/run/k8e-session/env")
 
 
 async def test_gone_sessions_are_listed_when_asked_for(rig: Rig) -> None:
     gone, here = await rig.create(), await rig.create()
-    await rig.service.destroy(ALICE, gone)
-    assert [session.session_id for session in await rig.service.sessions(ALICE)] == [here]
-    everything = await rig.service.sessions(ALICE, all_phases=True)
+    await rig.service.sessions.destroy(ALICE, gone)
+    assert [session.session_id for session in await rig.service.sessions.list(ALICE)] == [here]
+    everything = await rig.service.sessions.list(ALICE, all_phases=True)
     assert [(session.session_id, session.phase) for session in everything] == [
         (gone, Phase.DESTROYED),
         (here, Phase.ACTIVE),
@@ -419,7 +423,7 @@ async def test_what_happens_is_counted(rig: Rig) -> None:
     await rig.run(session, "exit 3")
     with fault(Kind.NOT_FOUND, "session_not_found"):
         await rig.run("other", "true")
-    await rig.service.destroy(ALICE, session)
+    await rig.service.sessions.destroy(ALICE, session)
     text = rig.service.metrics.render()
     for line in (
         "k8e_sessions 0",
@@ -434,12 +438,12 @@ async def test_what_happens_is_counted(rig: Rig) -> None:
 
 
 async def test_many_sessions_one_after_the_other_leave_nothing_behind(rig: Rig) -> None:
-    await rig.service.destroy(ALICE, await rig.create())
+    await rig.service.sessions.destroy(ALICE, await rig.create())
     tasks, descriptors = len(asyncio.all_tasks()), count_descriptors()
     for _ in range(25):
         session = await rig.create()
         await rig.run(session, "true")
-        await rig.service.destroy(ALICE, session)
+        await rig.service.sessions.destroy(ALICE, session)
     await rig.service._parts.tasks.close(10)
     assert (len(asyncio.all_tasks()), count_descriptors()) == (tasks, descriptors)
     registry = rig.service._registry

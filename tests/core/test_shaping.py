@@ -100,12 +100,12 @@ def test_there_are_not_too_many() -> None:
 async def test_a_sessions_shape_is_on_record_and_in_the_audit_log(rig: Rig) -> None:
     wanted = Shape(mounts=(replace(PROJECT, owner=0),), read_only=True, powerless=True)
     session = await rig.create(spec=SessionSpec(shape=wanted))
-    shape = (await rig.service.get(ALICE, session)).shape
+    shape = (await rig.service.sessions.get(ALICE, session)).shape
     assert shape == replace(wanted, mounts=(replace(PROJECT, owner=ALICE.uid),))
     record = await rig.store.find_session(rig.sandbox_of(session))
     assert record is not None
     assert record.shape == shape
-    await rig.service.destroy(ALICE, session)
+    await rig.service.sessions.destroy(ALICE, session)
     await rig.service.close()
     (line,) = [line for line in rig.read_audit() if line["event"] == "session_created"]
     assert line["shape"]["mounts"][0]["source"] == PROJECT.source

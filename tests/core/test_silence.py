@@ -73,7 +73,7 @@ async def wait_for_end(rig: Rig, session: str, caller: Caller = ALICE) -> Fault:
     async with asyncio.timeout(60):
         while True:
             try:
-                await rig.service.get(caller, session)
+                await rig.service.sessions.get(caller, session)
             except Fault as gone:
                 if gone.code == "session_not_found":
                     return gone
@@ -131,7 +131,7 @@ def stand_still(seconds: float) -> None:
 async def test_a_command_that_runs_when_the_sandbox_falls_silent_is_answered_in_time(rig: Rig) -> None:
     session = await rig.create()
     with in_time(1):
-        run = asyncio.create_task(rig.service.run(ALICE, RunSpec(session, "echo so far; sleep 60", timeout=1)))
+        run = asyncio.create_task(rig.service.runs.run(ALICE, RunSpec(session, "echo so far; sleep 60", timeout=1)))
         while await rig.processes_inside(session) == []:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)  # until its output has come, which nobody else can tell
@@ -143,7 +143,7 @@ async def test_a_command_that_runs_when_the_sandbox_falls_silent_is_answered_in_
     # It answers again: what ran was ended, and the session goes on.
     assert (await rig.run(session, "echo well")).stdout == b"well\n"
     await rig.wait_until_alone(session)
-    (on_record, _) = await rig.service.log(ALICE, session)
+    (on_record, _) = await rig.service.runs.list(ALICE, session)
     assert (on_record.run_id, on_record.status) == (result.run_id, Status.TIMED_OUT)
     ends = [event for event in await read_audit(rig, "run_ended") if event["run"] == result.run_id]
     assert [event["status"] for event in ends] == ["timed_out"]
@@ -152,7 +152,7 @@ async def test_a_command_that_runs_when_the_sandbox_falls_silent_is_answered_in_
 async def test_a_command_for_a_silent_sandbox_is_answered_in_time_and_runs_nowhere_later(rig: Rig) -> None:
     session = await rig.create()
     with stopped(rig, session), in_time(0.5):
-        check_timed_out(await rig.service.run(ALICE, RunSpec(session, "sleep 60", timeout=0.5)), 0.5)
+        check_timed_out(await rig.service.runs.run(ALICE, RunSpec(session, "sleep 60", timeout=0.5)), 0.5)
     await rig.wait_until_alone(session)
     assert (await rig.run(session, "echo well")).stdout == b"well\n"
 
@@ -160,12 +160,12 @@ async def test_a_command_for_a_silent_sandbox_is_answered_in_time_and_runs_nowhe
 @pytest.mark.parametrize("terminal", [None, Terminal()], ids=["plain", "terminal"])
 async def test_a_live_run_ends_in_time(rig: Rig, terminal: Terminal | None) -> None:
     session = await rig.create()
-    run: LiveRun = await rig.service.start(ALICE, RunSpec(session, "sleep 60", timeout=0.5, terminal=terminal))
+    run: LiveRun = await rig.service.runs.start(ALICE, RunSpec(session, "sleep 60", timeout=0.5, terminal=terminal))
     with stopped(rig, session), in_time(0.5):
         assert [chunk async for chunk in run.output()] == []
         check_timed_out(await run.result(), 0.5)
     with stopped(rig, session), in_time(0.5):
-        late = await rig.service.start(ALICE, RunSpec(session, "sleep 60", timeout=0.5, terminal=terminal))
+        late = await rig.service.runs.start(ALICE, RunSpec(session, "sleep 60", timeout=0.5, terminal=terminal))
         await late.write_stdin(b"x")
         await late.resize(10, 10)
         await late.signal(signal.SIGINT)
@@ -179,7 +179,7 @@ async def test_a_live_run_ends_in_time(rig: Rig, terminal: Terminal | None) -> N
 async def test_a_slow_reader_loses_nothing_to_the_deadline(rig: Rig) -> None:
     session = await rig.create()
     spec = RunSpec(session, "head -c 3000000 /dev/zero; sleep 60", timeout=0.5)
-    run = await rig.service.start(ALICE, spec)
+    run = await rig.service.runs.start(ALICE, spec)
     await asyncio.sleep(3)  # longer than the timeout and what is allowed beyond it
     size = 0
     async for chunk in run.output():
@@ -194,7 +194,7 @@ async def test_a_sandbox_that_keeps_talking_does_not_put_off_the_end(rig: Rig, m
 
     monkeypatch.setattr("k8e.core.runs.runs.place_run", place_for_ever)
     session = await rig.create()
-    run = await rig.service.start(ALICE, RunSpec(session, "yes", timeout=0.5))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "yes", timeout=0.5))
     async with asyncio.timeout(30):
         async for _ in run.output():
             await asyncio.sleep(0.01)  # there is more before it comes back
@@ -206,7 +206,7 @@ async def test_a_sandbox_that_keeps_talking_does_not_put_off_the_end(rig: Rig, m
 async def test_a_command_that_ended_while_the_daemon_stood_still_did_not_time_out(rig: Rig) -> None:
     session = await rig.create()
     run = asyncio.create_task(
-        rig.service.run(ALICE, RunSpec(session, "sleep 0.5; head -c 250000 /dev/zero", timeout=1.5))
+        rig.service.runs.run(ALICE, RunSpec(session, "sleep 0.5; head -c 250000 /dev/zero", timeout=1.5))
     )
     while await rig.processes_inside(session) == []:
         await asyncio.sleep(0.01)
@@ -219,7 +219,7 @@ async def test_a_command_that_ended_while_the_daemon_stood_still_did_not_time_ou
 async def test_a_sandbox_that_answered_while_the_daemon_stood_still_goes_on(rig: Rig) -> None:
     session = await rig.create()
     with stopped(rig, session):
-        check_timed_out(await rig.service.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
+        check_timed_out(await rig.service.runs.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
         await asyncio.sleep(0.1)  # it is asked
     stand_still(2)
     (live,) = rig.service._registry
@@ -255,17 +255,17 @@ async def test_a_sandbox_that_stays_silent_is_ended_with_that_reason(rig: Rig) -
     spec = SessionSpec(tenant="web")
     session = await rig.create(spec=spec)
     with stopped(rig, session):
-        check_timed_out(await rig.service.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
+        check_timed_out(await rig.service.runs.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
         gone = await wait_for_end(rig, session)
     assert "did not answer for" in gone.detail
     assert "is gone" in gone.hint
     assert rig.engine.processes(session) == []
     # Root and the owner are told, strangers are not told that there ever was one.
     with pytest.raises(Fault) as root:
-        await rig.service.get(ROOT, session)
+        await rig.service.sessions.get(ROOT, session)
     assert root.value.detail == gone.detail
     with pytest.raises(Fault) as stranger:
-        await rig.service.get(BOB, session)
+        await rig.service.sessions.get(BOB, session)
     assert (stranger.value.code, stranger.value.detail) == ("session_not_found", "")
     assert [event["reason"] for event in await read_audit(rig, "session_ended")] == ["unresponsive"]
 
@@ -275,14 +275,14 @@ async def test_a_lasting_session_whose_sandbox_stays_silent_is_stopped_and_keeps
     session = await rig.create(spec=SessionSpec(persistent=True))
     await rig.run(session, "echo kept > file")
     with stopped(rig, session):
-        check_timed_out(await rig.service.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
+        check_timed_out(await rig.service.runs.run(ALICE, RunSpec(session, "true", timeout=0.2)), 0.2)
         async with asyncio.timeout(60):
-            while (await rig.service.get(ALICE, session)).phase.value != "stopped":
+            while (await rig.service.sessions.get(ALICE, session)).phase.value != "stopped":
                 await asyncio.sleep(0.02)
     with pytest.raises(Fault) as refused:
         await rig.run(session, "true")
     assert (refused.value.code, "did not answer for" in refused.value.detail) == ("session_stopped", True)
-    await rig.service.start_session(ALICE, session)
+    await rig.service.sessions.start(ALICE, session)
     assert (await rig.run(session, "cat file")).stdout == b"kept\n"
 
 
@@ -295,24 +295,24 @@ async def test_background_runs_of_a_silent_sandbox_are_answered(rig: Rig, monkey
     long = await rig.start_background(session, "echo said; sleep 60", limit=60)
     with stopped(rig, session):
         await asyncio.sleep(1.5)  # beyond the time of the first
-        over, running = await rig.service.poll(ALICE, short), await rig.service.poll(ALICE, long)
+        over, running = await rig.service.runs.poll(ALICE, short), await rig.service.runs.poll(ALICE, long)
         # What is told as the end stands: of one whose time is over it is not known how it ended.
         assert (over.status, over.exit_code) == (Status.RUNNING, None)
         assert (running.status, running.exit_code) == (Status.RUNNING, None)
-        withheld = await rig.service.poll(ALICE, ended)
+        withheld = await rig.service.runs.poll(ALICE, ended)
         assert (withheld.status, withheld.stdout, withheld.truncated) == (Status.COMPLETED, b"", True)
         assert "did not answer" in over.reason
         assert "did not answer" in running.reason
         with fault(Kind.LOST, "sandbox_unreachable"):
-            await rig.service.kill(ALICE, long)
+            await rig.service.runs.kill(ALICE, long)
         with fault(Kind.LOST, "sandbox_unreachable"):
-            await rig.service.run(ALICE, RunSpec(session, "sleep 60", timeout=0.5, background=True))
+            await rig.service.runs.run(ALICE, RunSpec(session, "sleep 60", timeout=0.5, background=True))
         # Nor does it hold up what the service does for everybody else.
         with in_time(1):
             await rig.service.look_after()
     assert (await rig.poll_to_the_end(short)).status is Status.TIMED_OUT
-    await rig.service.kill(ALICE, long)
-    assert (await rig.service.poll(ALICE, long)).stdout == b"said\n"
+    await rig.service.runs.kill(ALICE, long)
+    assert (await rig.service.runs.poll(ALICE, long)).stdout == b"said\n"
 
 
 async def test_files_of_a_silent_sandbox_are_answered(rig: Rig) -> None:
@@ -321,10 +321,10 @@ async def test_files_of_a_silent_sandbox_are_answered(rig: Rig) -> None:
     link._board.timing = replace(link._board.timing, reply=0.5, quiet=0.5, pong=0.5, reconnect=0.5)
     with stopped(rig, session):
         for attempt in (
-            rig.service.write_file(ALICE, session, "/workspace/f", b"x", append=False),
-            rig.service.read_file(ALICE, session, "/workspace/f"),
-            rig.service.list_files(ALICE, session),
-            rig.service.ps(ALICE, session),
+            rig.service.files.write(ALICE, session, "/workspace/f", b"x", append=False),
+            rig.service.files.read(ALICE, session, "/workspace/f"),
+            rig.service.files.list(ALICE, session),
+            rig.service.runs.commands(ALICE, session),
         ):
             with fault(Kind.LOST, "sandbox_unreachable"):
                 async with asyncio.timeout(30):

@@ -51,7 +51,7 @@ async def test_runs_that_end_with_the_service_are_followed_by_nothing(folder: Pa
     """Else an interpreter would be parked a moment later, in a sandbox whose link is closed, by a loop that may be."""
     async with open_rig(folder) as rig:
         session = await rig.create()
-        running = asyncio.create_task(rig.service.run(ALICE, RunSpec(session, "sleep 600")))
+        running = asyncio.create_task(rig.service.runs.run(ALICE, RunSpec(session, "sleep 600")))
         while not rig.service._runs.running:
             await asyncio.sleep(0.01)
     await asyncio.wait({running})

@@ -52,27 +52,29 @@ class Reader:
 async def test_a_terminal_has_its_size_and_kind_and_one_stream(rig: Rig, session: str) -> None:
     code = "stty size; echo $TERM; echo error >&2; tty >/dev/null"
     spec = RunSpec(session, code, terminal=Terminal(33, 101, "xterm-kitty"))
-    result = await rig.service.run(ALICE, spec)
+    result = await rig.service.runs.run(ALICE, spec)
     assert (result.stdout, result.stderr, result.exit_code) == (b"33 101\r\nxterm-kitty\r\nerror\r\n", b"", 0)
-    nameless = await rig.service.run(ALICE, RunSpec(session, "echo $TERM", terminal=Terminal()))
+    nameless = await rig.service.runs.run(ALICE, RunSpec(session, "echo $TERM", terminal=Terminal()))
     assert nameless.stdout == b"from-the-session\r\n"
     chosen = RunSpec(session, "echo $TERM", terminal=Terminal(term="vt100"), env={"TERM": "dumb"})
-    assert (await rig.service.run(ALICE, chosen)).stdout == b"dumb\r\n"
+    assert (await rig.service.runs.run(ALICE, chosen)).stdout == b"dumb\r\n"
 
 
 async def test_it_can_be_resized_while_it_runs(rig: Rig, session: str) -> None:
     spec = RunSpec(session, TELL_SIZES, Language.PYTHON, terminal=Terminal())
-    reader = Reader(await rig.service.start(ALICE, spec))
+    reader = Reader(await rig.service.runs.start(ALICE, spec))
     await reader.until(b"ready")
     await reader.run.resize(50, 132)
     await reader.until(b"50 132")
-    await rig.service.resize(ALICE, reader.run.run_id, 1, 2)
+    await rig.service.runs.resize(ALICE, reader.run.run_id, 1, 2)
     await reader.until(b"1 2\r\n")
     await reader.run.kill()
 
 
 async def test_typed_keys_are_signals(rig: Rig, session: str) -> None:
-    reader = Reader(await rig.service.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000"), terminal=Terminal())))
+    reader = Reader(
+        await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000"), terminal=Terminal()))
+    )
     await reader.run.write_stdin(b"\x03")
     assert await reader.rest() == b"^C"
     result = await reader.run.result()
@@ -83,7 +85,7 @@ async def test_typed_keys_are_signals(rig: Rig, session: str) -> None:
 async def test_a_signal_reaches_the_command_and_its_group(rig: Rig, session: str, name: str) -> None:
     child = f"trap 'echo child; exit' {name}; echo ready; sleep 1000 & wait"
     code = f"trap 'echo got; exit 9' {name}; sh -c \"{child}\"; :"
-    reader = Reader(await rig.service.start(ALICE, RunSpec(session, code)))
+    reader = Reader(await rig.service.runs.start(ALICE, RunSpec(session, code)))
     await reader.until(b"ready\n")
     await reader.run.signal(signal.Signals[f"SIG{name}"])
     assert sorted((await reader.rest()).split()) == [b"child", b"got"]
@@ -91,28 +93,28 @@ async def test_a_signal_reaches_the_command_and_its_group(rig: Rig, session: str
 
 
 async def test_a_signal_that_nobody_handles_is_how_it_ended(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
-    await rig.service.signal(ALICE, run.run_id, signal.SIGTERM)
+    run = await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
+    await rig.service.runs.signal(ALICE, run.run_id, signal.SIGTERM)
     result = await run.result()
     assert (result.exit_code, result.status) == (143, Status.KILLED)
-    await rig.service.signal(ALICE, run.run_id, signal.SIGTERM)  # too late is no error
+    await rig.service.runs.signal(ALICE, run.run_id, signal.SIGTERM)  # too late is no error
     await run.signal(signal.SIGTERM)
 
 
 async def test_others_cannot_signal_or_resize(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
-    for order in (rig.service.signal(BOB, run.run_id, 9), rig.service.resize(BOB, run.run_id, 1, 1)):
+    run = await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
+    for order in (rig.service.runs.signal(BOB, run.run_id, 9), rig.service.runs.resize(BOB, run.run_id, 1, 1)):
         with fault(Kind.NOT_FOUND, "run_not_found"):
             await order
     background = await rig.start_background(session, "sleep 1000")
     with fault(Kind.CONFLICT, "run_in_background"):
-        await rig.service.signal(ALICE, background, 9)
+        await rig.service.runs.signal(ALICE, background, 9)
     assert not run.settled.done()  # type: ignore[attr-defined]
     await run.kill()
 
 
 async def test_what_is_no_signal_or_terminal_is_refused(rig: Rig, session: str) -> None:
-    run = await rig.service.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
+    run = await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
     for number in (0, -1, 65, True):
         with fault(Kind.INVALID, "invalid_argument", "signal"):
             await run.signal(number)
@@ -120,11 +122,11 @@ async def test_what_is_no_signal_or_terminal_is_refused(rig: Rig, session: str) 
         with fault(Kind.INVALID, "invalid_argument", field):
             await run.resize(rows, columns)
         with fault(Kind.INVALID, "invalid_argument", field):
-            await rig.service.run(ALICE, RunSpec(session, "true", terminal=Terminal(rows, columns)))
+            await rig.service.runs.run(ALICE, RunSpec(session, "true", terminal=Terminal(rows, columns)))
     for term in ("a b", "-x", "x\n", "x" * 65):
         with fault(Kind.INVALID, "invalid_argument", "terminal.term"):
-            await rig.service.run(ALICE, RunSpec(session, "true", terminal=Terminal(term=term)))
+            await rig.service.runs.run(ALICE, RunSpec(session, "true", terminal=Terminal(term=term)))
     with fault(Kind.INVALID, "invalid_argument", "terminal"):
-        await rig.service.run(ALICE, RunSpec(session, "true", terminal=Terminal(), background=True))
+        await rig.service.runs.run(ALICE, RunSpec(session, "true", terminal=Terminal(), background=True))
     await run.kill()
     await asyncio.wait({run.settled})  # type: ignore[attr-defined]

@@ -115,7 +115,7 @@ class StandIn:
     """Implements `SandboxService`."""
 
     sessions_by_id: dict[str, Session] = field(default_factory=dict)
-    files: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
     entries: Sequence[Entry] = ()
     callers: list[Caller] = field(default_factory=list)
     specs: list[SessionSpec | ChildSpec | RunSpec] = field(default_factory=list)
@@ -127,16 +127,43 @@ class StandIn:
     fault: Exception | None = None  # raised by whatever is asked next
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def _meet(self, caller: Caller) -> None:
+    def __post_init__(self) -> None:
+        self.sessions = StandInSessions(self)
+        self.runs = StandInRuns(self)
+        self.files = StandInFiles(self)
+
+    def meet(self, caller: Caller) -> None:
         self.callers.append(caller)
         if self.fault is not None:
             raise self.fault
 
+    def expose(self) -> None:
+        pass
+
+    def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
+        self.turned_away.append((who, call, code))
+
+    @property
+    def default_limits(self) -> Limits:
+        return Limits()
+
+    async def status(self, caller: Caller) -> ServiceStatus:
+        self.meet(caller)
+        reports = (RuntimeReport(Runtime.GVISOR, True, "release-1", notes=("own network stack",)),)
+        return ServiceStatus(True, "0.1.0", Runtime.GVISOR, reports, len(self.sessions_by_id), 3)
+
+
+class StandInSessions:
+    """Implements `SessionService`."""
+
+    def __init__(self, service: StandIn) -> None:
+        self._service = service
+
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:
-        self._meet(caller)
-        self.specs.append(spec)
+        self._service.meet(caller)
+        self._service.specs.append(spec)
         session = Session(
-            session_id=spec.session_id or f"sess-{len(self.sessions_by_id) + 1}",
+            session_id=spec.session_id or f"sess-{len(self._service.sessions_by_id) + 1}",
             tenant=spec.tenant or "default",
             owner=caller.uid,
             phase=Phase.ACTIVE,
@@ -153,42 +180,44 @@ class StandIn:
             secret_keys=tuple(sorted(spec.secrets)),
             shape=spec.shape,
         )
-        self.sessions_by_id[session.session_id] = session
+        self._service.sessions_by_id[session.session_id] = session
         return session
 
-    async def subagent(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
+    async def create_child(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
         parent = await self.get(caller, parent_session_id)
-        self.specs.append(spec)
-        session_id = spec.session_id or f"sess-{len(self.sessions_by_id) + 1}"
+        self._service.specs.append(spec)
+        session_id = spec.session_id or f"sess-{len(self._service.sessions_by_id) + 1}"
         labels = {"agent_type": spec.agent_type} if spec.agent_type else {}
         child = replace(
             parent, session_id=session_id, parent=parent.session_id, labels=labels, workdir=spec.workspace_path
         )
-        self.sessions_by_id[session_id] = child
-        self.sessions_by_id[parent.session_id] = replace(parent, children=(*parent.children, session_id))
+        self._service.sessions_by_id[session_id] = child
+        self._service.sessions_by_id[parent.session_id] = replace(parent, children=(*parent.children, session_id))
         return child
 
     async def get(self, caller: Caller, session_id: str) -> Session:
-        self._meet(caller)
-        if session_id not in self.sessions_by_id:
+        self._service.meet(caller)
+        if session_id not in self._service.sessions_by_id:
             raise Fault(Kind.NOT_FOUND, "session_not_found", f"there is no session {session_id}", hint="Create one.")
-        return self.sessions_by_id[session_id]
+        return self._service.sessions_by_id[session_id]
 
-    async def sessions(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
-        self._meet(caller)
-        found = self.sessions_by_id.values()
+    async def list(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
+        self._service.meet(caller)
+        found = self._service.sessions_by_id.values()
         return [session for session in found if all_phases or session.phase is Phase.ACTIVE]
 
     async def destroy(self, caller: Caller, session_id: str) -> None:
         await self.get(caller, session_id)
-        self.sessions_by_id[session_id] = replace(self.sessions_by_id[session_id], phase=Phase.DESTROYED)
+        self._service.sessions_by_id[session_id] = replace(
+            self._service.sessions_by_id[session_id], phase=Phase.DESTROYED
+        )
 
-    async def stop_session(self, caller: Caller, session_id: str) -> Session:
+    async def stop(self, caller: Caller, session_id: str) -> Session:
         session = await self.get(caller, session_id)
-        self.sessions_by_id[session_id] = replace(session, phase=Phase.STOPPED)
-        return self.sessions_by_id[session_id]
+        self._service.sessions_by_id[session_id] = replace(session, phase=Phase.STOPPED)
+        return self._service.sessions_by_id[session_id]
 
-    async def start_session(
+    async def start(
         self,
         caller: Caller,
         session_id: str,
@@ -197,36 +226,33 @@ class StandIn:
         secrets: Mapping[str, str] | None = None,
     ) -> Session:
         session = await self.get(caller, session_id)
-        self.starts.append((dict(env or {}), dict(secrets or {})))
-        self.sessions_by_id[session_id] = replace(session, phase=Phase.ACTIVE)
-        return self.sessions_by_id[session_id]
+        self._service.starts.append((dict(env or {}), dict(secrets or {})))
+        self._service.sessions_by_id[session_id] = replace(session, phase=Phase.ACTIVE)
+        return self._service.sessions_by_id[session_id]
 
     async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
         session = await self.get(caller, session_id)
-        self.changes.append(change)
+        self._service.changes.append(change)
         if change.hosts is None:
             hosts = session.hosts.minus(HostList.parse(change.remove)).plus(HostList.parse(change.add))
         else:
             hosts = HostList.parse(change.hosts)
-        self.sessions_by_id[session_id] = replace(session, hosts=hosts)
-        return self.sessions_by_id[session_id]
+        self._service.sessions_by_id[session_id] = replace(session, hosts=hosts)
+        return self._service.sessions_by_id[session_id]
 
-    def expose(self) -> None:
-        pass
 
-    def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
-        self.turned_away.append((who, call, code))
+class StandInRuns:
+    """Implements `RunService`."""
 
-    @property
-    def default_limits(self) -> Limits:
-        return Limits()
+    def __init__(self, service: StandIn) -> None:
+        self._service = service
 
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
         if spec.background:
-            await self.get(caller, spec.session_id)
+            await self._service.sessions.get(caller, spec.session_id)
             return RunResult("run-1", spec.session_id, Status.RUNNING, None, b"", b"", 0, 0, False, 0)
-        if spec.code in self.results:
-            return replace(self.results[spec.code], session_id=spec.session_id)
+        if spec.code in self._service.results:
+            return replace(self._service.results[spec.code], session_id=spec.session_id)
         live = await self._start(caller, spec)
         streams = {1: b"", 2: b""}
         finished = False
@@ -246,18 +272,18 @@ class StandIn:
         return await self._start(caller, spec)
 
     async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
-        made = await self.create(caller, session)
+        made = await self._service.sessions.create(caller, session)
 
         def end() -> None:
-            self.sessions_by_id[made.session_id] = replace(made, phase=Phase.DESTROYED)
+            self._service.sessions_by_id[made.session_id] = replace(made, phase=Phase.DESTROYED)
 
         return await self._start(caller, replace(run, session_id=made.session_id), None if keep else end)
 
     async def run_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> RunResult:
-        made = await self.create(caller, session)
+        made = await self._service.sessions.create(caller, session)
         result = await self.run(caller, replace(run, session_id=made.session_id))
         if not keep:
-            await self.destroy(caller, made.session_id)
+            await self._service.sessions.destroy(caller, made.session_id)
         return result
 
     async def signal(self, caller: Caller, run_id: str, number: int) -> None:
@@ -267,15 +293,15 @@ class StandIn:
         await self._find(caller, run_id).resize(rows, columns)
 
     def _find(self, caller: Caller, run_id: str) -> Process:
-        self._meet(caller)
-        for process in self.processes:
+        self._service.meet(caller)
+        for process in self._service.processes:
             if process.run_id == run_id:
                 return process
         raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}")
 
     async def _start(self, caller: Caller, spec: RunSpec, ending: Callable[[], None] | None = None) -> Process:
-        await self.get(caller, spec.session_id)
-        self.specs.append(spec)
+        await self._service.sessions.get(caller, spec.session_id)
+        self._service.specs.append(spec)
         argv = spec.argv or (b"bash", b"-c", spec.code.encode("utf-8", "surrogateescape"))
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -285,46 +311,58 @@ class StandIn:
             start_new_session=True,
             env={**os.environ, **spec.env},
         )
-        live = Process(f"run-{len(self.processes) + 1}", spec.session_id, process, ending)
-        self.processes.append(live)
-        self.started.set()
+        live = Process(f"run-{len(self._service.processes) + 1}", spec.session_id, process, ending)
+        self._service.processes.append(live)
+        self._service.started.set()
         return live
 
     async def poll(self, caller: Caller, run_id: str) -> RunResult:
-        self._meet(caller)
-        if run_id not in self.results:
+        self._service.meet(caller)
+        if run_id not in self._service.results:
             raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}")
-        return self.results[run_id]
+        return self._service.results[run_id]
 
     async def kill(self, caller: Caller, run_id: str) -> None:
         await self.poll(caller, run_id)
 
-    async def ps(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]:
-        await self.get(caller, session_id)
+    async def commands(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]:
+        await self._service.sessions.get(caller, session_id)
         return [CommandInfo(1, 7, False, False, 3, None, Cause.ITSELF, 9.5, 10, 11, b"bash")]
 
-    async def log(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
-        await self.get(caller, session_id)
-        return list(self.results.values())
+    async def list(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
+        await self._service.sessions.get(caller, session_id)
+        return list(self._service.results.values())
 
-    async def write_file(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
-        await self.get(caller, session_id)
-        self.files[path] = (self.files.get(path, b"") if append else b"") + content
+    async def pip_install(
+        self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
+    ) -> RunResult:
+        return await self.run(caller, RunSpec(session_id, argv=(b"echo", *(name.encode() for name in packages))))
+
+
+class StandInFiles:
+    """Implements `FileService`."""
+
+    def __init__(self, service: StandIn) -> None:
+        self._service = service
+
+    async def write(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
+        await self._service.sessions.get(caller, session_id)
+        self._service.contents[path] = (self._service.contents.get(path, b"") if append else b"") + content
         return len(content)
 
-    async def read_file(self, caller: Caller, session_id: str, path: str) -> bytes:
-        await self.get(caller, session_id)
-        if path not in self.files:
+    async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
+        await self._service.sessions.get(caller, session_id)
+        if path not in self._service.contents:
             raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}")
-        return self.files[path]
+        return self._service.contents[path]
 
     async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
-        await self.get(caller, session_id)
-        return make_entry(path.encode(), FileType.DIRECTORY), self.entries
+        await self._service.sessions.get(caller, session_id)
+        return make_entry(path.encode(), FileType.DIRECTORY), self._service.entries
 
     async def make_folder(self, caller: Caller, session_id: str, path: str) -> None:
-        await self.get(caller, session_id)
-        self.files[path + "/"] = b""
+        await self._service.sessions.get(caller, session_id)
+        self._service.contents[path + "/"] = b""
 
     async def upload(
         self,
@@ -337,31 +375,21 @@ class StandIn:
         permissions: int | None = None,
     ) -> int:
         content = b"".join([piece async for piece in pieces])
-        return await self.write_file(caller, session_id, path, content, append=append)
+        return await self.write(caller, session_id, path, content, append=append)
 
     async def download(
         self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]:
-        content = await self.read_file(caller, session_id, path)
+        content = await self.read(caller, session_id, path)
 
         async def give() -> AsyncIterator[bytes]:
             yield content[offset:][:length]
 
         return give()
 
-    async def pip_install(
-        self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
-    ) -> RunResult:
-        return await self.run(caller, RunSpec(session_id, argv=(b"echo", *(name.encode() for name in packages))))
-
-    async def list_files(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
-        await self.get(caller, session_id)
-        return [entry for entry in self.entries if entry.mtime_ns > since * 1e9]
-
-    async def status(self, caller: Caller) -> ServiceStatus:
-        self._meet(caller)
-        reports = (RuntimeReport(Runtime.GVISOR, True, "release-1", notes=("own network stack",)),)
-        return ServiceStatus(True, "0.1.0", Runtime.GVISOR, reports, len(self.sessions_by_id), 3)
+    async def list(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
+        await self._service.sessions.get(caller, session_id)
+        return [entry for entry in self._service.entries if entry.mtime_ns > since * 1e9]
 
 
 async def feed(live: LiveRun, content: bytes) -> None:

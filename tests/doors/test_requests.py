@@ -387,7 +387,7 @@ class TestFiles:
 
     async def test_a_path_may_be_any_bytes(self, house: House) -> None:
         session = await house.make_session()
-        house.service.files["/workspace/\udcff"] = b"there"
+        house.service.contents["/workspace/\udcff"] = b"there"
         answer = await house.ask("GET", f"/v1/sessions/{session}/files?path=%2Fworkspace%2F%FF")
         assert answer.json == {"content": "there", "path": "/workspace/\udcff", "encoding": "utf-8"}
 

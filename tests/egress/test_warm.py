@@ -26,7 +26,7 @@ async def test_a_claimed_sandbox_has_its_sessions_list_and_nothing_else(site: Si
     pool = service._pool
     try:
         for _ in range(2):  # a kind that is not the usual one is made ahead when it was asked for twice
-            await service.create(ROOT, SessionSpec(runtime=site.runtime, limits=LIMITS, allowed_hosts=[]))
+            await service.sessions.create(ROOT, SessionSpec(runtime=site.runtime, limits=LIMITS, allowed_hosts=[]))
         await pool.settle()
         (names,) = ([*waiting] for waiting in pool._ready.values())
         site.internet.clear()
@@ -42,13 +42,13 @@ async def test_a_claimed_sandbox_has_its_sessions_list_and_nothing_else(site: Si
         )
         for name, hosts, reached in zip(names, lists, expected, strict=True):
             spec = SessionSpec(runtime=site.runtime, limits=LIMITS, allowed_hosts=hosts)
-            session = await service.create(ROOT, spec)
+            session = await service.sessions.create(ROOT, spec)
             live = service._sessions.find(ROOT, session.session_id)
             assert live.sandbox == name
             assert await (await site.enter(name)).reached(*TRIES) == reached
     finally:
         await pool.close()
-        for session in await service.sessions(ROOT):
-            await service.destroy(ROOT, session.session_id)
+        for session in await service.sessions.list(ROOT):
+            await service.sessions.destroy(ROOT, session.session_id)
         await service.close()
         await store.close()

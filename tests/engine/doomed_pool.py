@@ -31,7 +31,7 @@ async def main(state: Path, run: Path, runtime: Runtime) -> None:
     await service.recover()
     spec = SessionSpec(runtime=runtime, limits=LIMITS, allowed_hosts=[])
     for _ in range(2):  # a kind that is not the usual one is made ahead when it was asked for twice
-        await service.create(Caller(0), spec)
+        await service.sessions.create(Caller(0), spec)
     await service._pool.settle()
 
 

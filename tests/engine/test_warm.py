@@ -42,10 +42,10 @@ class House:
 
     async def create(self, env: dict[str, str] | None = None) -> str:
         spec = SessionSpec(runtime=self.runtime, limits=LIMITS, env=env or {}, allowed_hosts=[])
-        return (await self.service.create(ROOT, spec)).session_id
+        return (await self.service.sessions.create(ROOT, spec)).session_id
 
     async def run(self, session: str, code: str) -> str:
-        result = await self.service.run(ROOT, RunSpec(session, code))
+        result = await self.service.runs.run(ROOT, RunSpec(session, code))
         assert result.exit_code == 0, result
         return result.stdout.decode()
 
@@ -57,8 +57,8 @@ class House:
         return [name for names in self.service._pool._ready.values() for name in names]
 
     async def clear(self) -> None:
-        for session in await self.service.sessions(ROOT):
-            await self.service.destroy(ROOT, session.session_id)
+        for session in await self.service.sessions.list(ROOT):
+            await self.service.sessions.destroy(ROOT, session.session_id)
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +124,7 @@ async def test_nothing_of_the_last_session_is_in_the_next(rig: Rig, tmp_path: Pa
                 f"SECRET=secret-{number}"
             ]
             await house.run(session, LITTER)
-            await house.service.destroy(ROOT, session)
+            await house.service.sessions.destroy(ROOT, session)
             await house.fill()
         assert set(names) <= used
         await house.clear()
@@ -220,8 +220,8 @@ async def test_killed_while_it_makes_them_it_leaves_nothing(runtime: Runtime) ->
             store = await Store.open(state / "k8e.db")
             service = Service(engine, store)
             await service.recover()
-            for session in await service.sessions(ROOT):
-                await service.destroy(ROOT, session.session_id)
+            for session in await service.sessions.list(ROOT):
+                await service.sessions.destroy(ROOT, session.session_id)
             assert await store.warm() == []
             await service.close()
             await store.close()

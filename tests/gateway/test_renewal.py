@@ -97,7 +97,7 @@ async def test_under_load_nobody_notices(rig: Rig, keys: Keys, gateway: GrpcServ
     over.set()
     await asyncio.gather(*tasks)
     assert len(set(serials)) == len(serials)
-    await rig.service.run(ROOT, RunSpec(session, "true"))
+    await rig.service.runs.run(ROOT, RunSpec(session, "true"))
 
 
 def test_it_happens_when_a_third_of_its_life_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

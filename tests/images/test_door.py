@@ -43,7 +43,7 @@ class Keeper:
     hold: asyncio.Event | None = None  # waited for in the middle
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def pull_image(
+    async def pull(
         self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
     ) -> NamedImage:
         if name == "-v/:/host":
@@ -60,7 +60,7 @@ class Keeper:
         finally:
             self.ended.set()
 
-    async def import_image(
+    async def add(
         self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report, tenant: str = ""
     ) -> NamedImage:
         self.asked.append((name, b"".join([piece async for piece in pieces])))
@@ -69,14 +69,14 @@ class Keeper:
     async def build_base(self, caller: Caller, report: Report) -> NamedImage:
         return IMAGE
 
-    async def images(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
+    async def list(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
         return [IMAGE] if name in ("", "demo:1") else []
 
-    async def remove_image(self, caller: Caller, name: str, tenant: str = "") -> int:
+    async def remove(self, caller: Caller, name: str, tenant: str = "") -> int:
         self.asked.append(name)
         return 7
 
-    async def prune_images(self, caller: Caller, unused_for: float = 0, tenant: str = "") -> tuple[Sequence[str], int]:
+    async def prune(self, caller: Caller, unused_for: float = 0, tenant: str = "") -> tuple[Sequence[str], int]:
         self.asked.append(unused_for)
         return ["demo:1"], 8
 

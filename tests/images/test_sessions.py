@@ -63,16 +63,16 @@ async def add(service: Service, tmp_path: Path, name: str, layer: bytes, **confi
     async def pieces() -> AsyncIterator[bytes]:
         yield archive
 
-    return (await service.import_image(ALICE, pieces(), f"{name}:1", ignore)).digest
+    return (await service.images.add(ALICE, pieces(), f"{name}:1", ignore)).digest
 
 
 @contextlib.asynccontextmanager
 async def session_of(service: Service, image: str) -> AsyncIterator[str]:
-    session = await service.create(ALICE, SessionSpec(runtime=Runtime.NATIVE, image=image, limits=LIMITS))
+    session = await service.sessions.create(ALICE, SessionSpec(runtime=Runtime.NATIVE, image=image, limits=LIMITS))
     try:
         yield session.session_id
     finally:
-        await service.destroy(ALICE, session.session_id)
+        await service.sessions.destroy(ALICE, session.session_id)
 
 
 def ready(service: Service, digest: str) -> int:
@@ -91,9 +91,9 @@ async def test_commands_run_where_and_as_whom_the_image_says(service: Service, t
     await add(service, tmp_path, "small", busybox_layer(), **config)
     async with session_of(service, "small:1") as session:
         script = RunSpec(session, argv=(b"sh", b"-c", b"id -u; pwd; echo $COLOUR $HOME; touch mine; ls -l mine"))
-        result = await service.run(ALICE, script)
+        result = await service.runs.run(ALICE, script)
         assert result.stdout.startswith(b"1234\n/home/worker\ngreen /home/worker\n-rw-r--r--"), result
-        result = await service.run(ALICE, RunSpec(session, argv=(b"pwd",), workdir="/tmp"))
+        result = await service.runs.run(ALICE, RunSpec(session, argv=(b"pwd",), workdir="/tmp"))
         assert result.stdout == b"/tmp\n"
 
 
@@ -102,7 +102,7 @@ async def test_a_language_that_the_image_lacks_is_said(service: Service, tmp_pat
     await add(service, tmp_path, "small", busybox_layer(), Env=["PATH=/bin"])
     async with session_of(service, "small:1") as session:
         with fault(Kind.UNAVAILABLE, "program_not_found", "argv"):
-            await service.run(ALICE, RunSpec(session, "1", language=language))
+            await service.runs.run(ALICE, RunSpec(session, "1", language=language))
 
 
 async def test_warm_sandboxes_of_an_image_serve_its_sessions(service: Service, tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ async def test_warm_sandboxes_of_an_image_serve_its_sessions(service: Service, t
         assert service.metrics.claims.get("warm") == before + 1
         handed_over = service.metrics.parked.get("handed_over")
         code = "import os; os.chown('/var', 7, 7); print(os.getuid(), os.stat('/var').st_uid, os.getcwd())"
-        result = await service.run(ALICE, RunSpec(session, code, language=Language.PYTHON))
+        result = await service.runs.run(ALICE, RunSpec(session, code, language=Language.PYTHON))
         assert result.stdout == b"0 7 /workspace\n"
         assert service.metrics.parked.get("handed_over") == handed_over + 1
-        assert (await service.run(ALICE, RunSpec(session, "stat -c %u /var"))).stdout == b"7\n"
+        assert (await service.runs.run(ALICE, RunSpec(session, "stat -c %u /var"))).stdout == b"7\n"
     await wait_for_one(service, digest)
     await service._pool.settle()
-    assert await service.remove_image(ALICE, "large:1") > 1 << 20, "its layers go with the sandboxes that waited"
+    assert await service.images.remove(ALICE, "large:1") > 1 << 20, "its layers go with the sandboxes that waited"
     assert not ready(service, digest)
     with fault(Kind.NOT_FOUND, "image_not_found"):
-        await service.create(ALICE, SessionSpec(image="large:1"))
+        await service.sessions.create(ALICE, SessionSpec(image="large:1"))

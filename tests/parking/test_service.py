@@ -98,7 +98,7 @@ async def run(
     service: Service, session: str, code: str, language: Language = Language.PYTHON
 ) -> tuple[RunResult, bool]:
     before = service.metrics.parked.get("handed_over")
-    result = await service.run(ALICE, RunSpec(session, code, language=language, timeout=30))
+    result = await service.runs.run(ALICE, RunSpec(session, code, language=language, timeout=30))
     return result, service.metrics.parked.get("handed_over") > before
 
 
@@ -115,7 +115,7 @@ async def run_parked(service: Service, session: str, code: str, language: Langua
 async def test_a_session_has_one_waiting_and_the_next_behind_it() -> None:
     async with serve() as service:
         spec = SessionSpec(runtime=Runtime.NATIVE, limits=LIMITS, env={"WHO": "me"})
-        session = (await service.create(ALICE, spec)).session_id
+        session = (await service.sessions.create(ALICE, spec)).session_id
         code = "import os, sys; print(os.environ['WHO'], os.getcwd(), sys.argv); sys.exit(3)"
         for _ in range(3):
             result = await run_parked(service, session, code)
@@ -128,7 +128,7 @@ async def test_a_session_has_one_waiting_and_the_next_behind_it() -> None:
             RunSpec(session, "print(len(open('/proc/self/stat').read()) > 9 and 1)", language=Language.PYTHON),
         ):
             before = service.metrics.parked.get("handed_over")
-            assert (await service.run(ALICE, plain)).stdout == b"1\n"
+            assert (await service.runs.run(ALICE, plain)).stdout == b"1\n"
             assert service.metrics.parked.get("handed_over") == before
         # What a program installs, the next one finds, whoever runs it.
         module = "import site; open(site.getsitepackages()[0] + '/mine.py', 'w').write('x = 42')"
@@ -141,7 +141,7 @@ async def test_a_warm_sandbox_has_them_before_its_session() -> None:
     async with serve(PoolSettings()) as service:
         spec = SessionSpec()  # the usual kind, of which there always is one
         async with asyncio.timeout(PATIENCE):
-            await service.destroy(ALICE, (await service.create(ALICE, spec)).session_id)
+            await service.sessions.destroy(ALICE, (await service.sessions.create(ALICE, spec)).session_id)
             while not service.metrics.warm.value:
                 await asyncio.sleep(0.1)
         for language, code in (
@@ -149,7 +149,7 @@ async def test_a_warm_sandbox_has_them_before_its_session() -> None:
             (Language.PYTHON, "print(1)"),
             (Language.NODE, "console.log(1)"),
         ):
-            session = (await service.create(ALICE, spec)).session_id
+            session = (await service.sessions.create(ALICE, spec)).session_id
             if not service.metrics.claims.get("warm"):
                 pytest.fail("the session was not made from a warm sandbox")
             result, handed_over = await run(service, session, code, language)

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequen
 from dataclasses import replace
 
 from k8e.core import checks
+from k8e.core.calls import call
 from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
+from k8e.core.parts import Parts
 from k8e.core.sessions.provisioning import file_identity
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.link.errors import AgentError, Code
@@ -14,9 +16,13 @@ from k8e.link.model import Entry, FileType
 
 
 class Files:
-    def __init__(self, sessions: Sessions) -> None:
+    """Implements `contract.FileService`."""
+
+    def __init__(self, parts: Parts, sessions: Sessions) -> None:
+        self._parts = parts
         self._sessions = sessions
 
+    @call("write_file")
     async def write(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
         target = checks.check_path("path", path)
         checks.check_content("content", content)
@@ -33,6 +39,7 @@ class Files:
                 await opened.sandbox.write_file(target, content, append=append, identity=identity)
         return len(content)
 
+    @call("upload")
     async def upload(
         self,
         caller: Caller,
@@ -55,8 +62,9 @@ class Files:
             await opened.sandbox.write_file(target, counted, append=append, mode=permissions, identity=identity)
         return counted.size
 
+    @call("download")
     async def download(
-        self, caller: Caller, session_id: str, path: str, offset: int, length: int | None
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]:
         """Of any size, or a part."""
         source = checks.check_path("path", path)
@@ -74,12 +82,14 @@ class Files:
             async for piece in stream:
                 yield piece
 
+    @call("read_file")
     async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
         source = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
         with self._sessions.using(opened.live, f"reading {path}"):
             return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=file_identity(opened.place))
 
+    @call("tree")
     async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
         """What is there, and everything below it, by names that begin there."""
         top = checks.check_path("path", path)
@@ -91,6 +101,7 @@ class Files:
                 return found, ()
             return found, await opened.sandbox.list_dir(top, recursive=True, identity=identity)
 
+    @call("make_folder")
     async def make_folder(self, caller: Caller, session_id: str, path: str) -> None:
         """With those above it; fine when it is there."""
         target = checks.check_path("path", path)
@@ -98,7 +109,8 @@ class Files:
         with self._sessions.using(opened.live, f"making {path}"):
             await opened.sandbox.mkdir(target, identity=file_identity(opened.place))
 
-    async def list(self, caller: Caller, session_id: str, path: str, *, since: float) -> Sequence[Entry]:
+    @call("list_files")
+    async def list(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         top = checks.check_path("path", path) if path else WORKSPACE
         checks.check_number("since", since, 0, 1 << 40)
         opened = await self._sessions.open(caller, session_id)

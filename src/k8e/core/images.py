@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from k8e.core import checks
 from k8e.core.access.access import Payer, choose_tenant, find_payer, require_scope, sees_all
+from k8e.core.calls import call
 from k8e.core.checks import BASE, HOST
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note
@@ -55,7 +56,10 @@ def translated(subject: str) -> Iterator[None]:
 
 
 class Images:
+    """Implements `contract.ImageService`."""
+
     def __init__(self, parts: Parts, registry: Registry, pool: Pool) -> None:
+        self._parts = parts
         self._engine = parts.engine
         self._store = parts.store
         self._clock = parts.clock
@@ -68,6 +72,7 @@ class Images:
 
     # Getting
 
+    @call("pull_image")
     async def pull(
         self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
     ) -> NamedImage:
@@ -80,6 +85,7 @@ class Images:
             image = await self._do(self._engine.images.pull(canonical, credentials, report))
         return await self._keep(caller, payer, canonical, image, "image_pulled")
 
+    @call("import_image")
     async def add(
         self, caller: Caller, pieces: AsyncIterable[bytes], name: str, report: Report, tenant: str = ""
     ) -> NamedImage:
@@ -90,6 +96,7 @@ class Images:
         canonical = canonical or _name_by_archive(image.names)
         return await self._keep(caller, payer, canonical, image, "image_imported")
 
+    @call("build_base")
     async def build_base(self, caller: Caller, report: Report) -> NamedImage:
         require_scope(caller, Scope.ADMIN)
         with self._turn(_EVERYBODY), translated(f"building {BASE}"):
@@ -130,6 +137,7 @@ class Images:
                 return record.digest
         raise _missing(name, canonical)
 
+    @call("images")
     async def list(self, caller: Caller, name: str = "") -> Sequence[NamedImage]:
         payer = _payer(caller)
         wanted = checks.check_image(name, "name") if name else ""
@@ -158,6 +166,7 @@ class Images:
 
     # Removing
 
+    @call("remove_image")
     async def remove(self, caller: Caller, name: str, tenant: str = "") -> int:
         payer, canonical = _payer(caller, tenant), checks.check_image(name)
         if canonical == BASE:
@@ -177,7 +186,8 @@ class Images:
         await self._store.forget_images([record])
         return await self._sweep()
 
-    async def prune(self, caller: Caller, unused_for: float, tenant: str = "") -> tuple[Sequence[str], int]:
+    @call("prune_images")
+    async def prune(self, caller: Caller, unused_for: float = 0, tenant: str = "") -> tuple[Sequence[str], int]:
         """Everything that is the caller's and not needed now, but for what takes minutes to build again."""
         checks.check_number("unused_for", unused_for, 0, checks.MAX_TTL * 100)
         payer, oldest = _payer(caller, tenant), self._clock.wall() - unused_for

@@ -177,7 +177,13 @@ async def serve_watched(
     connection_limits, memory = ConnectionLimits(), RequestMemory(settings.quotas.request_bytes)
     agents = Agents(service, keys, settings.gateway.names, connection_limits, memory)
     gateway = Gateway(service, keys, settings.gateway, agents, paths.run_dir, connection_limits, memory)
-    others = (KeyHandlers(keys, gateway), agents, Approvals(service), Images(service), Warm(service, service))
+    others = (
+        KeyHandlers(keys, gateway),
+        agents,
+        Approvals(service.approvals),
+        Images(service.images),
+        Warm(service.warm, service),
+    )
     door = HttpServer(Routes(service, service.metrics.render, *others, gateway=gateway), memory=memory)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from k8e.core import checks
 from k8e.core.access.access import may_see, require_scope
+from k8e.core.calls import call
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Phase, Scope
@@ -66,6 +67,8 @@ def _deny(code: str, error: str, hint: str) -> Fault:
 
 
 class Approvals:
+    """Implements `contract.ApprovalService`."""
+
     def __init__(self, parts: Parts, sessions: Sessions, registry: Registry) -> None:
         self._parts = parts
         self._sessions = sessions
@@ -95,7 +98,8 @@ class Approvals:
 
     # Asking
 
-    async def ask(self, caller: Caller, session_id: str, action: str, seconds: float | None) -> Approval:
+    @call("ask")
+    async def ask(self, caller: Caller, session_id: str, action: str, *, seconds: float | None = None) -> Approval:
         action = checks.check_words("action", action, empty=False)
         life = checks.check_timeout(self._settings.life if seconds is None else seconds)
         live = self._sessions.find(caller, session_id)
@@ -134,15 +138,18 @@ class Approvals:
             raise
         return record.show()
 
+    @call("approval")
     async def get(self, caller: Caller, approval_id: str) -> Approval:
         return (await self._find(caller, approval_id)).show()
 
-    async def list(self, caller: Caller, *, all_states: bool) -> Sequence[Approval]:
+    @call("approvals")
+    async def list(self, caller: Caller, *, all_states: bool = False) -> Sequence[Approval]:
         checks.check_caller(caller)
         records = await self._store.approvals(pending=not all_states)
         mine = [(await self._review(one)).show() for one in records if may_see(caller, one.owner, one.tenant)]
         return [one for one in mine if all_states or one.status is ApprovalStatus.PENDING]
 
+    @call("await_answer")
     async def wait(self, caller: Caller, approval_id: str, seconds: float) -> Approval:
         end = self._clock.monotonic() + checks.check_number("wait", seconds, 0, checks.MAX_TIMEOUT)
         with self._watch(approval_id) as settled:
@@ -177,7 +184,8 @@ class Approvals:
 
     # Answering
 
-    async def answer(self, caller: Caller, approval_id: str, approved: bool, reason: str) -> Approval:
+    @call("answer")
+    async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval:
         if caller.uid == REMOTE:
             require_scope(caller, Scope.OPERATOR)
         reason = checks.check_words("reason", reason, empty=True)

@@ -17,7 +17,7 @@ from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.images import Images
 from k8e.core.log.journal import note
-from k8e.core.model import Caller, ManifestEntry, Phase, Reservation, Session, SessionSpec
+from k8e.core.model import Caller, ManifestEntry, Phase, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
 from k8e.core.pool.pool import Claimed, Pool
@@ -27,15 +27,13 @@ from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.manifest import check_entries
 from k8e.core.sessions.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.sessions.sessions import ABANDONED, Sessions
-from k8e.core.sessions.shaping import check_shape, check_slots
+from k8e.core.sessions.shaping import check_shape
 from k8e.core.store.records import SessionRecord
 from k8e.core.translation import translate, translated
 from k8e.engine import PLAIN, EngineError, Limits, MountRefused, Place, Runtime, SandboxSpec
 from k8e.link.model import Sandbox
 from k8e.policy import HostList
 
-MAX_RESERVED: Final = 100  # of one kind
-MAX_RESERVATIONS: Final = 16  # of one caller
 _BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
 
 
@@ -63,16 +61,12 @@ class Creation:
         self._witness = witness
         self._environments = environments
         self.builds = Turns(_BUILDS)
-        self._reserved: dict[str, str] = {}  # the images of reservations, as they were called
 
     @property
     def default_limits(self) -> Limits:
         """What a session gets that says nothing."""
         given = self._parts.settings.limits
         return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
-
-    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
-        return (await self.make(caller, spec)).show()
 
     async def make(self, caller: Caller, spec: SessionSpec, *, fleeting: bool = False) -> Live:
         began = self._parts.clock.monotonic()
@@ -301,42 +295,6 @@ class Creation:
         else:
             await asyncio.wait({self._sessions.end(live, ABANDONED)})
         raise error
-
-    async def reserve(self, caller: Caller, name: str, spec: SessionSpec, number: int) -> None:
-        """Has so many ready that can become such a session."""
-        pool = self._pool
-        checks.check_caller(caller)
-        checks.check_name("name", name)
-        checks.check_session(spec)
-        if not 0 <= number <= MAX_RESERVED:
-            checks.refuse("count", f"must be 0 to {MAX_RESERVED}")
-        check_slots(caller, spec.shape)
-        if not pool.settings.enabled:
-            hint = "the administrator decides: [pool] enabled in k8e.toml"
-            raise Fault(Kind.UNAVAILABLE, "pool_disabled", "no sandboxes are made ahead on this machine", hint=hint)
-        names = {each.name for each in self.reservations(caller)}
-        if number and len(names - {name}) >= MAX_RESERVATIONS:
-            error = f"there are {MAX_RESERVATIONS} reservations already"
-            raise Fault(Kind.EXHAUSTED, "too_many_reservations", error, hint="set the count of one of them to 0")
-        runtime = await self.choose_runtime(spec.runtime)
-        digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
-        template = Template(runtime, digest, spec.limits or self.default_limits, spec.shape)
-        checks.check_memory(runtime, template.limits)
-        self._reserved[f"{caller.label}/{name}"] = spec.image
-        if number:
-            with translated("making sandboxes ahead"):
-                await self._parts.engine.edition(template.spec)  # says now what would fail later, unheard
-        pool.reserve(f"{caller.label}/{name}", template, number)
-
-    def reservations(self, caller: Caller) -> Sequence[Reservation]:
-        """The caller's own."""
-        own = f"{caller.label}/"
-        found = self._pool.reservations().items()
-        return [
-            replace(each, name=name.removeprefix(own), image=self._reserved[name])
-            for name, each in found
-            if name.startswith(own)
-        ]
 
     def prewarm(self) -> None:
         """Has sandboxes ready from the beginning, where that is wanted."""

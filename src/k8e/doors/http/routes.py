@@ -43,7 +43,13 @@ class Routes:
         self._service = service
         self._render_metrics = render_metrics
         self._gateway = gateway
-        answerers: tuple[Answerer, ...] = (Sessions(service), Runs(service), Files(service), Trees(service), *others)
+        answerers: tuple[Answerer, ...] = (
+            Sessions(service),
+            Runs(service),
+            Files(service.files),
+            Trees(service.files),
+            *others,
+        )
         self._table = (
             Route("GET", ("healthz",), self._tell_health),
             Route("GET", ("metrics",), self._tell_metrics),

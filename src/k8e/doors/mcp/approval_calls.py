@@ -25,25 +25,25 @@ async def confirm_action(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     if approval_id:
 
         async def hear(session_id: str) -> Approval:
-            return await guest.service.await_answer(guest.caller, approval_id, min(seconds, MAX_WAIT))
+            return await guest.service.approvals.wait(guest.caller, approval_id, min(seconds, MAX_WAIT))
 
         # Without connections, the session is what leads to its questions.
         return _show_approval(await (guest.use(named, hear) if named else hear("")))
 
     async def ask(session_id: str) -> Approval:
-        return await guest.service.ask(guest.caller, session_id, action)
+        return await guest.service.approvals.ask(guest.caller, session_id, action)
 
     if talk.heard is not None:
-        approval, answer = await guest.service.approval(guest.caller, talk.heard[0]), talk.heard[1]
+        approval, answer = await guest.service.approvals.get(guest.caller, talk.heard[0]), talk.heard[1]
     else:
         approval, answer = await guest.use(named, ask), None
-        if talk.ask is not None and guest.known and guest.service.hears_dialogues:
+        if talk.ask is not None and guest.known and guest.service.approvals.hears_dialogues:
             question = f"An agent asks to do this in sandbox {approval.session_id}: {approval.action}"
             answer = await talk.ask(question, approval.approval_id)
     if answer is None or not guest.known:
         return _show_approval(approval)
     person = replace(guest.caller, dialogue=True)
-    return _show_approval(await guest.service.answer(person, approval.approval_id, approved=answer))
+    return _show_approval(await guest.service.approvals.answer(person, approval.approval_id, approved=answer))
 
 
 def find_command(approval: Approval) -> str:

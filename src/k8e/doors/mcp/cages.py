@@ -151,7 +151,7 @@ class Cages:
         if decision.image == HOST_IMAGE:
             return decision, ()
         try:
-            if not await guest.service.images(guest.caller, decision.image):
+            if not await guest.service.images.list(guest.caller, decision.image):
                 await self._pull(guest, decision, report)
         except Fault as fault:
             fault.field = "image"
@@ -171,7 +171,7 @@ class Cages:
         credentials = await self._find_credentials(image)
         telling = Telling(image, report)
         try:
-            await guest.service.pull_image(guest.caller, image, credentials, telling.note)
+            await guest.service.images.pull(guest.caller, image, credentials, telling.note)
         except Fault as fault:
             if fault.code == "registry_unreachable":
                 self._outages[registry] = (time.monotonic(), fault)

@@ -103,7 +103,7 @@ async def pip_install(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     fields.finish()
 
     async def install(session_id: str) -> RunResult:
-        return await guest.service.pip_install(guest.caller, session_id, packages)
+        return await guest.service.runs.pip_install(guest.caller, session_id, packages)
 
     result = await guest.use(named, install)
     output = (result.stdout + result.stderr).decode(errors="replace")

@@ -28,13 +28,13 @@ class Execution:
 
     async def run(self, spec: RunSpec, named: str) -> RunResult:
         async def start(session_id: str) -> LiveRun:
-            return await self._guest.service.start(self._guest.caller, replace(spec, session_id=session_id))
+            return await self._guest.service.runs.start(self._guest.caller, replace(spec, session_id=session_id))
 
         return await self._follow(await self._guest.use(named, start))
 
     async def run_once(self, session: SessionSpec, spec: RunSpec) -> RunResult:
         """In a session that is made for it and does not outlive it."""
-        return await self._follow(await self._guest.service.start_once(self._guest.caller, session, spec))
+        return await self._follow(await self._guest.service.runs.start_once(self._guest.caller, session, spec))
 
     async def _follow(self, live: LiveRun) -> RunResult:
         reporting = asyncio.create_task(self._tell(self._report)) if self._report else None

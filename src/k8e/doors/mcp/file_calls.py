@@ -30,7 +30,7 @@ async def write_file(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 
     async def write(session_id: str) -> int:
         written[0] = session_id
-        return await guest.service.write_file(guest.caller, session_id, path, data, append=mode == "a")
+        return await guest.service.files.write(guest.caller, session_id, path, data, append=mode == "a")
 
     size = await guest.use(named, write)
     return Answer({"ok": True, "path": path, "bytes": size, "session_id": written[0]})
@@ -62,7 +62,7 @@ async def _read(guest: Guest, fields: Fields) -> tuple[str, str, bytes]:
 
     async def read(session_id: str) -> tuple[str, bytes]:
         content = bytearray()
-        pieces = await guest.service.download(guest.caller, session_id, path, length=MAX_FILE + 1)
+        pieces = await guest.service.files.download(guest.caller, session_id, path, length=MAX_FILE + 1)
         async for piece in pieces:
             content += piece
         return session_id, bytes(content)
@@ -81,7 +81,7 @@ async def list_files(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     fields.finish()
 
     async def listing(session_id: str) -> Json:
-        entries = await guest.service.list_files(guest.caller, session_id, path, since=since)
+        entries = await guest.service.files.list(guest.caller, session_id, path, since=since)
         return {"files": [answers.show_entry(entry) for entry in entries], "session_id": session_id}
 
     return Answer(await guest.use(named, listing))

@@ -84,25 +84,25 @@ class Guest:
         """A tenant's session that was used last, whoever made it."""
         if not self._kept:
             return ""
-        sessions = await self.service.sessions(self.caller)
+        sessions = await self.service.sessions.list(self.caller)
         own = [each for each in sessions if each.tenant == self._own and each.session_id != gone and not each.parent]
         return max(own, key=lambda each: each.last_used).session_id if own else ""
 
     async def _make_default(self) -> Session:
-        return await self.service.create(self.caller, SessionSpec())
+        return await self.service.sessions.create(self.caller, SessionSpec())
 
     async def create(self, spec: SessionSpec) -> Session:
         foreign = spec.tenant not in ("", self._own, *self.caller.tenants)
         if foreign and (self.known or spec.tenant in self._reach):
             caller = replace(self.caller, tenants=(*self.caller.tenants, spec.tenant))
-            session = await self.service.create(caller, spec)
+            session = await self.service.sessions.create(caller, spec)
             self.caller = caller
             return session
-        return await self.service.create(self.caller, spec)
+        return await self.service.sessions.create(self.caller, spec)
 
     async def run_subagent(self, named: str, spec: ChildSpec) -> Session:
         async def make(parent: str) -> Session:
-            return await self.service.subagent(self.caller, parent, self._name_child(parent, spec))
+            return await self.service.sessions.create_child(self.caller, parent, self._name_child(parent, spec))
 
         return await self.use(named, make)
 
@@ -110,7 +110,7 @@ class Guest:
         return spec
 
     async def destroy(self, session_id: str) -> None:
-        await self.service.destroy(self.caller, session_id)
+        await self.service.sessions.destroy(self.caller, session_id)
         if session_id == self._default:
             self._default = ""
 
@@ -121,7 +121,7 @@ class Guest:
         task.add_done_callback(self._abandoned.discard)
 
     async def sessions(self) -> list[Session]:
-        return list(await self.service.sessions(self.caller))
+        return list(await self.service.sessions.list(self.caller))
 
     async def leave(self) -> None:
         """The connection has ended."""
@@ -155,7 +155,7 @@ class KeepingGuest(Guest):
         return [each for each in await super().sessions() if self._shows(each)]
 
     async def _look_for(self, name: str) -> None:
-        if not self._shows(await self.service.get(self.caller, name)):
+        if not self._shows(await self.service.sessions.get(self.caller, name)):
             hint = "sandbox_list lists those that are yours."
             raise Fault(Kind.NOT_FOUND, "session_not_found", f"there is no session {name}", hint=hint)
 
@@ -214,13 +214,13 @@ class PassingGuest(Guest):
 
 
 async def destroy_all(service: Service, caller: Caller, tenant: str) -> None:
-    sessions = [each for each in await service.sessions(caller) if each.tenant == tenant]
+    sessions = [each for each in await service.sessions.list(caller) if each.tenant == tenant]
     await asyncio.gather(*(_destroy(service, caller, each.session_id) for each in sessions))
 
 
 async def _destroy(service: Service, caller: Caller, session_id: str) -> None:
     try:
-        await service.destroy(caller, session_id)
+        await service.sessions.destroy(caller, session_id)
     except Fault as fault:
         if fault.code not in _GONE:
             raise
@@ -229,7 +229,7 @@ async def _destroy(service: Service, caller: Caller, session_id: str) -> None:
 async def reclaim(service: Service) -> None:
     """What connections to an earlier daemon have left: nobody can come back to it."""
     root = Caller(0)
-    left = [each for each in await service.sessions(root) if PASSING.fullmatch(each.tenant.rpartition(PART)[2])]
+    left = [each for each in await service.sessions.list(root) if PASSING.fullmatch(each.tenant.rpartition(PART)[2])]
     for each in left:
         caller = Caller(each.owner, each.tenant, confined=True)
         await _destroy(service, caller, each.session_id)

@@ -39,13 +39,13 @@ async def create(guest: Guest, fields: Fields, talk: Talk) -> Answer:
 async def start(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     name = take_name(fields)
     fields.finish()
-    return Answer(shape_state(await guest.use(name, lambda one: guest.service.start_session(guest.caller, one))))
+    return Answer(shape_state(await guest.use(name, lambda one: guest.service.sessions.start(guest.caller, one))))
 
 
 async def stop(guest: Guest, fields: Fields, talk: Talk) -> Answer:
     name = take_name(fields)
     fields.finish()
-    return Answer(shape_state(await guest.use(name, lambda one: guest.service.stop_session(guest.caller, one))))
+    return Answer(shape_state(await guest.use(name, lambda one: guest.service.sessions.stop(guest.caller, one))))
 
 
 async def list_sandboxes(guest: Guest, fields: Fields, talk: Talk) -> Answer:

@@ -124,7 +124,7 @@ class Opening:
         if tenant and not may_see(caller, caller.uid, tenant):
             raise Fault(Kind.DENIED, "wrong_tenant", "this is another tenant's", field="tenant_id")
         guest = Guest(self._service, caller, tenant, known=caller.uid != REMOTE)
-        await self._service.sessions(guest.caller)
+        await self._service.sessions.list(guest.caller)
         return guest
 
     async def attend(

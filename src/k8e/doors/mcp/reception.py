@@ -206,7 +206,7 @@ class Reception:
             visit.close()
         for guest in self._shared.values():
             await guest.leave()
-        for each in await self._service.sessions(Caller(0)):
+        for each in await self._service.sessions.list(Caller(0)):
             if each.tenant in self._handles:
                 await destroy_all(self._service, Caller(each.owner, each.tenant, confined=True), each.tenant)
 

@@ -11,8 +11,8 @@ from k8e.doors.grpc.call import MARGIN, Call, Handler
 
 
 class Approvals:
-    def __init__(self, service: ApprovalService) -> None:
-        self._service = service
+    def __init__(self, approvals: ApprovalService) -> None:
+        self._approvals = approvals
 
     def table(self) -> Mapping[str, Handler]:
         return {
@@ -29,11 +29,11 @@ class Approvals:
                 raise requests.invalid("approval_id", "an earlier question has its session, its action and its end")
         else:
             seconds = request.expires_in or request.timeout or None
-            asked = await self._service.ask(call.caller, request.session_id, request.action, seconds=seconds)
+            asked = await self._approvals.ask(call.caller, request.session_id, request.action, seconds=seconds)
             approval_id = asked.approval_id
         if 0 < request.timeout <= 86_400:  # what makes no sense is refused by the service
             call.allow(request.timeout + MARGIN)
-        approval = await self._service.await_answer(call.caller, approval_id, request.timeout)
+        approval = await self._approvals.wait(call.caller, approval_id, request.timeout)
         answer = pb.ConfirmActionResponse(
             approval_id=approval.approval_id,
             approved=approval.approved,
@@ -44,7 +44,7 @@ class Approvals:
 
     async def _approve(self, call: Call) -> None:
         request = await call.read_one(pb.ApproveActionRequest)
-        approval = await self._service.answer(
+        approval = await self._approvals.answer(
             call.caller, request.approval_id, approved=request.approved, reason=request.reason
         )
         await call.write(pb.ApproveActionResponse(approval=answers.show_approval(approval)))
@@ -55,5 +55,5 @@ class Approvals:
             raise requests.invalid(
                 "status", f"{request.status[:64]!r} is no choice of approvals", hint="pending or all"
             )
-        approvals = await self._service.approvals(call.caller, all_states=request.status == "all")
+        approvals = await self._approvals.list(call.caller, all_states=request.status == "all")
         await call.write(pb.ListApprovalsResponse(approvals=map(answers.show_approval, approvals)))

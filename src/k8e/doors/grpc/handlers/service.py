@@ -56,7 +56,7 @@ class Handlers:
             "DownloadFile": Handler(self._download, LONG),
             "ListFiles": Handler(self._list_files, 120.0),
             "RunSubAgent": Handler(self._run_subagent, LONG),
-            **Approvals(self._service).table(),
+            **Approvals(self._service.approvals).table(),
             "ListImages": Handler(self._list_images),
             **self._agents.table(),
             "Login": Handler(self._login, unauthenticated=True),
@@ -72,7 +72,7 @@ class Handlers:
         request = await call.read_one(pb.CreateSessionRequest)
         # In a thread, because a large manifest takes its time.
         spec = await asyncio.to_thread(requests.read_session_spec, request, self._service.default_limits)
-        session = answers.show_session(await self._service.create(call.caller, spec))
+        session = answers.show_session(await self._service.sessions.create(call.caller, spec))
         answer = pb.CreateSessionResponse(
             session_id=session.session_id, runtime_class=session.runtime_class, session=session
         )
@@ -80,43 +80,43 @@ class Handlers:
 
     async def _get(self, call: Call) -> None:
         request = await call.read_one(pb.GetSessionRequest)
-        session = await self._service.get(call.caller, request.session_id)
+        session = await self._service.sessions.get(call.caller, request.session_id)
         await call.write(pb.GetSessionResponse(session=answers.show_session(session)))
 
     async def _list_sessions(self, call: Call) -> None:
         request = await call.read_one(pb.ListSessionsRequest)
         if request.phase not in ("", "active", "all"):
             raise requests.invalid("phase", f"{request.phase[:64]!r} is no choice of phases", hint="active or all")
-        sessions = await self._service.sessions(call.caller, all_phases=request.phase == "all")
+        sessions = await self._service.sessions.list(call.caller, all_phases=request.phase == "all")
         await call.write(pb.ListSessionsResponse(sessions=map(answers.show_session, sessions)))
 
     async def _destroy(self, call: Call) -> None:
         request = await call.read_one(pb.DestroySessionRequest)
-        await self._service.destroy(call.caller, request.session_id)
+        await self._service.sessions.destroy(call.caller, request.session_id)
         await call.write(pb.DestroySessionResponse())
 
     async def _stop(self, call: Call) -> None:
         request = await call.read_one(pb.StopSessionRequest)
-        session = await self._service.stop_session(call.caller, request.session_id)
+        session = await self._service.sessions.stop(call.caller, request.session_id)
         await call.write(pb.StopSessionResponse(session=answers.show_session(session)))
 
     async def _start(self, call: Call) -> None:
         request = await call.read_one(pb.StartSessionRequest)
         env = requests.read_env(request.env, request.env_bytes)
         secrets = requests.read_env(request.secrets, request.secrets_bytes, "secrets")
-        session = await self._service.start_session(call.caller, request.session_id, env=env, secrets=secrets)
+        session = await self._service.sessions.start(call.caller, request.session_id, env=env, secrets=secrets)
         await call.write(pb.StartSessionResponse(session=answers.show_session(session)))
 
     async def _run_subagent(self, call: Call) -> None:
         request = await call.read_one(pb.RunSubAgentRequest)
         spec = requests.read_child_spec(request)
-        child = await self._service.subagent(call.caller, request.parent_session_id, spec)
+        child = await self._service.sessions.create_child(call.caller, request.parent_session_id, spec)
         await call.write(pb.RunSubAgentResponse(session_id=child.session_id, session=answers.show_session(child)))
 
     async def _update_hosts(self, call: Call) -> None:
         request = await call.read_one(pb.UpdateAllowedHostsRequest)
         change = requests.read_hosts_change(request)
-        session = await self._service.set_hosts(call.caller, request.session_id, change)
+        session = await self._service.sessions.set_hosts(call.caller, request.session_id, change)
         await call.write(pb.UpdateAllowedHostsResponse(allowed_hosts=session.hosts.texts))
 
     # Runs
@@ -125,7 +125,7 @@ class Handlers:
         spec = requests.read_run_spec(await call.read_one(pb.ExecRequest))
         if not spec.background:
             call.allow(_wait_for(spec.timeout))
-        await call.write(answers.show_run(await self._service.run(call.caller, spec)))
+        await call.write(answers.show_run(await self._service.runs.run(call.caller, spec)))
 
     async def _exec_stream(self, call: Call) -> None:
         await self._run_live(call, await call.read_one(pb.ExecRequest), fed=False)
@@ -144,7 +144,7 @@ class Handlers:
                 "background", "a background run has no stream", hint="Exec starts it, PollRun looks."
             )
         call.allow(_wait_for(spec.timeout))
-        live = await self._service.start(call.caller, replace(spec, stdin=b""))
+        live = await self._service.runs.start(call.caller, replace(spec, stdin=b""))
 
         async def begin() -> None:
             started = pb.ExecStarted(run_id=live.run_id, session_id=spec.session_id)
@@ -159,28 +159,28 @@ class Handlers:
 
     async def _poll(self, call: Call) -> None:
         request = await call.read_one(pb.PollRunRequest)
-        run = await self._service.poll(call.caller, request.run_id)
+        run = await self._service.runs.poll(call.caller, request.run_id)
         await call.write(pb.PollRunResponse(run=answers.show_run(run)))
 
     async def _kill(self, call: Call) -> None:
         request = await call.read_one(pb.KillRunRequest)
-        await self._service.kill(call.caller, request.run_id)
+        await self._service.runs.kill(call.caller, request.run_id)
         await call.write(pb.KillRunResponse())
 
     async def _ps(self, call: Call) -> None:
         request = await call.read_one(pb.PsRequest)
-        commands = await self._service.ps(call.caller, request.session_id)
+        commands = await self._service.runs.commands(call.caller, request.session_id)
         await call.write(pb.PsResponse(processes=map(answers.show_process, commands)))
 
     async def _log(self, call: Call) -> None:
         request = await call.read_one(pb.LogRequest)
-        runs = await self._service.log(call.caller, request.session_id)
+        runs = await self._service.runs.list(call.caller, request.session_id)
         await call.write(pb.LogResponse(runs=map(answers.show_run, runs)))
 
     async def _pip_install(self, call: Call) -> None:
         request = await call.read_one(pb.PipInstallRequest)
         call.allow(_wait_for(request.timeout or LONG))
-        run = await self._service.pip_install(
+        run = await self._service.runs.pip_install(
             call.caller, request.session_id, tuple(request.packages), seconds=request.timeout or None
         )
         answer = pb.PipInstallResponse(
@@ -193,14 +193,14 @@ class Handlers:
     async def _write_file(self, call: Call) -> None:
         request = await call.read_one(pb.WriteFileRequest)
         path, append = requests.read_path(request), requests.read_mode(request.mode)
-        size = await self._service.write_file(call.caller, request.session_id, path, request.content, append=append)
+        size = await self._service.files.write(call.caller, request.session_id, path, request.content, append=append)
         await call.write(pb.WriteFileResponse(path=request.path, bytes=size))
 
     async def _read_file(self, call: Call) -> None:
         request = await call.read_one(pb.ReadFileRequest)
         path = requests.read_path(request)
         async with self._large_answers.take(call.payer):
-            content = await self._service.read_file(call.caller, request.session_id, path)
+            content = await self._service.files.read(call.caller, request.session_id, path)
             await call.write(pb.ReadFileResponse(content=content, path=request.path))
 
     async def _upload(self, call: Call) -> None:
@@ -209,13 +209,13 @@ class Handlers:
             raise malformed("the first message has no header")
         header = first.header
         path, append = requests.read_path(header), requests.read_mode(header.mode)
-        size = await self._service.upload(call.caller, header.session_id, path, _take_parts(call), append=append)
+        size = await self._service.files.upload(call.caller, header.session_id, path, _take_parts(call), append=append)
         await call.write(pb.UploadFileResponse(path=header.path, bytes=size))
 
     async def _download(self, call: Call) -> None:
         request = await call.read_one(pb.DownloadFileRequest)
         path = requests.read_path(request)
-        pieces = await self._service.download(
+        pieces = await self._service.files.download(
             call.caller, request.session_id, path, offset=request.offset, length=request.length or None
         )
         async for piece in pieces:
@@ -225,7 +225,7 @@ class Handlers:
         request = await call.read_one(pb.ListFilesRequest)
         path = requests.read_path(request)
         async with self._large_answers.take(call.payer):
-            entries = await self._service.list_files(call.caller, request.session_id, path, since=request.since)
+            entries = await self._service.files.list(call.caller, request.session_id, path, since=request.since)
             answer = _list(entries) if len(entries) < _THREADED else await asyncio.to_thread(_list, entries)
             await call.write(answer)
 
@@ -233,7 +233,7 @@ class Handlers:
 
     async def _list_images(self, call: Call) -> None:
         request = await call.read_one(pb.ListImagesRequest)
-        images = await self._service.images(call.caller, request.name)
+        images = await self._service.images.list(call.caller, request.name)
         await call.write(pb.ListImagesResponse(images=map(answers.show_image, images)))
 
     async def _login(self, call: Call) -> None:

@@ -10,8 +10,8 @@ from k8e.doors.http.route import JSON, SESSIONS, Route
 
 
 class Approvals:
-    def __init__(self, service: ApprovalService) -> None:
-        self._service = service
+    def __init__(self, approvals: ApprovalService) -> None:
+        self._approvals = approvals
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -28,7 +28,7 @@ class Approvals:
         action = fields.take_text("action")
         seconds = fields.take_number("timeout", 0) if "timeout" in fields else None
         fields.finish()
-        approval = await self._service.ask(exchange.caller, request.path[2], action, seconds=seconds)
+        approval = await self._approvals.ask(exchange.caller, request.path[2], action, seconds=seconds)
         await exchange.send_json(201, show_approval(approval))
 
     async def get(self, exchange: Exchange, request: Request) -> None:
@@ -39,7 +39,7 @@ class Approvals:
             seconds = float(text)
         except ValueError:
             raise invalid("wait", f"{text[:64]!r} is no span of time", hint="seconds") from None
-        approval = await self._service.await_answer(exchange.caller, request.path[2], seconds)
+        approval = await self._approvals.wait(exchange.caller, request.path[2], seconds)
         await exchange.send_json(200, show_approval(approval))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
@@ -48,7 +48,7 @@ class Approvals:
         query.finish()
         if status not in ("pending", "all"):
             raise invalid("status", f"{status[:64]!r} is no choice of approvals", hint="pending or all")
-        approvals = await self._service.approvals(exchange.caller, all_states=status == "all")
+        approvals = await self._approvals.list(exchange.caller, all_states=status == "all")
         await exchange.send_json(200, {"approvals": [show_approval(approval) for approval in approvals]})
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
@@ -57,5 +57,5 @@ class Approvals:
             raise invalid("approved", "approved is missing", hint="true or false")
         approved, reason = fields.take_flag("approved"), fields.take_text("reason")
         fields.finish()
-        approval = await self._service.answer(exchange.caller, request.path[2], approved=approved, reason=reason)
+        approval = await self._approvals.answer(exchange.caller, request.path[2], approved=approved, reason=reason)
         await exchange.send_json(200, {"ok": True, **show_approval(approval)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.core.contract import SandboxService
+from k8e.core.contract import FileService
 from k8e.core.model import MAX_MESSAGE
 from k8e.doors.http import answers
 from k8e.doors.http.exchange import Exchange, Request
@@ -11,8 +11,8 @@ from k8e.doors.http.route import BYTES, SESSIONS, Route
 
 
 class Files:
-    def __init__(self, service: SandboxService) -> None:
-        self._service = service
+    def __init__(self, files: FileService) -> None:
+        self._files = files
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -26,7 +26,7 @@ class Files:
         query = Fields(request.query)
         path = query.take_text("path")
         query.finish()
-        content = await self._service.read_file(exchange.caller, request.path[2], path)
+        content = await self._files.read(exchange.caller, request.path[2], path)
         if request.headers.get(b"accept") == BYTES.encode():
             await exchange.send_bytes(200, content, BYTES)
         else:
@@ -39,7 +39,7 @@ class Files:
         if mode not in ("w", "a"):
             raise invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
         content = await exchange.read_body(request, MAX_MESSAGE)
-        size = await self._service.write_file(exchange.caller, request.path[2], path, content, append=mode == "a")
+        size = await self._files.write(exchange.caller, request.path[2], path, content, append=mode == "a")
         await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
 
     async def list(self, exchange: Exchange, request: Request) -> None:
@@ -50,5 +50,5 @@ class Files:
             since = float(text)
         except ValueError:
             raise invalid("since", f"{text!r} is no point in time", hint="unix seconds") from None
-        entries = await self._service.list_files(exchange.caller, request.path[2], path, since=since)
+        entries = await self._files.list(exchange.caller, request.path[2], path, since=since)
         await exchange.send_json(200, {"files": [answers.show_entry(entry) for entry in entries]})

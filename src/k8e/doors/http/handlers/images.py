@@ -17,8 +17,8 @@ from k8e.engine.images import Progress, Report
 
 
 class Images:
-    def __init__(self, service: ImageService) -> None:
-        self._service = service
+    def __init__(self, images: ImageService) -> None:
+        self._images = images
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -35,7 +35,7 @@ class Images:
         query = Fields(request.query)
         name = query.take_text("name")
         query.finish()
-        images = await self._service.images(exchange.caller, name)
+        images = await self._images.list(exchange.caller, name)
         await exchange.send_json(200, {"images": [show_image(image) for image in images]})
 
     async def pull(self, exchange: Exchange, request: Request) -> None:
@@ -43,9 +43,7 @@ class Images:
         name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
         credentials = requests.read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
         fields.finish()
-        await _tell(
-            exchange, lambda report: self._service.pull_image(exchange.caller, name, credentials, report, tenant)
-        )
+        await _tell(exchange, lambda report: self._images.pull(exchange.caller, name, credentials, report, tenant))
 
     async def add(self, exchange: Exchange, request: Request) -> None:
         query = Fields(request.query)
@@ -56,26 +54,24 @@ class Images:
             while (piece := await exchange.read_piece(BODY_PATIENCE)) is not None:
                 yield piece
 
-        await _tell(
-            exchange, lambda report: self._service.import_image(exchange.caller, pieces(), name, report, tenant)
-        )
+        await _tell(exchange, lambda report: self._images.add(exchange.caller, pieces(), name, report, tenant))
 
     async def build_base(self, exchange: Exchange, request: Request) -> None:
         (await exchange.read_fields(request)).finish()
-        await _tell(exchange, lambda report: self._service.build_base(exchange.caller, report))
+        await _tell(exchange, lambda report: self._images.build_base(exchange.caller, report))
 
     async def remove(self, exchange: Exchange, request: Request) -> None:
         query = Fields(request.query)
         name, tenant = query.take_text("name"), query.take_text("tenant_id")
         query.finish()
-        freed = await self._service.remove_image(exchange.caller, name, tenant)
+        freed = await self._images.remove(exchange.caller, name, tenant)
         await exchange.send_json(200, {"ok": True, "image": name, "freed": freed})
 
     async def prune(self, exchange: Exchange, request: Request) -> None:
         fields = await exchange.read_fields(request)
         unused_for, tenant = fields.take_number("unused_for", 0), fields.take_text("tenant_id")
         fields.finish()
-        names, freed = await self._service.prune_images(exchange.caller, unused_for, tenant)
+        names, freed = await self._images.prune(exchange.caller, unused_for, tenant)
         await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
 
 

@@ -41,9 +41,9 @@ class Runs:
         stream = fields.take_flag("stream") or incoming is not None
         spec = requests.read_run_spec(request.path[2], fields)
         if stream:
-            live = await self._service.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
+            live = await self._service.runs.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
             return await self._follow(exchange, live, spec.stdin, incoming)
-        return await self._tell_run(exchange, await self._service.run(exchange.caller, spec))
+        return await self._tell_run(exchange, await self._service.runs.run(exchange.caller, spec))
 
     async def run_once(self, exchange: Exchange, request: Request) -> None:
         """In a session of its own."""
@@ -53,9 +53,11 @@ class Runs:
         session, spec, keep = await asyncio.to_thread(requests.read_once_spec, fields, limits)
         if stream:
             unfed = dataclasses.replace(spec, stdin=b"")
-            live = await self._service.start_once(exchange.caller, session, unfed, keep=keep)
+            live = await self._service.runs.start_once(exchange.caller, session, unfed, keep=keep)
             return await self._follow(exchange, live, spec.stdin, incoming)
-        return await self._tell_run(exchange, await self._service.run_once(exchange.caller, session, spec, keep=keep))
+        return await self._tell_run(
+            exchange, await self._service.runs.run_once(exchange.caller, session, spec, keep=keep)
+        )
 
     async def _tell_run(self, exchange: Exchange, result: RunResult) -> None:
         await exchange.send_json(200, answers.show_run(result), answers.exit_header(result.exit_code))
@@ -82,31 +84,31 @@ class Runs:
         await exchange.end_frames(answers.exit_header(result.exit_code))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        runs = await self._service.log(exchange.caller, request.path[2])
+        runs = await self._service.runs.list(exchange.caller, request.path[2])
         await exchange.send_json(200, {"runs": [answers.show_run_summary(run) for run in runs]})
 
     async def list_processes(self, exchange: Exchange, request: Request) -> None:
-        commands = await self._service.ps(exchange.caller, request.path[2])
+        commands = await self._service.runs.commands(exchange.caller, request.path[2])
         await exchange.send_json(200, {"processes": [answers.show_command(command) for command in commands]})
 
     async def poll(self, exchange: Exchange, request: Request) -> None:
-        run = await self._service.poll(exchange.caller, request.path[2])
+        run = await self._service.runs.poll(exchange.caller, request.path[2])
         await exchange.send_json(200, answers.show_run(run), answers.exit_header(run.exit_code))
 
     async def kill(self, exchange: Exchange, request: Request) -> None:
         (await exchange.read_fields(request)).finish()
-        await self._service.kill(exchange.caller, request.path[2])
+        await self._service.runs.kill(exchange.caller, request.path[2])
         await exchange.send_json(200, {"ok": True})
 
     async def signal(self, exchange: Exchange, request: Request) -> None:
         """A request of its own: within the run's it would wait behind input that the command does not take."""
         number = requests.read_signal(await exchange.read_fields(request))
-        await self._service.signal(exchange.caller, request.path[2], number)
+        await self._service.runs.signal(exchange.caller, request.path[2], number)
         await exchange.send_json(200, {"ok": True})
 
     async def resize(self, exchange: Exchange, request: Request) -> None:
         size = requests.read_size(await exchange.read_fields(request))
-        await self._service.resize(exchange.caller, request.path[2], *size)
+        await self._service.runs.resize(exchange.caller, request.path[2], *size)
         await exchange.send_json(200, {"ok": True})
 
 

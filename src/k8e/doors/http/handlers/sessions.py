@@ -33,7 +33,7 @@ class Sessions:
         fields = await exchange.read_fields(request)
         # In a thread, because a large manifest takes its time.
         spec = await asyncio.to_thread(requests.read_session_spec, fields, self._service.default_limits)
-        session = await self._service.create(exchange.caller, spec)
+        session = await self._service.sessions.create(exchange.caller, spec)
         await exchange.send_json(201, answers.show_created(session))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
@@ -42,38 +42,38 @@ class Sessions:
         query.finish()
         if phase not in ("active", "all"):
             raise invalid("phase", f"{phase!r} is no choice of phases", hint="active or all")
-        sessions = await self._service.sessions(exchange.caller, all_phases=phase == "all")
+        sessions = await self._service.sessions.list(exchange.caller, all_phases=phase == "all")
         await exchange.send_json(200, {"sessions": [answers.show_session(session) for session in sessions]})
 
     async def get(self, exchange: Exchange, request: Request) -> None:
-        session = await self._service.get(exchange.caller, request.path[2])
+        session = await self._service.sessions.get(exchange.caller, request.path[2])
         await exchange.send_json(200, answers.show_session_with_denials(session))
 
     async def run_subagent(self, exchange: Exchange, request: Request) -> None:
         spec = requests.read_child_spec(await exchange.read_fields(request))
-        child = await self._service.subagent(exchange.caller, request.path[2], spec)
+        child = await self._service.sessions.create_child(exchange.caller, request.path[2], spec)
         await exchange.send_json(201, answers.show_child(child))
 
     async def get_hosts(self, exchange: Exchange, request: Request) -> None:
-        session = await self._service.get(exchange.caller, request.path[2])
+        session = await self._service.sessions.get(exchange.caller, request.path[2])
         await exchange.send_json(200, answers.show_hosts(session))
 
     async def set_hosts(self, exchange: Exchange, request: Request) -> None:
         change = requests.read_hosts_change(await exchange.read_fields(request))
-        session = await self._service.set_hosts(exchange.caller, request.path[2], change)
+        session = await self._service.sessions.set_hosts(exchange.caller, request.path[2], change)
         await exchange.send_json(200, answers.show_hosts(session))
 
     async def destroy(self, exchange: Exchange, request: Request) -> None:
-        await self._service.destroy(exchange.caller, request.path[2])
+        await self._service.sessions.destroy(exchange.caller, request.path[2])
         await exchange.send_json(200, {"ok": True})
 
     async def stop(self, exchange: Exchange, request: Request) -> None:
         (await exchange.read_fields(request)).finish()
-        session = await self._service.stop_session(exchange.caller, request.path[2])
+        session = await self._service.sessions.stop(exchange.caller, request.path[2])
         await exchange.send_json(200, answers.show_session(session))
 
     async def start(self, exchange: Exchange, request: Request) -> None:
         fields = await exchange.read_fields(request)
         env, secrets = requests.read_start(fields)
-        session = await self._service.start_session(exchange.caller, request.path[2], env=env, secrets=secrets)
+        session = await self._service.sessions.start(exchange.caller, request.path[2], env=env, secrets=secrets)
         await exchange.send_json(200, answers.show_session(session))

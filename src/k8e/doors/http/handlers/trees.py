@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from k8e.core.contract import SandboxService
+from k8e.core.contract import FileService
 from k8e.doors.http.answers import TYPES, Json
 from k8e.doors.http.exchange import BODY_PATIENCE, Exchange, Request
 from k8e.doors.http.fields import Fields, invalid
@@ -13,8 +13,8 @@ from k8e.link.model import Entry
 
 
 class Trees:
-    def __init__(self, service: SandboxService) -> None:
-        self._service = service
+    def __init__(self, files: FileService) -> None:
+        self._files = files
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -27,18 +27,18 @@ class Trees:
 
     async def look(self, exchange: Exchange, request: Request) -> None:
         path = read_path(request)
-        found, below = await self._service.tree(exchange.caller, request.path[2], path)
+        found, below = await self._files.tree(exchange.caller, request.path[2], path)
         await exchange.send_json(200, {**shape(found), "path": path, "entries": [shape(entry) for entry in below]})
 
     async def make_folder(self, exchange: Exchange, request: Request) -> None:
         path = read_path(request)
         await exchange.read_body(request, limit=0)
-        await self._service.make_folder(exchange.caller, request.path[2], path)
+        await self._files.make_folder(exchange.caller, request.path[2], path)
         await exchange.send_json(200, {"ok": True, "path": path})
 
     async def read(self, exchange: Exchange, request: Request) -> None:
         """An error before the first byte is told; one after it breaks the answer off, which no end follows then."""
-        pieces = await self._service.download(exchange.caller, request.path[2], read_path(request))
+        pieces = await self._files.download(exchange.caller, request.path[2], read_path(request))
         first = await anext(pieces, b"")
         await exchange.start_pieces(BYTES)
         if first:
@@ -56,7 +56,7 @@ class Trees:
         except ValueError:
             raise invalid("permissions", f"{text!r} are no permissions", hint="octal, such as 644") from None
 
-        size = await self._service.upload(
+        size = await self._files.upload(
             exchange.caller, request.path[2], path, _take_body(exchange), append=False, permissions=permissions
         )
         await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})

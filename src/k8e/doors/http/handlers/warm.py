@@ -13,9 +13,9 @@ from k8e.doors.http.route import JSON, Route
 
 
 class Warm:
-    def __init__(self, service: WarmService, sandboxes: SandboxService) -> None:
+    def __init__(self, warm: WarmService, service: SandboxService) -> None:
+        self._warm = warm
         self._service = service
-        self._sandboxes = sandboxes
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -25,16 +25,16 @@ class Warm:
         )
 
     async def tell(self, exchange: Exchange, request: Request) -> None:
-        await exchange.send_json(200, show_pool(await self._service.pool(exchange.caller)))
+        await exchange.send_json(200, show_pool(await self._warm.status(exchange.caller)))
 
     async def reserve(self, exchange: Exchange, request: Request) -> None:
         """`name` and `count`; the rest describes a session, as in a create, with `slots` in place of `mounts`."""
         fields = await exchange.read_fields(request)
         name, number = fields.take_text("name"), fields.take_count("count", 1)
         slots = tuple(fields.take_texts("slots") or ())
-        spec = requests.read_session_spec(fields, self._sandboxes.default_limits)
+        spec = requests.read_session_spec(fields, self._service.default_limits)
         spec = replace(spec, shape=replace(spec.shape, slots=slots))
-        await exchange.send_json(200, show_pool(await self._service.reserve(exchange.caller, name, spec, number)))
+        await exchange.send_json(200, show_pool(await self._warm.reserve(exchange.caller, name, spec, number)))
 
 
 def show_pool(status: PoolStatus) -> Json:

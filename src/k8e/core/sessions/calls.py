@@ -1,0 +1,73 @@
+"""What doors ask about sessions, each answered by the part that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from k8e.core.calls import call
+from k8e.core.egress.egress import Egress
+from k8e.core.model import Caller, ChildSpec, HostsChange, Session, SessionSpec
+from k8e.core.parts import Parts
+from k8e.core.sessions.children import Children
+from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.persistence import Persistence
+from k8e.core.sessions.sessions import Sessions
+
+
+class SessionCalls:
+    """Implements `contract.SessionService`."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        creation: Creation,
+        children: Children,
+        persistence: Persistence,
+        egress: Egress,
+    ) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._creation = creation
+        self._children = children
+        self._persistence = persistence
+        self._egress = egress
+
+    @call("create")
+    async def create(self, caller: Caller, spec: SessionSpec) -> Session:
+        return (await self._creation.make(caller, spec)).show()
+
+    @call("subagent")
+    async def create_child(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
+        return await self._children.create(caller, parent_session_id, spec)
+
+    @call("get")
+    async def get(self, caller: Caller, session_id: str) -> Session:
+        return await self._sessions.get(caller, session_id)
+
+    @call("sessions")
+    async def list(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
+        return await self._sessions.list(caller, all_phases=all_phases)
+
+    @call("destroy")
+    async def destroy(self, caller: Caller, session_id: str) -> None:
+        await self._sessions.destroy(caller, session_id)
+
+    @call("stop_session")
+    async def stop(self, caller: Caller, session_id: str) -> Session:
+        return await self._persistence.stop(caller, session_id)
+
+    @call("start_session")
+    async def start(
+        self,
+        caller: Caller,
+        session_id: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Session:
+        return await self._persistence.start(caller, session_id, env or {}, secrets or {})
+
+    @call("set_hosts")
+    async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
+        return await self._egress.change(caller, session_id, change)
