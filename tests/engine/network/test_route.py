@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from k8e.engine.local.network.netlink import NetlinkError
+from k8e.engine.local.network.netlink import Message, NetlinkError
 from k8e.engine.local.network.route import RouteSocket, remove_link, set_up
 
 NOBODY = 2_000_000_000  # no machine has had so many interfaces
@@ -26,7 +26,7 @@ def test_the_first_loopback_has_the_index_that_wires_rely_on() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing interfaces needs root")
 @pytest.mark.parametrize("requests", [[set_up(NOBODY)], [set_up(1), set_up(NOBODY)], [remove_link(NOBODY), set_up(1)]])
-def test_of_several_the_one_that_failed_is_said(requests: list[tuple[int, int, bytes]]) -> None:
+def test_of_several_the_one_that_failed_is_said(requests: list[Message]) -> None:
     with RouteSocket() as kernel:
         with pytest.raises(NetlinkError) as caught:
             kernel.request(*requests)

@@ -20,12 +20,13 @@ from ipaddress import IPv4Address, ip_address
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.netlink import (
     CONNTRACK,
-    Message,
     NetfilterSocket,
     NetlinkError,
     attribute,
     attributes_of,
     nested,
+    netfilter_attributes,
+    netfilter_message,
 )
 from k8e.policy import Address
 
@@ -66,13 +67,13 @@ def _mark_filter(wire: Wire) -> bytes:
 
 def list_connections(kernel: NetfilterSocket, wire: Wire) -> list[Connection]:
     """Those that a sandbox opened and its list allowed. The kernel looks through all of the machine's for them."""
-    answers = kernel.dump(Message(CONNTRACK, _GET, socket.AF_UNSPEC, _mark_filter(wire)))
+    answers = kernel.dump(netfilter_message(CONNTRACK, _GET, socket.AF_UNSPEC, _mark_filter(wire)))
     return [connection for connection in map(_read_connection, answers) if connection is not None]
 
 
 def forget_connections(kernel: NetfilterSocket, wire: Wire) -> None:
     """Of a wire that is nobody's any more."""
-    kernel.request(Message(CONNTRACK, _DELETE, socket.AF_UNSPEC, _mark_filter(wire)))
+    kernel.request(netfilter_message(CONNTRACK, _DELETE, socket.AF_UNSPEC, _mark_filter(wire)))
 
 
 def cut_connections(kernel: NetfilterSocket, wire: Wire, marks: Collection[int]) -> int:
@@ -82,7 +83,7 @@ def cut_connections(kernel: NetfilterSocket, wire: Wire, marks: Collection[int])
         original, identity = connection.attributes
         with contextlib.suppress(NetlinkError):  # gone by itself
             message = nested(_ORIGINAL, original) + attribute(_ID, identity)
-            kernel.request(Message(CONNTRACK, _DELETE, connection.family, message))
+            kernel.request(netfilter_message(CONNTRACK, _DELETE, connection.family, message))
     for connection in revoked:
         startle_sandbox(wire, connection)
         startle_other_end(connection)
@@ -90,7 +91,7 @@ def cut_connections(kernel: NetfilterSocket, wire: Wire, marks: Collection[int])
 
 
 def _read_connection(answer: bytes) -> Connection | None:
-    fields = attributes_of(answer)
+    fields = netfilter_attributes(answer)
     if not {_ORIGINAL, _REPLY, _MARK, _ID} <= fields.keys():
         return None
     original, reply = _read_tuple(fields[_ORIGINAL]), _read_tuple(fields[_REPLY])

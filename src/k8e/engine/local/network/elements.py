@@ -18,6 +18,8 @@ from k8e.engine.local.network.netlink import (
     attribute,
     attributes_of,
     nested,
+    netfilter_attributes,
+    netfilter_message,
     parse_attributes,
     text,
 )
@@ -120,28 +122,28 @@ def _chunks(elements: Iterable[Element]) -> Iterator[Sequence[Element]]:
 
 
 def add_elements(table: str, name: str, elements: Iterable[Element]) -> list[Message]:
-    return [Message(NFTABLES, _NEW, _INET, _list_of(table, name, chunk), CREATE) for chunk in _chunks(elements)]
+    return [
+        netfilter_message(NFTABLES, _NEW, _INET, _list_of(table, name, chunk), CREATE) for chunk in _chunks(elements)
+    ]
 
 
 def delete_elements(table: str, name: str, elements: Iterable[Element]) -> list[Message]:
-    return [Message(NFTABLES, _DELETE, _INET, _list_of(table, name, chunk)) for chunk in _chunks(elements)]
+    return [netfilter_message(NFTABLES, _DELETE, _INET, _list_of(table, name, chunk)) for chunk in _chunks(elements)]
 
 
 def flush_set(table: str, name: str) -> Message:
-    return Message(NFTABLES, _DELETE, _INET, _list_of(table, name, ()))
+    return netfilter_message(NFTABLES, _DELETE, _INET, _list_of(table, name, ()))
 
 
 def get_elements(table: str, name: str) -> Message:
-    return Message(NFTABLES, _GET, _INET, _list_of(table, name, ()))
+    return netfilter_message(NFTABLES, _GET, _INET, _list_of(table, name, ()))
 
 
 def read_elements(answers: Iterable[bytes]) -> list[Found]:
     return [
         _read_element(attributes_of(element))
         for answer in answers
-        for kind, elements in parse_attributes(answer)
-        if kind == _LIST_ELEMENTS
-        for _, element in parse_attributes(elements)
+        for _, element in parse_attributes(netfilter_attributes(answer).get(_LIST_ELEMENTS, b""))
     ]
 
 

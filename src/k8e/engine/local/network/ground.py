@@ -21,6 +21,7 @@ from k8e.engine.local.network.leases import Leases, own_ledger
 from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
 from k8e.engine.local.network.shares import read_shares
 from k8e.engine.local.network.table import Table
+from k8e.engine.local.network.wires import known_networks, remove_wire
 
 _FORWARDING = "forwarding.json"
 
@@ -79,8 +80,6 @@ class Ground:
 
     def take_wire(self, sandbox: str) -> Wire:
         """Whose rules are there, and its sets empty."""
-        from k8e.engine.local.network.wires import known_networks
-
         with self._lock:
             index = self._leases.take_wire(sandbox)
             if index is None:
@@ -113,8 +112,6 @@ class Ground:
 
     def remove_wires(self, sandbox: str, marks: Iterable[int] | None) -> None:
         """Whatever is there of them. `marks` are all that it has, if that is known."""
-        from k8e.engine.local.network.wires import remove_wire
-
         for index in self._leases.wires_of(sandbox):
             wire = self.pool.wire(index)
             remove_wire(wire)

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Wire
-from k8e.engine.local.network.netlink import NetlinkError
-from k8e.engine.local.network.route import Request, RouteSocket, RoutingRule, own_addresses, prohibit_unmarked
+from k8e.engine.local.network.netlink import Message, NetlinkError
+from k8e.engine.local.network.route import RouteSocket, RoutingRule, own_addresses, prohibit_unmarked
 from k8e.engine.local.network.rules import PASS
 
 _HINT = "the daemon needs root, and a kernel with policy routing (IP_MULTIPLE_TABLES, IPV6_MULTIPLE_TABLES)"
@@ -77,10 +77,10 @@ def _kernel() -> Iterator[RouteSocket]:
         raise EngineError("network routing", f"rules of routing cannot be changed: {error}", _HINT) from error
 
 
-def _request(kernel: RouteSocket, request: Request) -> None:
+def _request(kernel: RouteSocket, message: Message) -> None:
     """Fine when it is so already: several engines may be at it."""
     try:
-        kernel.request(request)
+        kernel.request(message)
     except NetlinkError as error:
         if error.errno not in (errno.EEXIST, errno.ENOENT):
             raise

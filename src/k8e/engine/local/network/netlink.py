@@ -1,7 +1,7 @@
-"""Netfilter's netlink, as little of it as we need: attributes, one transaction, one dump.
+"""Netlink, as little of it as we need: messages, attributes, a socket that asks and lists, a transaction of netfilter.
 
 nft itself is too slow for what changes while sandboxes run: it reads every set of the table before it changes an
-element of one. Encoding is pure; `NetfilterSocket` is the edge. Everything that comes back is the kernel's own.
+element of one. Encoding is pure; the sockets are the edge. Everything that comes back is the kernel's own.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
-_GENERIC = struct.Struct("!BBH")  # family, version, resource
+_GENERIC = struct.Struct("!BBH")  # netfilter's own header: family, version, resource
 _ATTRIBUTE = struct.Struct("=HH")
 _NESTED = 0x8000
 _TYPE_MASK = 0x3FFF
 
 _NETLINK_NETFILTER = 12
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_REQUEST, _MULTI, _ACK, _DUMP = 0x1, 0x2, 0x4, 0x300
+_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 CREATE = 0x400
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _RECEIVE = 1 << 17  # what the kernel fills at most is smaller
 _SEND_BUFFER = 8 << 20
 _SECONDS = 30.0
 
-NFTABLES, CONNTRACK = 10, 1  # subsystems
+NFTABLES, CONNTRACK = 10, 1  # subsystems of netfilter
 
 
 class NetlinkError(OSError):
@@ -42,16 +43,22 @@ class NoSuchThing(NetlinkError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    subsystem: int
     kind: int
-    family: int
-    attributes: bytes
+    body: bytes
     flags: int = 0
 
-    def encode(self, sequence: int, flags: int, resource: int = 0) -> bytes:
-        body = _GENERIC.pack(self.family, 0, resource) + self.attributes
-        kind = self.subsystem << 8 | self.kind
-        return _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | self.flags | flags, sequence, 0) + body
+    def encode(self, sequence: int, flags: int) -> bytes:
+        length = _HEADER.size + len(self.body)
+        head = _HEADER.pack(length, self.kind, _REQUEST | self.flags | flags, sequence, 0)
+        return head + self.body + bytes(-length % 4)
+
+
+def netfilter_message(subsystem: int, kind: int, family: int, attributes: bytes, flags: int = 0) -> Message:
+    return Message(subsystem << 8 | kind, _GENERIC.pack(family, 0, 0) + attributes, flags)
+
+
+def _batch_limit(kind: int) -> Message:
+    return Message(kind, _GENERIC.pack(socket.AF_UNSPEC, 0, NFTABLES))
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -81,16 +88,20 @@ def attributes_of(data: bytes) -> dict[int, bytes]:
     return dict(parse_attributes(data))
 
 
+def netfilter_attributes(body: bytes) -> dict[int, bytes]:
+    """Of a message of netfilter's, behind its header."""
+    return attributes_of(body[_GENERIC.size :])
+
+
 def encode_batch(messages: Sequence[Message], sequence: int) -> bytes:
     """One transaction: all of it happens or nothing. Only the last message is acknowledged; those that fail always
     are."""
-    begin = Message(0, _BATCH_BEGIN, socket.AF_UNSPEC, b"").encode(sequence, 0, NFTABLES)
-    end = Message(0, _BATCH_END, socket.AF_UNSPEC, b"").encode(sequence + len(messages) + 1, 0, NFTABLES)
     parts = [
         message.encode(sequence + number, _ACK if number == len(messages) else 0)
         for number, message in enumerate(messages, 1)
     ]
-    return b"".join((begin, *parts, end))
+    begin = _batch_limit(_BATCH_BEGIN).encode(sequence, 0)
+    return b"".join((begin, *parts, _batch_limit(_BATCH_END).encode(sequence + len(messages) + 1, 0)))
 
 
 def read_messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -104,40 +115,41 @@ def read_messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         offset += length + -length % 4
 
 
-class NetfilterSocket:
-    """For the network namespace of whoever opens it. Blocks for as long as the kernel needs, usually far less than a
-    millisecond; may be used from any thread."""
+class NetlinkSocket:
+    """For the network namespace of the thread that opens it, wherever that thread goes afterwards. Blocks while the
+    kernel works, usually far less than a millisecond; may be used from any thread."""
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    def __init__(self, protocol: int) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._socket.settimeout(_SECONDS)
         self._socket.bind((0, 0))
         self._lock = threading.Lock()
         self._sequence = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._socket.close()
 
-    def commit(self, messages: Sequence[Message]) -> None:
-        """Raises NetlinkError of the first message that failed."""
-        if not messages:
-            return
+    def request(self, *messages: Message) -> None:
+        """In this order. Raises NetlinkError of the first that failed; the others may have happened."""
         with self._lock:
-            first = self._sequence
-            self._sequence += len(messages) + 2
-            self._socket.send(encode_batch(messages, first))
-            self._await_end(first, first + len(messages))
-
-    def request(self, message: Message) -> None:
-        """One message of a subsystem without transactions."""
-        with self._lock:
-            self._sequence += 1
-            self._socket.send(message.encode(self._sequence, _ACK))
-            self._await_end(self._sequence, self._sequence)
+            first, self._sequence = self._sequence + 1, self._sequence + len(messages)
+            self._socket.send(b"".join(each.encode(number, _ACK) for number, each in enumerate(messages, first)))
+            answers: dict[int, bytes] = {}
+            while len(answers) < len(messages):
+                for kind, sequence, body in self._receive():
+                    if kind == _NLMSG_ERROR and first <= sequence <= self._sequence:
+                        answers[sequence] = body
+        for _, body in sorted(answers.items()):
+            _raise_error(body)
 
     def dump(self, message: Message) -> list[bytes]:
-        """The attributes of every message of the answer."""
+        """The body of every message of the answer."""
         with self._lock:
             self._sequence += 1
             self._socket.send(message.encode(self._sequence, _DUMP))
@@ -150,7 +162,27 @@ class NetfilterSocket:
                         return found
                     if kind == _NLMSG_ERROR:
                         _raise_error(body)
-                    found.append(body[_GENERIC.size :])
+                        raise NetlinkError(errno.EPROTO, "an acknowledgement where data was expected")
+                    found.append(body)
+
+    def _receive(self) -> Iterator[tuple[int, int, bytes]]:
+        return read_messages(self._socket.recv(_RECEIVE))
+
+
+class NetfilterSocket(NetlinkSocket):
+    def __init__(self) -> None:
+        super().__init__(_NETLINK_NETFILTER)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+
+    def commit(self, messages: Sequence[Message]) -> None:
+        """One transaction. Raises NetlinkError of the first message that failed."""
+        if not messages:
+            return
+        with self._lock:
+            first = self._sequence
+            self._sequence += len(messages) + 2
+            self._socket.send(encode_batch(messages, first))
+            self._await_end(first, first + len(messages))
 
     def _await_end(self, first: int, last: int) -> None:
         failure: bytes | None = None
@@ -165,14 +197,11 @@ class NetfilterSocket:
                         _raise_error(failure)
                     return
 
-    def _receive(self) -> Iterator[tuple[int, int, bytes]]:
-        return read_messages(self._socket.recv(_RECEIVE))
-
 
 def _raise_error(body: bytes) -> None:
+    """Unless it is an acknowledgement."""
     code = -struct.unpack_from("=i", body)[0]
     if code == errno.ENOENT:
         raise NoSuchThing(code, os.strerror(code))
     if code:
         raise NetlinkError(code, os.strerror(code))
-    raise NetlinkError(errno.EPROTO, "an acknowledgement where data was expected")

@@ -28,6 +28,7 @@ from k8e.engine.local.network.notes import Notes, Surroundings, read_refusals
 from k8e.engine.local.network.record import EgressRecord, restore
 from k8e.engine.local.network.table import is_own_address
 from k8e.engine.local.network.watch import Watch
+from k8e.engine.local.network.wires import open_wire, wire_exists
 from k8e.engine.local.system.tool import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
@@ -159,7 +160,7 @@ class Network:
             if sandbox in self._attachments:
                 return
             attachment = await finish_in_thread(self._recall, sandbox)
-            if _exists(attachment.wire):  # else it ended meanwhile, and nothing asks any more
+            if wire_exists(attachment.wire):  # else it ended meanwhile, and nothing asks any more
                 await self._serve(sandbox, attachment, hostname)
             self._attachments[sandbox] = attachment
 
@@ -365,15 +366,7 @@ class Network:
 
 
 def _open(attachment: Attachment, sandbox: str) -> None:
-    from k8e.engine.local.network.wires import open_wire
-
-    attachment.namespace = open_wire(attachment.wire, sandbox)
-
-
-def _exists(wire: Wire) -> bool:
-    from k8e.engine.local.network.wires import wire_exists
-
-    return wire_exists(wire)
+    attachment.namespace = open_wire(attachment.wire, sandbox)  # in the thread: also when the caller is cancelled
 
 
 def _let_go(attachment: Attachment) -> None:

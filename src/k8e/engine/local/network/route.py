@@ -1,23 +1,21 @@
 """Routing's netlink, as little of it as a wire needs: a pair of interfaces, their addresses, a route, rules of routing.
 
-By hand, because a wire is made while somebody waits for a sandbox: a dozen messages that the kernel takes a millisecond
+By hand, because a wire is made while a caller waits for a sandbox: a dozen messages that the kernel takes a millisecond
 for, and a general library ten. Encoding is pure; `RouteSocket` is the edge.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Interface, IPv6Interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_network
 
-from k8e.engine.local.network.netlink import NetlinkError, attribute, attributes_of, nested, read_messages, text
+from k8e.engine.local.network.addresses import Network
+from k8e.engine.local.network.netlink import CREATE, Message, NetlinkSocket, attribute, attributes_of, nested, text
 from k8e.policy import Address
 
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, kind of device, index, flags, which of them to change
 _ADDRESS = struct.Struct("=BBBBI")  # family, length of the prefix, flags, scope, index
 _ROUTE = struct.Struct("=BBBBBBBBI")  # family, lengths of destination and source, tos, table, protocol, scope, kind
@@ -25,23 +23,21 @@ _NEIGHBOUR = struct.Struct("=BxxxiHBB")  # family, index, state, flags, type
 _RULE = struct.Struct("=BBBBBxxBI")  # family, lengths of destination and source, tos, table, action, flags
 _INDEX_REQUEST = struct.Struct("16si20x")
 
-_NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 19, 20, 24, 28
+_NEWLINK, _DELLINK, _SETLINK, _NEWADDR, _GETADDR = 16, 17, 19, 20, 22
+_NEWROUTE, _GETROUTE, _NEWNEIGH = 24, 26, 28
 _NEWRULE, DELRULE, _GETRULE = 32, 33, 34
-_REQUEST, _ACK, _EXCLUSIVE, _CREATE, _DUMP = 0x1, 0x4, 0x200, 0x400, 0x300
-_NEW = _CREATE | _EXCLUSIVE
-_ERROR, _DONE = 2, 3
+_NEW = CREATE | 0x200  # and it must not be there
 _UP = 1
 _NO_DUPLICATE_CHECK = 0x02
 _MAIN, _STATIC, _UNICAST = 254, 4, 1
 _PERMANENT = 0x80
 _SIOCGIFINDEX = 0x8933
-_SECONDS = 30.0
 
 # Attributes.
 _MAC, _NAME, _INFO, _ALIAS, _NAMESPACE = 1, 3, 18, 20, 28
 _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _ADDR_ADDRESS, _ADDR_LOCAL = 1, 2
-_OUT, _GATEWAY = 4, 5
+_DESTINATION, _OUT, _GATEWAY = 1, 4, 5
 _NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC = 1, 2
 _FROM_INTERFACE, _PRIORITY, _MARK, _TABLE, _MASK, _PROTOCOL = 3, 6, 10, 15, 16, 21
 
@@ -49,8 +45,6 @@ _LOCAL = 255  # the table of the machine's own addresses
 _LOOK_UP, _PROHIBIT = 1, 8
 # As if the kernel had made them: network managers remove rules that they did not make, but not its own.
 _KERNEL = 2
-
-Request = tuple[int, int, bytes]  # type, flags, body
 
 
 def _family(address: Address) -> int:
@@ -61,46 +55,48 @@ def _describe(name: str, mac: str) -> bytes:
     return attribute(_MAC, bytes.fromhex(mac.replace(":", ""))) + text(_NAME, name)
 
 
-def add_pair(name: str, mac: str, peer: str, peer_mac: str, namespace: int) -> Request:
+def add_pair(name: str, mac: str, peer: str, peer_mac: str, namespace: int) -> Message:
     """A pair of interfaces; the peer comes into being in the namespace of that descriptor."""
     empty = _LINK.pack(0, 0, 0, 0, 0)
     other = empty + _describe(peer, peer_mac) + attribute(_NAMESPACE, struct.pack("=I", namespace))
     info = nested(_INFO, text(_INFO_KIND, "veth"), nested(_INFO_DATA, attribute(_PEER, other)))
-    return _NEWLINK, _NEW, empty + _describe(name, mac) + info
+    return Message(_NEWLINK, empty + _describe(name, mac) + info, _NEW)
 
 
-def set_alias(index: int, alias: str) -> Request:
-    return _SETLINK, 0, _LINK.pack(0, 0, index, 0, 0) + text(_ALIAS, alias)
+def set_alias(index: int, alias: str) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + text(_ALIAS, alias))
 
 
-def set_up(index: int) -> Request:
-    return _SETLINK, 0, _LINK.pack(0, 0, index, _UP, _UP)
+def set_up(index: int) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, _UP, _UP))
 
 
-def remove_link(index: int) -> Request:
-    return _DELLINK, 0, _LINK.pack(0, 0, index, 0, 0)
+def remove_link(index: int) -> Message:
+    return Message(_DELLINK, _LINK.pack(0, 0, index, 0, 0))
 
 
-def add_address(index: int, interface: IPv4Interface | IPv6Interface) -> Request:
+def add_address(index: int, interface: IPv4Interface | IPv6Interface) -> Message:
     """Of IPv6 not checked for duplicates: nobody else is on the wire, and one that is still being checked is of no use
     for a second."""
     flags = _NO_DUPLICATE_CHECK if interface.version == 6 else 0
     head = _ADDRESS.pack(_family(interface.ip), interface.network.prefixlen, flags, 0, index)
     local = attribute(_ADDR_LOCAL, interface.ip.packed) if interface.version == 4 else b""
-    return _NEWADDR, _NEW, head + attribute(_ADDR_ADDRESS, interface.ip.packed) + local
+    return Message(_NEWADDR, head + attribute(_ADDR_ADDRESS, interface.ip.packed) + local, _NEW)
 
 
-def add_default_route(index: int, gateway: Address) -> Request:
+def add_default_route(index: int, gateway: Address) -> Message:
     head = _ROUTE.pack(_family(gateway), 0, 0, 0, _MAIN, _STATIC, 0, _UNICAST, 0)
-    return _NEWROUTE, _NEW, head + attribute(_GATEWAY, gateway.packed) + attribute(_OUT, struct.pack("=I", index))
+    return Message(
+        _NEWROUTE, head + attribute(_GATEWAY, gateway.packed) + attribute(_OUT, struct.pack("=I", index)), _NEW
+    )
 
 
-def add_neighbour(index: int, address: Address, mac: str) -> Request:
+def add_neighbour(index: int, address: Address, mac: str) -> Message:
     """So that nobody has to ask for it: an interface without a link-local address cannot, for packets that are not from
     its own (resets in somebody else's name)."""
     head = _NEIGHBOUR.pack(_family(address), index, _PERMANENT, 0, 0)
     known = attribute(_NEIGHBOUR_ADDRESS, address.packed)
-    return _NEWNEIGH, _NEW, head + known + attribute(_NEIGHBOUR_MAC, bytes.fromhex(mac.replace(":", "")))
+    return Message(_NEWNEIGH, head + known + attribute(_NEIGHBOUR_MAC, bytes.fromhex(mac.replace(":", ""))), _NEW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +123,12 @@ class RoutingRule:
             body += attribute(_MARK, bytes(4)) + attribute(_MASK, struct.pack("=I", self.unmarked))
         return body
 
-    def add(self) -> Request:
-        return _NEWRULE, _NEW, self._describe()
+    def add(self) -> Message:
+        return Message(_NEWRULE, self._describe(), _NEW)
 
-    def remove(self) -> Request:
+    def remove(self) -> Message:
         """The first one like it."""
-        return DELRULE, 0, self._describe()
+        return Message(DELRULE, self._describe())
 
 
 def own_addresses(family: int, priority: int) -> RoutingRule:
@@ -159,23 +155,9 @@ def read_rule(body: bytes) -> RoutingRule:
     )
 
 
-class RouteSocket:
-    """For the network namespace of whoever opens it, wherever they go afterwards."""
-
+class RouteSocket(NetlinkSocket):
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-        self._socket.settimeout(_SECONDS)
-        self._socket.bind((0, 0))
-        self._sequence = 0
-
-    def __enter__(self) -> RouteSocket:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
+        super().__init__(socket.NETLINK_ROUTE)
 
     def index_of(self, name: str) -> int:
         """OSError when there is none."""
@@ -183,43 +165,18 @@ class RouteSocket:
         index: int = _INDEX_REQUEST.unpack(answer)[1]
         return index
 
-    def request(self, *requests: Request) -> None:
-        """In this order. Raises NetlinkError of the first that failed; the others may have happened."""
-        first = self._sequence + 1
-        self._sequence += len(requests)
-        self._socket.send(b"".join(_encode(number, each) for number, each in enumerate(requests, first)))
-        codes = self._await_answers(range(first, self._sequence + 1))
-        for code in codes:
-            if code:
-                raise NetlinkError(code, os.strerror(code))
-
     def rules(self, family: int) -> list[RoutingRule]:
         """In the order in which they count."""
-        self._sequence += 1
-        self._socket.send(_encode(self._sequence, (_GETRULE, _DUMP, _RULE.pack(family, 0, 0, 0, 0, 0, 0))))
-        found: list[RoutingRule] = []
-        while True:
-            for kind, sequence, body in read_messages(self._socket.recv(1 << 16)):
-                if sequence != self._sequence:
-                    continue
-                if kind == _DONE:
-                    return found
-                if kind == _ERROR:
-                    code = -struct.unpack_from("=i", body)[0]
-                    raise NetlinkError(code, os.strerror(code))
-                found.append(read_rule(body))
+        return [read_rule(body) for body in self.dump(Message(_GETRULE, _RULE.pack(family, 0, 0, 0, 0, 0, 0)))]
 
-    def _await_answers(self, expected: Sequence[int]) -> list[int]:
-        codes: dict[int, int] = {}
-        while len(codes) < len(expected):
-            for kind, sequence, body in read_messages(self._socket.recv(1 << 16)):
-                if kind == _ERROR and sequence in expected:
-                    codes[sequence] = -struct.unpack_from("=i", body)[0]
-        return [codes[number] for number in expected]
-
-
-def _encode(sequence: int, request: Request) -> bytes:
-    kind, flags, body = request
-    padding = bytes(-len(body) % 4)
-    length = _HEADER.size + len(body)
-    return _HEADER.pack(length, kind, _REQUEST | _ACK | flags, sequence, 0) + body + padding
+    def networks(self) -> list[Network]:
+        """The destinations of all routes of the machine, and the networks of its addresses. (A default route leads
+        nowhere in particular.)"""
+        found = []
+        for kind, head, place in ((_GETROUTE, _ROUTE, _DESTINATION), (_GETADDR, _ADDRESS, _ADDR_ADDRESS)):
+            for body in self.dump(Message(kind, bytes(head.size))):
+                family, length = body[:2]
+                address = attributes_of(body[head.size :]).get(place)
+                if family in (socket.AF_INET, socket.AF_INET6) and length and address:
+                    found.append(ip_network((address, length), strict=False))
+        return found

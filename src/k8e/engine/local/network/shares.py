@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from k8e.engine.local.network.addresses import BLOCK
-from k8e.engine.local.network.netlink import CONNTRACK, Message, NetfilterSocket
+from k8e.engine.local.network.netlink import CONNTRACK, NetfilterSocket, netfilter_message
 
 LEAST: Final = 32  # entries: three quarters are connections, the rest questions that have to be led to the resolver
 MOST: Final = 8192
@@ -70,10 +70,7 @@ def read_shares() -> Shares:
     """Of this machine."""
     with contextlib.suppress(OSError):
         if not _SIZE.exists():  # not needed yet since the machine started: asking makes the kernel load it
-            kernel = NetfilterSocket()
-            try:
-                kernel.dump(Message(CONNTRACK, _STATISTICS, socket.AF_UNSPEC, b""))
-            finally:
-                kernel.close()
+            with NetfilterSocket() as kernel:
+                kernel.dump(netfilter_message(CONNTRACK, _STATISTICS, socket.AF_UNSPEC, b""))
         return Shares(int(_SIZE.read_text()) or _USUAL)
     return USUAL

@@ -21,7 +21,8 @@ from k8e.engine.local.network.netlink import (
     NetfilterSocket,
     NetlinkError,
     NoSuchThing,
-    attributes_of,
+    netfilter_attributes,
+    netfilter_message,
     text,
 )
 from k8e.engine.local.network.rules import (
@@ -87,7 +88,7 @@ class Table:
         """Whether it is there with the rules that we know."""
         wanted = text(_CHAIN_TABLE, self.name) + text(_CHAIN_NAME, name_edition(self._shares))
         try:
-            self.kernel.request(Message(NFTABLES, _GET_CHAIN, _INET, wanted))
+            self.kernel.request(netfilter_message(NFTABLES, _GET_CHAIN, _INET, wanted))
         except NoSuchThing:
             return False
         except NetlinkError as error:
@@ -107,8 +108,8 @@ class Table:
 
     def _dump(self, kind: int, place: int) -> list[dict[int, bytes]]:
         """Of those, what is our table's: `place` is the attribute that says so."""
-        wanted = Message(NFTABLES, kind, _INET, text(place, self.name) if kind == _GET_RULE else b"")
-        found = (attributes_of(each) for each in self.kernel.dump(wanted))
+        wanted = netfilter_message(NFTABLES, kind, _INET, text(place, self.name) if kind == _GET_RULE else b"")
+        found = (netfilter_attributes(each) for each in self.kernel.dump(wanted))
         return [each for each in found if each.get(place, b"").rstrip(b"\0") == self.name.encode()]
 
     def replace(self, wires: Iterable[Wire]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from k8e.engine.local.network.netlink import NFTABLES, attributes_of, read_messages
+from k8e.engine.local.network.netlink import NFTABLES, netfilter_attributes, read_messages
 from k8e.engine.local.network.route import DELRULE, read_rule
 
 _NETFILTER, _ROUTE = 12, 0
@@ -21,7 +21,6 @@ _OF_INTEREST = frozenset(NFTABLES << 8 | kind for kind in (2, 5, 8, 11, 0))
 _ELEMENTS_GONE = NFTABLES << 8 | 14
 _TABLE_NAME, _SET_NAME = 1, 2
 _WIRES = b"wires"  # the one set whose elements only ever come
-_GENERIC = 4
 _AT_ONCE = 64  # datagrams, before others have their turn
 _BUFFER = 1 << 20
 
@@ -65,7 +64,7 @@ class Watch:
             return self._has_wire(read_rule(body).interface)
         if kind not in _OF_INTEREST and kind != _ELEMENTS_GONE:
             return False
-        found = {number: value.rstrip(b"\0") for number, value in attributes_of(body[_GENERIC:]).items()}
+        found = {number: value.rstrip(b"\0") for number, value in netfilter_attributes(body).items()}
         if found.get(_TABLE_NAME) != self._table:
             return False
         return kind in _OF_INTEREST or found.get(_SET_NAME) == _WIRES

@@ -1,8 +1,7 @@
 """Wires: a pair of interfaces, one end on the machine, the other in a network namespace that a sandbox is started in.
 
 The namespace has no name. It lives as long as the descriptor that is handed out, and from the sandbox's start on as
-long as the sandbox: after a crash at any moment the kernel removes what nobody uses, and the wire with it. Imports
-pyroute2, which takes its time: only ever in the daemon.
+long as the sandbox: after a crash at any moment the kernel removes what no process uses, and the wire with it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ import ctypes
 import errno
 import os
 import socket
-from ipaddress import ip_network
 from pathlib import Path
-
-from pyroute2 import IPRoute
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import INNER_INTERFACE, Network, Wire
@@ -146,9 +142,6 @@ def wire_exists(wire: Wire) -> bool:
 
 
 def known_networks() -> list[Network]:
-    """Where the machine has routes and addresses already, wires included: a lease is no use where somebody is. (A
-    default route leads nowhere in particular.)"""
-    with IPRoute() as host:
-        found = [ip_network(f"{each.get('dst')}/{each['dst_len']}") for each in host.get_routes() if each.get("dst")]
-        found += [ip_network(f"{each.get('address')}/{each['prefixlen']}", strict=False) for each in host.get_addr()]
-    return [network for network in found if network.prefixlen > 0]
+    """Where the machine has routes and addresses already, wires included: a lease is no use in there."""
+    with RouteSocket() as host:
+        return host.networks()
