@@ -46,7 +46,7 @@ def layers(tmp_path: Path) -> Layers:
 ROOMS = {
     "k8e.cli.main": "import k8e.core.service\n",
     "k8e.doors.grpc": "import grpc\nimport k8e.core.service\n",
-    "k8e.profiles.effective": "import k8e.policy\n",
+    "k8e.profiles.sandbox_policy": "import k8e.policy\n",
     "k8e.core.service": "import k8e.engine.protocol\nimport k8e.link.model\n",
     "k8e.engine.protocol": "import k8e.link.model\n",
     "k8e.engine.local.network": "import k8e.link.model\n",
@@ -74,7 +74,7 @@ OFFENCES = [
     ("k8e.engine.kubernetes.offender", "import k8e.engine.local.runtime.runtime"),
     ("k8e.profiles.offender", "import k8e.core.service"),
     ("k8e.profiles.offender", "import k8e.settings"),
-    ("k8e.policy.offender", "import k8e.profiles.effective"),
+    ("k8e.policy.offender", "import k8e.profiles.sandbox_policy"),
     ("k8e.unplaced", ""),
 ]
 

@@ -4,7 +4,7 @@ ExplainedError        code, error, detail, hint
  +- Fault             core refuses or fails (k8e.core.errors); doors translate its kind
  +- HttpRefusal       an HTTP request never reaches core (k8e.doors.http.errors)
  +- GrpcRefusal       a gRPC call never reaches core (k8e.doors.grpc.errors)
- +- StartRefused      the daemon does not start (k8e.daemon.places)
+ +- StartRefused      the daemon does not start (k8e.daemon.paths)
  +- SettingsError     k8e.toml cannot be used (k8e.settings.file)
  +- ProfileError      an option or agentkernel.toml is wrong (k8e.profiles.errors)
  +- Failure           the command line ends with this error (k8e.cli.process)

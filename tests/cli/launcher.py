@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from k8e.daemon.places import Paths
-from k8e.daemon.serving import run_detached
+from k8e.daemon.paths import Paths
+from k8e.daemon.server import run_detached
 from k8e.settings import Settings
 from tests.core.bare_engine import BareEngine
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from k8e.daemon import serving, watchdog
+from k8e.daemon import server, watchdog
 from tests.cli.launcher import make_bare_engine
 
 HANG, SHORTLY, HOLD = signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH
@@ -33,5 +33,5 @@ if __name__ == "__main__":
     signal.signal(SHORTLY, hang_shortly)
     signal.signal(HOLD, hold_the_interpreter)
     watchdog.MARGIN = float(sys.argv[2])  # type: ignore[misc]
-    serving.Watchdog = functools.partial(watchdog.Watchdog, said=1.5, ended=5.0)  # type: ignore[attr-defined,assignment]
-    sys.exit(serving.run_detached(int(sys.argv[1]), make_bare_engine))
+    server.Watchdog = functools.partial(watchdog.Watchdog, said=1.5, ended=5.0)  # type: ignore[attr-defined,assignment]
+    sys.exit(server.run_detached(int(sys.argv[1]), make_bare_engine))

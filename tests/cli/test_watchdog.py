@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.daemon.serving import LogFile
+from k8e.daemon.server import LogFile
 from tests.cli.machine import DEADLINE, ROOT, Machine, run_launcher, wait_until
 from tests.cli.stuck_launcher import HANG, HOLD, SHORTLY
 

@@ -318,7 +318,7 @@ async def test_background_runs_of_a_silent_sandbox_are_answered(rig: Rig, monkey
 async def test_files_of_a_silent_sandbox_are_answered(rig: Rig) -> None:
     session = await rig.create()
     link, _ = await rig.engine.attach(rig.sandbox_of(session))
-    link._board.timing = replace(link._board.timing, reply=0.5, quiet=0.5, pong=0.5, reconnect=0.5)
+    link._mux.timing = replace(link._mux.timing, reply=0.5, quiet=0.5, pong=0.5, reconnect=0.5)
     with stopped(rig, session):
         for attempt in (
             rig.service.files.write(ALICE, session, "/workspace/f", b"x", append=False),

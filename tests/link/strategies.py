@@ -41,7 +41,7 @@ agent_frames: st.SearchStrategy[f.Frame] = st.one_of(
     st.builds(f.Opened, ids, st.binary(max_size=300)),
     st.builds(f.Result, ids, st.sampled_from(Code), u32, st.binary(max_size=300)),
     st.builds(f.Pong, u64),
-    st.builds(f.Goodbye, st.sampled_from(f.Farewell)),
+    st.builds(f.Goodbye, st.sampled_from(f.GoodbyeReason)),
     st.builds(
         f.AgentHello, u16, nonces, nonces, st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
     ).filter(lambda hello: len(hello.version) <= 64),

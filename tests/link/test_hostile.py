@@ -16,10 +16,10 @@ from k8e.link.frames import (
     AgentHello,
     Data,
     Eof,
-    Farewell,
     Frame,
     FrameType,
     Goodbye,
+    GoodbyeReason,
     HostHello,
     Opened,
     Order,
@@ -86,7 +86,7 @@ async def test_a_wrong_greeting_is_final(stage: Stage, changes: dict[str, object
 
 
 @pytest.mark.parametrize(
-    "first", [Pong(0), Opened(1, b""), Data(1, 1, 0, b"x"), Goodbye(Farewell.NO_COMMON_GENERATION)], ids=repr
+    "first", [Pong(0), Opened(1, b""), Data(1, 1, 0, b"x"), Goodbye(GoodbyeReason.NO_COMMON_GENERATION)], ids=repr
 )
 async def test_nothing_comes_before_the_greeting(stage: Stage, first: Frame) -> None:
     opening = stage.begin(stage.open_link())
@@ -240,8 +240,8 @@ async def test_an_idle_link_does_not_ask(stage: Stage) -> None:
     await agent.send(Pong(ping.token), Result(request.id, Code.NOT_FOUND, 2, b""))
     with pytest.raises(AgentError):
         await stating
-    assert link._board._wire is not None
-    assert link._board._wire._pulse is None
+    assert link._mux._wire is not None
+    assert link._mux._connection._keepalive is None
 
 
 async def test_an_agent_that_answers_pings_and_nothing_else_runs_into_the_deadline(stage: Stage) -> None:
@@ -289,8 +289,10 @@ async def test_a_command_that_waits_for_its_reader_is_not_overdue(stage: Stage) 
 # Goodbye
 
 
-@pytest.mark.parametrize("reason", [Farewell.SUPERSEDED, Farewell.PROTOCOL_ERROR, Farewell.SHUTTING_DOWN])
-async def test_goodbye_is_final(stage: Stage, reason: Farewell) -> None:
+@pytest.mark.parametrize(
+    "reason", [GoodbyeReason.SUPERSEDED, GoodbyeReason.PROTOCOL_ERROR, GoodbyeReason.SHUTTING_DOWN]
+)
+async def test_goodbye_is_final(stage: Stage, reason: GoodbyeReason) -> None:
     link, agent, process = await start(stage)
     waiting = stage.begin(process.wait())
     await agent.send(Goodbye(reason))

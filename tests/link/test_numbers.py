@@ -9,7 +9,7 @@ import pytest
 
 from k8e.link import model, protocol, requests
 from k8e.link.errors import Code, Stage
-from k8e.link.frames import Farewell, FrameType
+from k8e.link.frames import FrameType, GoodbyeReason
 from k8e.link.model import Scope
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_the_rest_is_that_of_the_page() -> None:
     assert f"{protocol.EXEC_FIXED} bytes are fixed" in words
     assert f"{protocol.FILE_FIXED} bytes are fixed" in words
     assert f"{protocol.PARK_FIXED} bytes are fixed" in words
-    reasons = ", ".join(f"{reason.value} {reason.name.lower().replace('_', ' ')}" for reason in Farewell)
+    reasons = ", ".join(f"{reason.value} {reason.name.lower().replace('_', ' ')}" for reason in GoodbyeReason)
     assert reasons in words
     assert ", ".join(f"{stage.value} {stage.name.lower()}" for stage in Stage) in words
     assert f"is now {protocol.HIGHEST_GENERATION}" in words
@@ -84,7 +84,7 @@ def test_the_agent_says_the_same() -> None:
         **{code.name: code.value for code in Code},
         **{f"STAGE_{stage.name}": stage.value for stage in Stage},
         **{f"SCOPE_{scope.name}": scope.value for scope in Scope},
-        **{reason.name: reason.value for reason in Farewell},
+        **{reason.name: reason.value for reason in GoodbyeReason},
         **{name: getattr(protocol, name) for name in LIMITS},
         **{name: getattr(protocol, name) for name in SIZES},
         **EXEC_FLAGS,

@@ -1,15 +1,15 @@
-"""Wishes of every kind, and a scene in which all of them can be granted."""
+"""SandboxOptions of every kind, and a context in which all of them can be granted."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from k8e.profiles.context import Context
 from k8e.profiles.mode import MODES
+from k8e.profiles.options import SandboxOptions
 from k8e.profiles.profile import PROFILES
-from k8e.profiles.scene import Scene
-from k8e.profiles.wishes import Wishes
 
-SCENE = Scene(
+CONTEXT = Context(
     cwd="/home/ann/work",
     home="/home/ann",
     names=frozenset({".git", "package.json", "src"}),
@@ -22,10 +22,10 @@ FLAG = st.none() | st.booleans()
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wishes:
+def options(draw: st.DrawFn) -> SandboxOptions:
     network = draw(FLAG)
     listed = draw(st.none() | HOSTS.map(tuple))
-    return Wishes(
+    return SandboxOptions(
         profile=draw(st.none() | st.sampled_from(list(PROFILES))),
         mode=draw(st.none() | st.sampled_from(list(MODES))),
         network=network,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.profiles.config import AgentPool, DaemonWish, read_config
+from k8e.profiles.config import AgentPool, PoolSizes, read_config
 from k8e.profiles.errors import ProfileError
-from k8e.profiles.wishes import FileWish, Wishes
+from k8e.profiles.options import FileCopy, SandboxOptions
 
 SEED = """\
 [sandbox]
@@ -41,8 +41,8 @@ runtime = "python"
 """
 
 
-def read(text: str) -> Wishes:
-    return read_config(text, "agentkernel.toml").wishes
+def read(text: str) -> SandboxOptions:
+    return read_config(text, "agentkernel.toml").options
 
 
 def refusal(text: str) -> ProfileError:
@@ -53,15 +53,15 @@ def refusal(text: str) -> ProfileError:
 
 def test_the_files_of_the_seed() -> None:
     config = read_config(SEED, "agentkernel.toml")
-    assert config.wishes == Wishes(name="my-project", mode="claude", profile="moderate")
+    assert config.options == SandboxOptions(name="my-project", mode="claude", profile="moderate")
     assert config.preferred == "claude"
     assert config.where("profile") == "agentkernel.toml:9: security.profile"
     daemon = read_config(SEED_DAEMON, "x").daemon
-    assert daemon == DaemonWish(3, 5, (AgentPool("claude", 2, "python"), AgentPool("codex", 1, "python")))
+    assert daemon == PoolSizes(3, 5, (AgentPool("claude", 2, "python"), AgentPool("codex", 1, "python")))
 
 
 @pytest.mark.parametrize(
-    ("text", "wish", "value"),
+    ("text", "option", "value"),
     [
         ('[sandbox]\nruntime = "python"', "language", "python"),
         ('[sandbox]\nruntime = "base"', "language", "base"),
@@ -82,11 +82,11 @@ def test_the_files_of_the_seed() -> None:
         ("[resources]\nmemory_mb = 1024", "memory", 1 << 30),
         ('[resources]\ndisk = "4g"', "disk", 4 << 30),
         ("[resources]\npids = 64", "pids", 64),
-        ('[[files]]\nsource = "a"\ndest = "/b"\nmode = "0755"', "files", (FileWish("a", "/b", 0o755),)),
+        ('[[files]]\nsource = "a"\ndest = "/b"\nmode = "0755"', "files", (FileCopy("a", "/b", 0o755),)),
     ],
 )
-def test_each_key_is_a_wish(text: str, wish: str, value: Any) -> None:
-    assert read(text) == Wishes(**{wish: value})
+def test_each_key_is_an_option(text: str, option: str, value: Any) -> None:
+    assert read(text) == SandboxOptions(**{option: value})
 
 
 @pytest.mark.parametrize(

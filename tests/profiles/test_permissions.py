@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 
 from k8e.policy import is_metadata_name
-from k8e.profiles.effective import build_cage
+from k8e.profiles.context import Context
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import EVERYWHERE, NOWHERE, Hosts
 from k8e.profiles.mode import MODES
-from k8e.profiles.permissions import Permissions, settle
+from k8e.profiles.options import SandboxOptions, merge
+from k8e.profiles.permissions import Permissions, derive_permissions
 from k8e.profiles.profile import PROFILES
-from k8e.profiles.scene import Scene
-from k8e.profiles.wishes import Wishes, merge
-from tests.profiles.strategies import SCENE, wishes
+from k8e.profiles.sandbox_policy import build_policy
+from tests.profiles.strategies import CONTEXT, options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "agentkernel.md"
 
@@ -36,7 +36,7 @@ class TestTheSeed:
         [("permissive", "Y Y Y Y N"), ("moderate", "Y N N N N"), ("restrictive", "N N N N Y")],
     )
     def test_profiles(self, profile: str, row: str) -> None:
-        settled = settle(Wishes(profile=profile))
+        settled = derive_permissions(SandboxOptions(profile=profile))
         cells = (bool(settled.hosts.names), settled.mount_cwd, settled.mount_home, settled.pass_env, settled.read_only)
         assert " ".join("Y" if cell else "N" for cell in cells) == row
         assert settled.powerless == (profile == "restrictive")
@@ -51,18 +51,22 @@ class TestTheSeed:
         ],
     )
     def test_modes(self, mode: str, hosts: Hosts, mount: bool, strict: bool) -> None:
-        settled = settle(Wishes(mode=mode))
+        settled = derive_permissions(SandboxOptions(mode=mode))
         assert (settled.hosts, settled.mount_cwd) == (hosts, mount)
         assert (settled.read_only, settled.powerless) == (strict, strict)
         assert not settled.mount_home
         assert not settled.pass_env
 
     def test_moderate_is_what_there_is_without_a_word(self) -> None:
-        assert settle(Wishes()) == settle(Wishes(profile="moderate")) == settle(Wishes(mode="native"))
+        assert (
+            derive_permissions(SandboxOptions())
+            == derive_permissions(SandboxOptions(profile="moderate"))
+            == derive_permissions(SandboxOptions(mode="native"))
+        )
 
     def test_no_network_is_nothing_but_loopback(self) -> None:
-        assert settle(Wishes(network=False)).hosts == NOWHERE
-        assert build_cage(Wishes(network=False), Scene()).to_request()["allowed_hosts"] == []
+        assert derive_permissions(SandboxOptions(network=False)).hosts == NOWHERE
+        assert build_policy(SandboxOptions(network=False), Context()).to_request()["allowed_hosts"] == []
 
 
 def test_profile_and_mode_together_are_as_the_page_says() -> None:
@@ -72,7 +76,7 @@ def test_profile_and_mode_together_are_as_the_page_says() -> None:
         if len(cells) == 8 and cells[0] in MODES:
             rows[cells[0], cells[1]] = (cells[2], " ".join(cells[3:]))
     expected = {
-        (mode, profile or "-"): show(settle(Wishes(mode=mode, profile=profile)))
+        (mode, profile or "-"): show(derive_permissions(SandboxOptions(mode=mode, profile=profile)))
         for mode in MODES
         for profile in (None, *PROFILES)
     }
@@ -81,7 +85,7 @@ def test_profile_and_mode_together_are_as_the_page_says() -> None:
 
 def test_a_list_of_hosts_and_no_network_contradict_each_other() -> None:
     with pytest.raises(ProfileError, match="network_contradiction"):
-        settle(Wishes(network=False, allowed_hosts=("example.com",)))
+        derive_permissions(SandboxOptions(network=False, allowed_hosts=("example.com",)))
 
 
 def test_metadata_is_on_no_list() -> None:
@@ -91,21 +95,21 @@ def test_metadata_is_on_no_list() -> None:
 
 def test_restrictive_is_never_wider_than_anything() -> None:
     for mode in MODES:
-        narrow = settle(Wishes(mode=mode, profile="restrictive"))
+        narrow = derive_permissions(SandboxOptions(mode=mode, profile="restrictive"))
         for profile in (None, *PROFILES):
-            assert narrow.wider_than(settle(Wishes(mode=mode, profile=profile))) == ()
+            assert narrow.wider_than(derive_permissions(SandboxOptions(mode=mode, profile=profile))) == ()
 
 
-@given(wishes(), wishes(), wishes())
-def test_wider_is_an_order(first: Wishes, second: Wishes, third: Wishes) -> None:
-    a, b, c = settle(first), settle(second), settle(third)
+@given(options(), options(), options())
+def test_wider_is_an_order(first: SandboxOptions, second: SandboxOptions, third: SandboxOptions) -> None:
+    a, b, c = derive_permissions(first), derive_permissions(second), derive_permissions(third)
     assert a.wider_than(a) == ()
     if not a.wider_than(b) and not b.wider_than(c):
         assert a.wider_than(c) == ()
 
 
-@given(wishes(), wishes())
-def test_the_first_who_says_something_decides(upper: Wishes, lower: Wishes) -> None:
+@given(options(), options())
+def test_the_first_who_says_something_decides(upper: SandboxOptions, lower: SandboxOptions) -> None:
     merged = merge((upper, lower))
     for name in upper.said:
         assert getattr(merged, name) == getattr(upper, name)
@@ -113,9 +117,9 @@ def test_the_first_who_says_something_decides(upper: Wishes, lower: Wishes) -> N
     assert merge((upper, upper)) == upper
 
 
-@given(wishes())
-def test_what_is_asked_for_by_a_single_key_is_what_there_is(asked: Wishes) -> None:
-    settled = settle(asked)
+@given(options())
+def test_what_is_asked_for_by_a_single_key_is_what_there_is(asked: SandboxOptions) -> None:
+    settled = derive_permissions(asked)
     for name in ("mount_cwd", "mount_home", "pass_env", "read_only"):
         if getattr(asked, name) is not None:
             assert getattr(settled, name) == getattr(asked, name)
@@ -123,20 +127,20 @@ def test_what_is_asked_for_by_a_single_key_is_what_there_is(asked: Wishes) -> No
         assert settled.hosts == NOWHERE
 
 
-@given(wishes())
-def test_the_request_says_what_the_description_says(asked: Wishes) -> None:
-    cage = build_cage(asked, SCENE, ("python3",))
-    request, shown = cage.to_request(), cage.to_json()
+@given(options())
+def test_the_request_says_what_the_description_says(asked: SandboxOptions) -> None:
+    policy = build_policy(asked, CONTEXT, ("python3",))
+    request, shown = policy.to_request(), policy.to_json()
     assert {"allowed_hosts", "more_hosts"} & set(request) == {"allowed_hosts", "more_hosts"} & set(shown)
     assert len({"allowed_hosts", "more_hosts"} & set(request)) == 1
     for name, usual in (("mounts", []), ("read_only", False), ("powerless", False), ("limits", {})):
         assert request.get(name, usual) == shown[name]
     assert sorted(request.get("env", {})) == sorted(shown["env_keys"])
-    assert not any(value in str(shown) for value in SCENE.environ.values())
-    assert cage.image in cage.describe()
+    assert not any(value in str(shown) for value in CONTEXT.environ.values())
+    assert policy.image in policy.describe()
 
 
 def test_values_of_variables_are_not_shown() -> None:
-    cage = build_cage(Wishes(profile="permissive", env=(("MINE", "pa55"),)), SCENE)
-    assert "pa55" not in cage.describe() + str(cage.to_json())
-    assert cage.to_request()["env"]["MINE"] == "pa55"
+    policy = build_policy(SandboxOptions(profile="permissive", env=(("MINE", "pa55"),)), CONTEXT)
+    assert "pa55" not in policy.describe() + str(policy.to_json())
+    assert policy.to_request()["env"]["MINE"] == "pa55"

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k8e.profiles.context import Context
 from k8e.profiles.credentials import HIDDEN, is_credential_path, is_private
-from k8e.profiles.effective import build_cage, check_name
 from k8e.profiles.environment import MAX_BYTES, MAX_KEYS, pass_environment
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.fallback import fall_back
+from k8e.profiles.options import SandboxOptions
 from k8e.profiles.protection import KEPT, choose_kept, find_new
-from k8e.profiles.scene import Scene
-from k8e.profiles.wishes import Wishes
-from tests.profiles.strategies import SCENE
+from k8e.profiles.sandbox_policy import build_policy, check_name
+from tests.profiles.strategies import CONTEXT
 
 STAY = """
     PATH HOME USER SHELL PWD SSH_AUTH_SOCK XDG_RUNTIME_DIR DBUS_SESSION_BUS_ADDRESS LD_PRELOAD DISPLAY KUBECONFIG
@@ -62,13 +62,13 @@ class TestEnvironment:
         assert sum(len(name.encode()) + len(value.encode()) for name, value in passed.given) < MAX_BYTES
 
     def test_what_was_typed_goes_in_whatever_it_is(self) -> None:
-        cage = build_cage(Wishes(env=(("GITHUB_TOKEN", "t"),)), SCENE)
-        assert cage.to_request()["env"] == {"GITHUB_TOKEN": "t"}
+        policy = build_policy(SandboxOptions(env=(("GITHUB_TOKEN", "t"),)), CONTEXT)
+        assert policy.to_request()["env"] == {"GITHUB_TOKEN": "t"}
 
 
 class TestHome:
     def test_is_read_only_and_without_credentials(self) -> None:
-        (project, home) = build_cage(Wishes(profile="permissive"), SCENE).mounts
+        (project, home) = build_policy(SandboxOptions(profile="permissive"), CONTEXT).mounts
         assert (home.source, home.target, home.writable) == ("/home/ann", "/home/user", False)
         assert set(HIDE) <= set(home.hidden)
         assert (project.target, project.writable) == ("/workspace", True)
@@ -98,7 +98,7 @@ class TestProject:
     )
     def test_a_folder_that_is_more_than_a_project_is_not_mounted(self, cwd: str) -> None:
         with pytest.raises(ProfileError) as caught:
-            build_cage(Wishes(mode="claude"), SCENE.but(cwd=cwd))
+            build_policy(SandboxOptions(mode="claude"), CONTEXT.but(cwd=cwd))
         assert caught.value.code in ("project_refused", "no_project")
         assert caught.value.hint
 
@@ -107,7 +107,7 @@ class TestProject:
         ["/home/ann/work", "/srv/app", "/tmp/x", "/root/x", "/home/ann/.config/app", "/home/bob/x", "/home/anna/x"],
     )
     def test_a_project_is(self, cwd: str) -> None:
-        (mount,) = build_cage(Wishes(mode="claude"), SCENE.but(cwd=cwd)).mounts
+        (mount,) = build_policy(SandboxOptions(mode="claude"), CONTEXT.but(cwd=cwd)).mounts
         assert mount.source == cwd
 
     def test_what_runs_on_the_machine_is_kept(self) -> None:
@@ -118,7 +118,7 @@ class TestProject:
 
     def test_a_home_that_is_none_is_not_mounted(self) -> None:
         with pytest.raises(ProfileError, match="no_home"):
-            build_cage(Wishes(mount_home=True), Scene(home=""))
+            build_policy(SandboxOptions(mount_home=True), Context(home=""))
 
     def test_secrets_of_a_project_are_known_by_name(self) -> None:
         for name in (".env", "a/.env.local", "id_rsa", "x.pem", ".git/config", "deploy/.npmrc"):
@@ -142,25 +142,30 @@ class TestFallback:
     HAVE = frozenset({"/usr/bin/python3", "/usr/bin/sh", "/usr/local/bin/npm"})
 
     def test_a_detected_image_is_replaced_where_the_machine_has_the_command(self) -> None:
-        cage = build_cage(Wishes(), SCENE, ("sh", "-c", "npm test"))
-        found = fall_back(cage, "no route to it", self.HAVE.__contains__)
+        policy = build_policy(SandboxOptions(), CONTEXT, ("sh", "-c", "npm test"))
+        found = fall_back(policy, "no route to it", self.HAVE.__contains__)
         assert found is not None
         other, line = found
         assert (other.image, other.image_by) == ("host", "fallback")
         assert line == "node:22-alpine cannot be had (no route to it): using this machine's own tools"
-        assert other.but(image="", image_by="", image_reason="") == cage.but(image="", image_by="", image_reason="")
+        assert other.but(image="", image_by="", image_reason="") == policy.but(image="", image_by="", image_reason="")
 
     def test_not_where_it_does_not(self) -> None:
-        assert fall_back(build_cage(Wishes(), SCENE, ("cargo",)), "x", self.HAVE.__contains__) is None
-        assert fall_back(build_cage(Wishes(), SCENE, ("/opt/x/python3",)), "x", self.HAVE.__contains__) is None
-        assert fall_back(build_cage(Wishes(), SCENE, ("/usr/bin/python3",)), "x", self.HAVE.__contains__) is not None
+        assert fall_back(build_policy(SandboxOptions(), CONTEXT, ("cargo",)), "x", self.HAVE.__contains__) is None
+        assert (
+            fall_back(build_policy(SandboxOptions(), CONTEXT, ("/opt/x/python3",)), "x", self.HAVE.__contains__) is None
+        )
+        assert (
+            fall_back(build_policy(SandboxOptions(), CONTEXT, ("/usr/bin/python3",)), "x", self.HAVE.__contains__)
+            is not None
+        )
 
-    @pytest.mark.parametrize("asked", [Wishes(image="python:3.12-alpine"), Wishes(language="python")])
-    def test_an_image_that_was_asked_for_is_never_replaced(self, asked: Wishes) -> None:
-        assert fall_back(build_cage(asked, SCENE, ("python3",)), "x", lambda path: True) is None
+    @pytest.mark.parametrize("asked", [SandboxOptions(image="python:3.12-alpine"), SandboxOptions(language="python")])
+    def test_an_image_that_was_asked_for_is_never_replaced(self, asked: SandboxOptions) -> None:
+        assert fall_back(build_policy(asked, CONTEXT, ("python3",)), "x", lambda path: True) is None
 
     def test_nor_twice(self) -> None:
-        cage = build_cage(Wishes(), SCENE, ("python3",))
-        found = fall_back(cage, "x", lambda path: True)
+        policy = build_policy(SandboxOptions(), CONTEXT, ("python3",))
+        found = fall_back(policy, "x", lambda path: True)
         assert found is not None
         assert fall_back(found[0], "x", lambda path: True) is None

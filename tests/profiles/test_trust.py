@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.profiles.config import Config, read_config
-from k8e.profiles.effective import Cage
 from k8e.profiles.errors import ProfileError
+from k8e.profiles.options import NO_OPTIONS, FileCopy, SandboxOptions
+from k8e.profiles.sandbox_policy import SandboxPolicy
 from k8e.profiles.trust import (
     Trusted,
     decide,
@@ -19,8 +20,7 @@ from k8e.profiles.trust import (
     trust,
     write_trusted,
 )
-from k8e.profiles.wishes import NOTHING_SAID, FileWish, Wishes
-from tests.profiles.strategies import SCENE, wishes
+from tests.profiles.strategies import CONTEXT, options
 
 
 def file(text: str) -> Config:
@@ -48,14 +48,14 @@ def file(text: str) -> Config:
 def test_a_repository_does_not_open_its_own_cage(text: str, line: str, way: str) -> None:
     config = file(text)
     with pytest.raises(ProfileError) as caught:
-        decide(NOTHING_SAID, SCENE, ("true",), file=config)
+        decide(NO_OPTIONS, CONTEXT, ("true",), file=config)
     problem = caught.value
     assert problem.code == "widening_refused"
     assert line in problem.detail
     assert way in problem.detail
     assert "agentkernel trust agentkernel.toml" in problem.hint
     assert "--config agentkernel.toml" in problem.hint
-    assert isinstance(decide(NOTHING_SAID, SCENE, ("true",), file=config, trusted=True), Cage)
+    assert isinstance(decide(NO_OPTIONS, CONTEXT, ("true",), file=config, trusted=True), SandboxPolicy)
 
 
 @pytest.mark.parametrize(
@@ -74,34 +74,34 @@ def test_a_repository_does_not_open_its_own_cage(text: str, line: str, way: str)
     ],
 )
 def test_what_narrows_or_merely_chooses_needs_no_trust(text: str) -> None:
-    decide(NOTHING_SAID, SCENE, ("true",), file=file(text))
+    decide(NO_OPTIONS, CONTEXT, ("true",), file=file(text))
 
 
 def test_what_the_user_allows_the_file_may_ask_for() -> None:
     config = file('[agent]\ncompatibility_mode = "claude"')
-    with_mode = decide(Wishes(mode="claude"), SCENE, file=config)
+    with_mode = decide(SandboxOptions(mode="claude"), CONTEXT, file=config)
     assert [mount.target for mount in with_mode.mounts] == ["/workspace"]
-    assert decide(NOTHING_SAID, SCENE, user=Wishes(mode="claude"), file=config).mode == "claude"
+    assert decide(NO_OPTIONS, CONTEXT, user=SandboxOptions(mode="claude"), file=config).mode == "claude"
 
 
 def test_what_the_user_has_closed_the_file_does_not_open() -> None:
     config = file('[security]\nprofile = "moderate"')
     with pytest.raises(ProfileError, match="widening_refused"):
-        decide(NOTHING_SAID, SCENE, user=Wishes(profile="restrictive"), file=config)
+        decide(NO_OPTIONS, CONTEXT, user=SandboxOptions(profile="restrictive"), file=config)
     with pytest.raises(ProfileError, match="widening_refused"):
-        decide(NOTHING_SAID, SCENE, user=Wishes(mode="codex"), file=config)
+        decide(NO_OPTIONS, CONTEXT, user=SandboxOptions(mode="codex"), file=config)
     with pytest.raises(ProfileError, match="widening_refused"):
-        decide(NOTHING_SAID, SCENE, user=Wishes(network=False), file=file("[security]\nnetwork = true"))
+        decide(NO_OPTIONS, CONTEXT, user=SandboxOptions(network=False), file=file("[security]\nnetwork = true"))
 
 
 def test_the_command_line_has_the_last_word() -> None:
     config = file('[security]\nprofile = "permissive"')
-    assert decide(Wishes(profile="restrictive"), SCENE, file=config).profile == "restrictive"
+    assert decide(SandboxOptions(profile="restrictive"), CONTEXT, file=config).profile == "restrictive"
 
 
-def reach(cage: Cage) -> dict[str, object]:
+def reach(policy: SandboxPolicy) -> dict[str, object]:
     """What somebody inside can do, read from what is sent to the service and nothing else."""
-    request = cage.to_request()
+    request = policy.to_request()
     return {
         "hosts": request.get("allowed_hosts", ["(usual)", *request.get("more_hosts", [])]),
         "sources": {mount["source"] for mount in request.get("mounts", [])},
@@ -114,16 +114,18 @@ def reach(cage: Cage) -> dict[str, object]:
     }
 
 
-OURS = {"HOME", "XDG_CACHE_HOME", "npm_config_cache"}  # set by the cage itself where a home is closed
+OURS = {"HOME", "XDG_CACHE_HOME", "npm_config_cache"}  # set by the policy itself where a home is closed
 
 
-@given(wishes(), wishes(), wishes())
-def test_an_unknown_file_never_reaches_further(asked: Wishes, user: Wishes, brought: Wishes) -> None:
+@given(options(), options(), options())
+def test_an_unknown_file_never_reaches_further(
+    asked: SandboxOptions, user: SandboxOptions, brought: SandboxOptions
+) -> None:
     """Whatever the three say: with the file there is no more than without it, or nothing at all."""
     config = Config("agentkernel.toml", brought)
     try:
-        with_file = decide(asked, SCENE, ("true",), user=user, file=config)
-        without = decide(asked, SCENE, ("true",), user=user)
+        with_file = decide(asked, CONTEXT, ("true",), user=user, file=config)
+        without = decide(asked, CONTEXT, ("true",), user=user)
     except ProfileError:
         return
     narrow, wide = reach(with_file), reach(without)
@@ -147,8 +149,8 @@ def test_an_unknown_file_never_reaches_further(asked: Wishes, user: Wishes, brou
 
 @given(st.lists(st.text("ab/.~", max_size=8), max_size=3))
 def test_files_of_the_project_are_below_it(sources: list[str]) -> None:
-    config = Config("x", Wishes(files=tuple(FileWish(source, "/d") for source in sources)))
-    refused = {each.way.split(" ")[0] for each in find_widenings(NOTHING_SAID, NOTHING_SAID, config)}
+    config = Config("x", SandboxOptions(files=tuple(FileCopy(source, "/d") for source in sources)))
+    refused = {each.way.split(" ")[0] for each in find_widenings(NO_OPTIONS, NO_OPTIONS, config)}
     for source in sources:
         outside = source.startswith(("/", "~")) or ".." in source.split("/")
         assert not outside or source.split(" ")[0] in refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from k8e.daemon.serving import run_detached
+from k8e.daemon.server import run_detached
 from k8e.engine import Runtime
 from k8e.engine.local.runtime import trials
 from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from k8e import settings
-from k8e.daemon.examination import run_doctor
+from k8e.daemon.doctor import run_doctor
 from k8e.engine.local.doctor import doctor
 from k8e.policy import HostList
 from k8e.settings import Settings, SettingsError
 from k8e.settings import file as settings_file
-from k8e.settings.kinds import count, many
+from k8e.settings.values import count, many
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

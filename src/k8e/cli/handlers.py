@@ -70,14 +70,14 @@ def run_mcp(parsed: argparse.Namespace) -> int:
 
 
 def serve(parsed: argparse.Namespace) -> int:
-    from k8e.daemon.serving import run_in_foreground
+    from k8e.daemon.server import run_in_foreground
 
     run_in_foreground()
     return 0
 
 
 def examine(parsed: argparse.Namespace) -> int:
-    from k8e.daemon.examination import run_doctor
+    from k8e.daemon.doctor import run_doctor
 
     return run_doctor(as_json=parsed.json, fix=parsed.fix)
 

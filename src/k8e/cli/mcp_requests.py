@@ -47,9 +47,9 @@ def answer_cage(question: dict[str, Any], *, permissive: bool) -> dict[str, Any]
     from k8e.cli.agentkernel.plan import prepare
     from k8e.cli.agentkernel.project_files import describe_file
     from k8e.profiles.agent import decide_for_agent
-    from k8e.profiles.wishes import Wishes
+    from k8e.profiles.options import SandboxOptions
 
-    asked = Wishes(**question["wishes"])
+    asked = SandboxOptions(**question["wishes"])
 
     def decide(_: object, *words: Any, **facts: Any) -> Any:
         return decide_for_agent(asked, *words, **facts, permissive=permissive)

@@ -25,7 +25,7 @@ from k8e.core.model import (
 from k8e.engine import Limits, Runtime
 from k8e.engine.reference import InvalidReference, parse_reference
 from k8e.policy import HostList, InvalidEntry
-from k8e.profiles.amounts import describe_amount
+from k8e.profiles.text import describe_amount
 
 MAX_TIMEOUT: Final = 86_400.0
 MAX_TTL: Final = 30 * 86_400.0

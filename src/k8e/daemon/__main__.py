@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from k8e.daemon.serving import run_detached
+from k8e.daemon.server import run_detached
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
-"""The agent's executable and its loader: found, verified, and put where a sandbox starts it.
+"""Finds and verifies the agent's executable and its loader, and writes them where a sandbox starts them.
 
-An installed package carries one per architecture, and this module carries their hashes: what is started as pid 1 of
-a sandbox is what was released, or nothing is. A checkout uses its own quick build for the machine at hand.
+An installed package has one of each per architecture, and this module has their hashes: pid 1 of a sandbox is the
+released program, or the sandbox is not made. A checkout uses its own build for this machine.
 
     BinaryError
     ├── UnknownMachine       there is no agent for that architecture
@@ -68,14 +68,14 @@ class VerifiedBinary:
 
 
 def agent_binary(machine: str | None = None, *, packaged: Path = PACKAGED, checkout: Path = CHECKOUT) -> VerifiedBinary:
-    """The agent for `machine` (as `uname -m` names it; None: this one)."""
+    """Returns the agent for `machine` (as `uname -m` names it; None: this one)."""
     return _find(machine, "k8e-agent", "", packaged, checkout)
 
 
 def loader_library(
     machine: str | None = None, *, packaged: Path = PACKAGED, checkout: Path = CHECKOUT
 ) -> VerifiedBinary:
-    """What the agent preloads into an interpreter that is to wait for its program."""
+    """Returns the library that the agent preloads into parked interpreters."""
     return _find(machine, "k8e-loader", ".so", packaged, checkout)
 
 
@@ -93,7 +93,7 @@ def _find(machine: str | None, name: str, suffix: str, packaged: Path, checkout:
             f"a checkout builds the agent for {here} only: for {machine} install the wheel of `make release`"
         )
     built = checkout / "build" / "agent" / f"{name}{suffix}"
-    # The build wrote this hash. It catches a torn or mixed-up build, not somebody who may write to the checkout.
+    # The build wrote this hash. It detects a broken build, not a user who may write to the checkout.
     recorded = _read(built.with_name(f"{built.name}.sha256"), "run `make agent`").decode("ascii", "replace").strip()
     return _verify(machine, _read(built, "run `make agent`"), recorded, "run `make agent`")
 

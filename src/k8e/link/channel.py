@@ -1,6 +1,6 @@
-"""A channel: one request and all that belongs to it, until its RESULT.
+"""A channel: one request and everything that belongs to it, until its RESULT.
 
-It is told what arrives and posts what is due; it never waits for a socket. This one dies with its connection, a
+It receives frames and posts frames; it never waits for a socket. A `Channel` ends with its connection, a
 `CommandChannel` does not.
 """
 
@@ -12,31 +12,31 @@ from typing import Final, Protocol
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost, ProtocolViolation
 from k8e.link.frames import Ack, ChannelFrame, Data, Eof, Frame, FrameType, Opened, Order, Request, Result
 from k8e.link.protocol import OUTPUT, OUTPUT_WINDOW, TO_SANDBOX, encode_data_header
-from k8e.link.streams import Bell, Inbound, Outbound
+from k8e.link.streams import Inbound, Notifier, Outbound
 
 
 class Interrupted(LinkLost):
-    """The connection broke under this; whoever knows it to be repeatable may repeat it."""
+    """The connection broke during the request; a caller that knows it to be repeatable may repeat it."""
 
 
 class Sender(Protocol):
-    """The connection as channels see it. What is posted while there is none is dropped: resuming makes up for it."""
+    """The connection as channels see it. A frame posted while there is none is dropped: resuming makes up for it."""
 
     def post(self, frame: Frame) -> None: ...
     def post_content(self, header: bytes, content: bytes) -> None: ...
     @property
     def flowing(self) -> bool:
-        """There is a connection and it takes content."""
+        """Whether there is a connection with room to write."""
 
 
 class State(enum.Enum):
-    IDLE = "idle"  # nothing of it is on this connection
+    IDLE = "idle"  # not on this connection yet
     ASKED = "asked"
     OPEN = "open"
     DONE = "done"
 
 
-# What may arrive in each state.
+# The frames that may arrive in each state.
 LEGAL: Final[dict[State, frozenset[type]]] = {
     State.IDLE: frozenset(),
     State.ASKED: frozenset({Opened, Result}),
@@ -44,7 +44,7 @@ LEGAL: Final[dict[State, frozenset[type]]] = {
     State.DONE: frozenset(),
 }
 
-# Requests that are answered by nothing but RESULT.
+# Requests that are answered by RESULT alone.
 _BRIEF: Final = frozenset(
     {
         *(FrameType.STAT, FrameType.MKDIR, FrameType.MOVE, FrameType.REMOVE, FrameType.CHMOD),
@@ -70,7 +70,7 @@ class Channel:
         self.inbound: dict[int, Inbound] = {}
         self.outbound: Outbound | None = None
         self.abandoned = False
-        self.bell = Bell()  # opened, result or error changed
+        self.changed = Notifier()  # opened, result or error changed
         self._sender = sender
         self._request = request
         self._eof_posted = False
@@ -94,11 +94,11 @@ class Channel:
 
     @property
     def queued(self) -> int:
-        """Bytes that wait here, both ways."""
+        """Bytes that wait here, in both directions."""
         incoming = sum(stream.queued for stream in self.inbound.values())
         return incoming + (self.outbound.queued if self.outbound and not self.outbound.broken else 0)
 
-    # What the agent says
+    # Frames from the agent
 
     def receive(self, frame: ChannelFrame) -> None:
         kind = type(frame)
@@ -137,7 +137,7 @@ class Channel:
             raise ProtocolViolation(f"OPENED for {self.subject} has a payload")
         self.opened = payload
         self.state = State.OPEN
-        self.bell.ring()
+        self.changed.notify()
         self.pump()
 
     def _receive_result(self, result: Result) -> None:
@@ -161,12 +161,12 @@ class Channel:
                 stream.fail(error)
         if self.outbound is not None:
             self.outbound.stop()
-        self.bell.ring()
+        self.changed.notify()
 
     def describe(self, result: Result) -> AgentError:
         return AgentError(result.code, result.errno, self.subject)
 
-    # What the connection does
+    # Called by the multiplexer
 
     def begin(self) -> None:
         """Posts the request."""
@@ -174,10 +174,10 @@ class Channel:
         self.state = State.ASKED
 
     def resume(self) -> None:
-        """There is a new connection."""
+        """Called when there is a new connection."""
 
     def interrupt(self) -> None:
-        """The connection broke."""
+        """Called when the connection broke."""
         self.fail(Interrupted(f"the connection broke: it is not known whether {self.subject} happened"))
 
     def fail(self, error: LinkError) -> None:
@@ -187,7 +187,7 @@ class Channel:
             stream.fail(error)
         if self.outbound is not None:
             self.outbound.fail(error)
-        self.bell.ring()
+        self.changed.notify()
 
     def pump(self) -> None:
         """Posts the content that is due, as far as the connection takes it."""
@@ -201,19 +201,19 @@ class Channel:
             self._sender.post(Eof(self.id, TO_SANDBOX, outbound.sent))
             self._eof_posted = True
 
-    # What the caller does
+    # Called by the caller
 
     async def wait_opened(self) -> bytes:
         while self.opened is None:
             self._check()
-            await self.bell.wait()
+            await self.changed.wait()
         return self.opened
 
     async def wait_result(self) -> bytes:
-        """What RESULT adds, or the refusal."""
+        """Returns the payload of RESULT; raises the agent's refusal."""
         while self.result is None:
             self._check()
-            await self.bell.wait()
+            await self.changed.wait()
         self._check()
         return self.result.payload
 
@@ -231,12 +231,12 @@ class Channel:
         self.pump()
 
     def cancel(self) -> None:
-        """Nobody is interested any more. The id stays taken until the agent has confirmed it."""
+        """Cancels the request. The id stays taken until the agent has confirmed."""
         if self.state in (State.IDLE, State.DONE) or self.abandoned:
             return
         self.abandon()
         for stream in self.inbound.values():
-            stream.fail(LinkLost(f"{self.subject} was given up"))  # so that no more is acknowledged
+            stream.fail(LinkLost(f"{self.subject} was given up"))  # so that nothing more is acknowledged
         self._sender.post(Order(self.id, FrameType.CANCEL))
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""`AgentLink`: the host's side of one agent, and the link's front door."""
+"""`AgentLink`: the host's side of one agent, and the entry point of the link."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from k8e.link.errors import AgentError, Code, LinkError, ProtocolViolation
 from k8e.link.files import Files
 from k8e.link.frames import FrameType, Request
 from k8e.link.model import CommandInfo, Completed, ExecSpec
-from k8e.link.process import AgentProcess, Collector, feed, put_away
+from k8e.link.multiplexer import Multiplexer, Timing, deadline
+from k8e.link.process import AgentProcess, Collector, end_abandoned, feed
 from k8e.link.protocol import NONCE_SIZE, PARKING_GENERATION
 from k8e.link.records import RecordReader, parse_command
 from k8e.link.requests import encode_park
-from k8e.link.switchboard import Switchboard, Timing, deadline
 
 # Far more than an agent keeps (1,024 ended ones) or a sandbox can run.
 _MAX_COMMANDS: Final = 65_536
@@ -31,22 +31,22 @@ class AgentLink(Files):
     Closing it leaves the sandbox and its commands as they are.
     """
 
-    def __init__(self, board: Switchboard) -> None:
-        super().__init__(board)
+    def __init__(self, mux: Multiplexer) -> None:
+        super().__init__(mux)
 
     @classmethod
     async def open(
         cls, dialer: Dialer, *, instance: bytes, deadline: float = 10.0, timing: Timing | None = None
     ) -> Self:
-        """Connects and greets, trying again until the deadline: an agent that is just starting is waited for."""
+        """Connects and completes the handshake. Tries until the deadline, so that an agent may still be starting."""
         if len(instance) != NONCE_SIZE:
             raise ValueError(f"instance has {len(instance)} bytes, must have {NONCE_SIZE}")
-        board = Switchboard(dialer, instance, timing or Timing())
-        await board.open(deadline)
-        return cls(board)
+        mux = Multiplexer(dialer, instance, timing or Timing())
+        await mux.open(deadline)
+        return cls(mux)
 
     async def close(self) -> None:
-        await self._board.close()
+        await self._mux.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,67 +58,67 @@ class AgentLink(Files):
 
     @property
     def failure(self) -> LinkError | None:
-        """Why the link is of no use any more; None while it is."""
-        return self._board.failure
+        """The reason why the link cannot be used any more; None while it can."""
+        return self._mux.failure
 
     @property
     def agent_version(self) -> str | None:
         """None while there is no connection."""
-        return self._board.agent_version
+        return self._mux.agent_version
 
     @property
     def queued(self) -> int:
-        """Bytes held here for consumers or for the agent."""
-        return self._board.queued
+        """Bytes that wait in the daemon for consumers or for the agent."""
+        return self._mux.queued
 
     async def failed(self) -> LinkError:
         """Returns when the link is gone for good, with the reason; also after `close`."""
-        while self._board.failure is None:
-            await self._board.bell.wait()
-        return self._board.failure
+        while self._mux.failure is None:
+            await self._mux.changed.wait()
+        return self._mux.failure
 
     # Commands
 
     async def start(self, spec: ExecSpec) -> AgentProcess:
         subject = ascii(b" ".join(spec.argv)[:_SHOWN])[1:]
-        if spec.parked and self._board.generation < PARKING_GENERATION:
+        if spec.parked and self._mux.generation < PARKING_GENERATION:
             spec = replace(spec, parked=False)
-        channel = CommandChannel(self._board, self._board.new_id(), spec, subject=subject)
+        channel = CommandChannel(self._mux, self._mux.new_id(), spec, subject=subject)
         await self._begin_command(channel, f"starting {subject}")
-        return AgentProcess(self._board, channel, spec)
+        return AgentProcess(self._mux, channel, spec)
 
     async def attach(
         self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False
     ) -> AgentProcess:
-        if self._board.find(command) is not None:
+        if self._mux.find(command) is not None:
             raise AgentError(Code.BUSY, subject=f"command {command:016x} is attached here already")
-        channel = CommandChannel(self._board, command, None, (stdout_from, stderr_from), hold=hold)
+        channel = CommandChannel(self._mux, command, None, (stdout_from, stderr_from), hold=hold)
         try:
-            async with deadline(self._board.timing.reply, f"attaching to {channel.subject}"):
-                await self._board.begin(channel)
+            async with deadline(self._mux.timing.reply, f"attaching to {channel.subject}"):
+                await self._mux.begin(channel)
                 await channel.wait_opened()
         except BaseException:
-            # It was there before us and stays.
+            # The command ran before and stays.
             channel.abandon()
-            self._board.spawn(self._leave(channel))
+            self._mux.spawn(self._leave(channel))
             raise
-        return AgentProcess(self._board, channel, None, hold=hold)
+        return AgentProcess(self._mux, channel, None, hold=hold)
 
     async def _leave(self, channel: CommandChannel) -> None:
         while channel.opened is None and channel.result is None and channel.error is None:
-            if self._board.find(channel.id) is not channel:
+            if self._mux.find(channel.id) is not channel:
                 return
-            await channel.bell.wait()
+            await channel.changed.wait()
         channel.detach()
 
     async def _begin_command(self, channel: CommandChannel, what: str) -> None:
         try:
-            async with deadline(self._board.timing.reply, what):
-                await self._board.begin(channel)
+            async with deadline(self._mux.timing.reply, what):
+                await self._mux.begin(channel)
                 await channel.wait_opened()
         except BaseException:
-            # Whether cancelled or overdue: it may have started, and its caller will never know it.
-            put_away(self._board, channel)
+            # Cancelled or overdue: the command may have started without its caller knowing it.
+            end_abandoned(self._mux, channel)
             raise
 
     async def run(
@@ -141,21 +141,21 @@ class AgentLink(Files):
             await feed(process, input)
             outcome = await process.wait()
         except BaseException:
-            put_away(self._board, process.channel)
+            end_abandoned(self._mux, process.channel)
             raise
         return Completed(outcome, stdout.take(), stderr.take())
 
     async def commands(self) -> Sequence[CommandInfo]:
-        async with deadline(self._board.timing.reply, "listing commands"):
+        async with deadline(self._mux.timing.reply, "listing commands"):
             return await self._repeat(self._list_commands)
 
     async def _list_commands(self) -> list[CommandInfo]:
-        channel = Channel(self._board, Request(self._board.new_id(), FrameType.COMMANDS, b""), "listing commands")
+        channel = Channel(self._mux, Request(self._mux.new_id(), FrameType.COMMANDS, b""), "listing commands")
         reader = RecordReader(parse_command)
         found: list[CommandInfo] = []
         try:
-            await self._board.begin(channel)
-            with self._board.judge():
+            await self._mux.begin(channel)
+            with self._mux.close_on_violation():
                 while content := await channel.output.read():
                     found += reader.feed(content)
                     if len(found) > _MAX_COMMANDS:
@@ -163,25 +163,25 @@ class AgentLink(Files):
                 reader.finish()
             await channel.wait_result()
         finally:
-            self._board.drop(channel)
+            self._mux.drop(channel)
         return found
 
     async def park(self, spec: ExecSpec, loader: bytes, *, keep: float | None = None) -> None:
         subject = f"parking {ascii(spec.argv[0])[1:]}"
         payload = encode_park(spec, loader, keep)
-        async with deadline(self._board.timing.reply, subject):
-            await self._board.connected()
-            if self._board.generation < PARKING_GENERATION:
+        async with deadline(self._mux.timing.reply, subject):
+            await self._mux.connected()
+            if self._mux.generation < PARKING_GENERATION:
                 raise AgentError(Code.UNSUPPORTED, subject=f"{subject}: this agent is older than that")
-            channel = Channel(self._board, Request(self._board.new_id(), FrameType.PARK, payload), subject)
+            channel = Channel(self._mux, Request(self._mux.new_id(), FrameType.PARK, payload), subject)
             try:
-                await self._board.begin(channel)
+                await self._mux.begin(channel)
                 if await channel.wait_result():
-                    with self._board.judge():
+                    with self._mux.close_on_violation():
                         raise ProtocolViolation(f"RESULT of {subject} has the wrong size")
             finally:
-                self._board.drop(channel)
+                self._mux.drop(channel)
 
     async def release(self, command: int) -> None:
-        await self._board.connected()
-        self._board.release(command)
+        await self._mux.connected()
+        self._mux.release(command)

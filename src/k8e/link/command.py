@@ -1,4 +1,4 @@
-"""The channel of a command, which lives on while there is no connection and is resumed over the next one."""
+"""The channel of a command: it outlives its connection and is resumed over the next one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from k8e.link.streams import Outbound
 
 
 class CommandChannel(Channel):
-    """A command, which lives on while there is no connection."""
-
     _pumping = frozenset({State.OPEN})  # where stdin goes on is in OPENED
 
     def __init__(
@@ -27,14 +25,14 @@ class CommandChannel(Channel):
         *,
         hold: bool = False,
     ) -> None:
-        """Without a spec it runs already, and is attached to with its output from `starts` on; `hold` leaves what is
-        read with the agent."""
+        """Without a spec the command runs already: the channel attaches to it and reads its output from `starts` on.
+        With `hold` the agent keeps what was read."""
         self._hold = hold
         self._may_be_parked = spec is not None and spec.parked
         self._directory = spec.cwd if spec is not None else b""
         if spec is None:
             request = Request(command, FrameType.ATTACH, encode_attach(*starts))
-            # Whoever started it chose a window that we do not know.
+            # An earlier daemon chose the window; this one does not know it.
             window = effective_window(1 << 20)
         else:
             request = Request(command, FrameType.EXEC, encode_exec(spec))
@@ -67,7 +65,7 @@ class CommandChannel(Channel):
         if self.detaching:
             self._finish(Result(self.id, Code.DETACHED, 0, b""))
         elif self._hold:
-            # Going on in the middle would acknowledge what lies before; whoever holds can read it all once more.
+            # Going on in the middle would acknowledge what lies before. The caller can read all of it again.
             super().interrupt()
         else:
             self.state = State.IDLE
@@ -93,7 +91,7 @@ class CommandChannel(Channel):
         self.state = State.OPEN
         self._eof_posted = False
         self._repeat_orders()
-        self.bell.ring()
+        self.changed.notify()
         self.pump()
 
     def _repeat_orders(self) -> None:

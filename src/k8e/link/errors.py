@@ -1,4 +1,4 @@
-"""What can go wrong between host and agent, as a closed set.
+"""The errors of the link, as a closed set.
 
 LinkError
 ├── LinkLost             the connection is gone for good, or broke under something that must not be repeated
@@ -48,7 +48,7 @@ class Code(enum.IntEnum):
 
 
 class Stage(enum.IntEnum):
-    """How far starting a command got."""
+    """The step at which starting a command failed."""
 
     REQUEST = 1
     RESOURCES = 2
@@ -87,7 +87,7 @@ class AgentError(LinkError):
 
 
 def shown(path: bytes) -> str:
-    """A path for people, in quotes; what is not text, or would act on a terminal, as its escape."""
+    """Quotes a path for people. Bytes that are not text, and control characters, are shown as escapes."""
     return repr(path.decode("utf-8", "surrogateescape"))
 
 

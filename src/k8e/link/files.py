@@ -13,11 +13,11 @@ from k8e.link.channel import Channel, Interrupted
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, ProtocolViolation, shown
 from k8e.link.frames import FrameType, Request
 from k8e.link.model import AGENT, Entry, Identity
+from k8e.link.multiplexer import Multiplexer, deadline
 from k8e.link.protocol import BINDING_GENERATION
 from k8e.link.records import RecordReader, parse_count, parse_entry, parse_only_entry
 from k8e.link.requests import KEEP_MODE, TO_THE_END, FileRequest
 from k8e.link.sockets import AgentConnection, AgentWatcher
-from k8e.link.switchboard import Switchboard, deadline
 
 _PIECE: Final = 1 << 20
 _WRITABLE_BIND: Final = 1
@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 class Files:
-    def __init__(self, board: Switchboard) -> None:
-        self._board = board
+    def __init__(self, mux: Multiplexer) -> None:
+        self._mux = mux
 
     # How requests are made
 
     def _make(self, request: FileRequest, subject: str) -> Channel:
-        return Channel(self._board, Request(self._board.new_id(), request.operation, request.encode()), subject)
+        return Channel(self._mux, Request(self._mux.new_id(), request.operation, request.encode()), subject)
 
     async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
         while True:
@@ -52,35 +52,35 @@ class Files:
         async def attempt() -> bytes:
             channel = self._make(request, subject)
             try:
-                await self._board.begin(channel)
+                await self._mux.begin(channel)
                 return await channel.wait_result()
             finally:
-                self._board.drop(channel)
+                self._mux.drop(channel)
 
-        async with deadline(seconds or self._board.timing.reply, subject):
+        async with deadline(seconds or self._mux.timing.reply, subject):
             return await self._repeat(attempt) if repeatable else await attempt()
 
     async def _order(
         self, request: FileRequest, subject: str, *, repeatable: bool = False, seconds: float | None = None
     ) -> None:
         if await self._ask(request, subject, repeatable=repeatable, seconds=seconds):
-            with self._board.judge():
+            with self._mux.close_on_violation():
                 raise ProtocolViolation(f"RESULT of {subject} has the wrong size")
 
     async def _read_some(self, channel: Channel) -> bytes:
         """The next content, which is never long in coming."""
         if channel.output.ready:
             return await channel.output.read()
-        async with deadline(self._board.timing.reply, channel.subject):
+        async with deadline(self._mux.timing.reply, channel.subject):
             return await channel.output.read()
 
     async def _open(self, channel: Channel) -> bytes:
-        async with deadline(self._board.timing.reply, channel.subject):
-            await self._board.begin(channel)
+        async with deadline(self._mux.timing.reply, channel.subject):
+            await self._mux.begin(channel)
             return await channel.wait_opened()
 
     async def _close(self, channel: Channel) -> bytes:
-        async with deadline(self._board.timing.reply, channel.subject):
+        async with deadline(self._mux.timing.reply, channel.subject):
             return await channel.wait_result()
 
     # Content
@@ -98,7 +98,7 @@ class Files:
             before = given
             try:
                 opened = await self._open(channel)
-                with self._board.judge():
+                with self._mux.close_on_violation():
                     entry = parse_only_entry(opened)
                 first = first or entry
                 if entry != first:
@@ -106,7 +106,7 @@ class Files:
                 while content := await self._read_some(channel):
                     given += len(content)
                     if length is not None and given > length:
-                        with self._board.judge():
+                        with self._mux.close_on_violation():
                             raise ProtocolViolation(f"{subject} gave more than was asked for")
                     yield content
                 await self._close(channel)
@@ -116,7 +116,7 @@ class Files:
                 if fruitless > _FRUITLESS:
                     raise
             finally:
-                self._board.drop(channel)
+                self._mux.drop(channel)
 
     async def read_file(
         self,
@@ -162,8 +162,8 @@ class Files:
         )
         channel = self._make(request, f"write {shown(path)}")
         try:
-            async with deadline(self._board.timing.reply, channel.subject):
-                await self._board.begin(channel)
+            async with deadline(self._mux.timing.reply, channel.subject):
+                await self._mux.begin(channel)
             try:
                 if isinstance(content, bytes | bytearray | memoryview):
                     await self._write_pieces(channel, bytes(content))
@@ -174,15 +174,15 @@ class Files:
             except BrokenInput:
                 pass  # RESULT says why
             payload = await self._close(channel)
-            with self._board.judge():
+            with self._mux.close_on_violation():
                 return parse_count(payload)
         finally:
-            self._board.drop(channel)
+            self._mux.drop(channel)
 
     async def _write_pieces(self, channel: Channel, content: bytes) -> None:
         view = memoryview(content)
         for start in range(0, len(view), _PIECE):
-            async with deadline(self._board.timing.reply, channel.subject):
+            async with deadline(self._mux.timing.reply, channel.subject):
                 await channel.write(view[start : start + _PIECE])
 
     # Directories
@@ -198,13 +198,13 @@ class Files:
             try:
                 await self._open(channel)
                 while content := await self._read_some(channel):
-                    with self._board.judge():
+                    with self._mux.close_on_violation():
                         entries = reader.feed(content)
                     for entry in entries:
                         given += 1
                         yield entry
                 payload = await self._close(channel)
-                with self._board.judge():
+                with self._mux.close_on_violation():
                     reader.finish()
                     if parse_count(payload) != given:
                         raise ProtocolViolation(f"{channel.subject} counted wrongly")
@@ -214,7 +214,7 @@ class Files:
                 if given or fruitless > _FRUITLESS:
                     raise
             finally:
-                self._board.drop(channel)
+                self._mux.drop(channel)
 
     async def list_dir(
         self, path: bytes, *, recursive: bool = False, limit: int = 100_000, identity: Identity = AGENT
@@ -236,7 +236,7 @@ class Files:
     async def stat(self, path: bytes, *, follow: bool = True, identity: Identity = AGENT) -> Entry:
         request = FileRequest(FrameType.STAT, path, flags=int(follow), identity=identity)
         payload = await self._ask(request, f"stat {shown(path)}", repeatable=True)
-        with self._board.judge():
+        with self._mux.close_on_violation():
             return parse_only_entry(payload)
 
     async def mkdir(self, path: bytes, *, mode: int = 0o755, parents: bool = True, identity: Identity = AGENT) -> None:
@@ -249,7 +249,7 @@ class Files:
 
     async def remove(self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT) -> None:
         request = FileRequest(FrameType.REMOVE, path, flags=int(recursive), identity=identity)
-        seconds = self._board.timing.long_reply if recursive else None
+        seconds = self._mux.timing.long_reply if recursive else None
         await self._order(request, f"remove {shown(path)}", seconds=seconds)
 
     async def chmod(self, path: bytes, mode: int, *, identity: Identity = AGENT) -> None:
@@ -261,33 +261,33 @@ class Files:
     async def bind(
         self, bindings: Sequence[tuple[bytes, bytes]] = (), *, writable: Sequence[bytes] = (), last: bytes = b""
     ) -> None:
-        """What is seen at each source is at its target as well, as read-only as there; then those that are `writable`
-        can be written to. Before the first command, where the agent may. `last`: the mount from which they were bound
-        is gone then, and the agent may no more."""
+        """Binds each source to its target, read-only, then makes the paths in `writable` writable. Only before the
+        first command. `last` is the mount from which they were bound: the agent unmounts it and gives up its right to
+        mount."""
         requests = [FileRequest(FrameType.BIND, source, target) for source, target in bindings]
         requests += [FileRequest(FrameType.BIND, path, flags=_WRITABLE_BIND) for path in writable]
         requests += [FileRequest(FrameType.BIND, last, flags=_LAST_BIND)] if last else []
         channels: list[Channel] = []
         try:
-            async with deadline(self._board.timing.reply, "binding"):
-                await self._board.connected()
-                if self._board.generation < BINDING_GENERATION:
+            async with deadline(self._mux.timing.reply, "binding"):
+                await self._mux.connected()
+                if self._mux.generation < BINDING_GENERATION:
                     raise AgentError(Code.UNSUPPORTED, subject="binding: this agent is older than that")
                 for request in requests:  # all of them are on the way before the first is answered
                     channels.append(self._make(request, f"bind {request.path!r} to {request.second!r}"))
-                    await self._board.begin(channels[-1])
+                    await self._mux.begin(channels[-1])
                 for channel in channels:
                     if await channel.wait_result():
-                        with self._board.judge():
+                        with self._mux.close_on_violation():
                             raise ProtocolViolation(f"RESULT of {channel.subject} has the wrong size")
         finally:
             for channel in channels:
-                self._board.drop(channel)
+                self._mux.drop(channel)
 
     # Streams without an end of their own
 
     async def watch(self, path: bytes, *, identity: Identity = AGENT) -> AgentWatcher:
-        watcher = AgentWatcher(self._board, FileRequest(FrameType.WATCH, path, identity=identity))
+        watcher = AgentWatcher(self._mux, FileRequest(FrameType.WATCH, path, identity=identity))
         await watcher.open()
         return watcher
 
@@ -306,6 +306,6 @@ class Files:
         try:
             await self._open(channel)
         except BaseException:
-            self._board.drop(channel)
+            self._mux.drop(channel)
             raise
-        return AgentConnection(self._board, channel)
+        return AgentConnection(self._mux, channel)

@@ -44,8 +44,8 @@ class FrameType(enum.IntEnum):
     CANCEL = 42
 
 
-class Farewell(enum.IntEnum):
-    """Why the agent said GOODBYE."""
+class GoodbyeReason(enum.IntEnum):
+    """The reason in the agent's GOODBYE."""
 
     SUPERSEDED = 1
     PROTOCOL_ERROR = 2
@@ -80,11 +80,11 @@ class Pong(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    reason: Farewell
+    reason: GoodbyeReason
 
 
 class Request(NamedTuple):
-    """What opens a channel; the payloads are made in `requests`."""
+    """Opens a channel; the payloads are made in `requests`."""
 
     id: int
     type: FrameType

@@ -1,7 +1,7 @@
-"""What the link takes and gives: plain frozen data, and the contract every way into a sandbox fulfils.
+"""The link's data, plain and frozen, and `Sandbox`, the contract that every way into a sandbox fulfils.
 
-`Sandbox` is the whole surface: the agent's own client implements it, and so does whatever later stands in
-front of it (an engine, a gateway), which is why the conformance suite is written against nothing else.
+The link to the agent implements it; later engines and gateways implement it too. The conformance suite uses nothing
+else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OUTPUT_WINDOW = 256 * 1024
 
 
 class Cause(enum.Enum):
-    """Why a command ended."""
+    """The reason why a command ended."""
 
     ITSELF = "itself"
     TIMEOUT = "timeout"
@@ -24,7 +24,7 @@ class Cause(enum.Enum):
 
 
 class Scope(enum.IntEnum):
-    """Whom a signal reaches."""
+    """The processes that a signal reaches."""
 
     PROCESS = 0
     GROUP = 1
@@ -44,7 +44,7 @@ class FileType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ids something is done with; None is the agent's own (root of the sandbox)."""
+    """The user and groups of an operation; None is the agent's own (root of the sandbox)."""
 
     uid: int | None = None
     gid: int | None = None
@@ -104,7 +104,7 @@ class ExecSpec:
     rlimits: tuple[Rlimit, ...] = ()
     detached: bool = False
     keep_capabilities: bool = False
-    parked: bool = False  # an interpreter that waits for its program may be this command, if there is one that fits
+    parked: bool = False  # a matching parked interpreter may take this command
 
     @classmethod
     def of(
@@ -114,14 +114,14 @@ class ExecSpec:
         cwd: str | bytes = b"/",
         **options: Unpack[ExecOptions],
     ) -> ExecSpec:
-        """The spec in strings, for callers that have strings."""
+        """Makes a spec from strings."""
         variables = tuple((os.fsencode(name), os.fsencode(value)) for name, value in (env or {}).items())
         return cls(tuple(map(os.fsencode, argv)), variables, os.fsencode(cwd), **options)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: exactly one of exit_code and signal is set."""
+    """How a command ended. Exactly one of exit_code and signal is set."""
 
     exit_code: int | None
     signal: int | None
@@ -180,26 +180,26 @@ class WatchEvent:
 
 
 class ByteReader(Protocol):
-    """Bytes coming out. Not reading stops the writer inside the sandbox."""
+    """An output stream. The writer inside the sandbox waits when the caller does not read."""
 
     async def read(self) -> bytes:
         """The next bytes, b"" at the end."""
 
     @property
     def position(self) -> int:
-        """Where in the whole stream the last read ended; what was dropped before it counts."""
+        """The offset in the whole stream at which the last read ended; dropped bytes count."""
 
     @property
     def queued(self) -> int:
-        """Bytes that have come and were not read yet."""
+        """Bytes that arrived and are not read yet."""
 
     @property
     def dropped(self) -> int:
-        """Bytes lost while nobody was attached."""
+        """Bytes lost while no caller was attached."""
 
 
 class Process(Protocol):
-    """A started command. Read both streams (or `discard`) for `wait` to come back."""
+    """A started command. `wait` returns only when both streams are read to the end or discarded."""
 
     @property
     def id(self) -> int: ...
@@ -207,26 +207,26 @@ class Process(Protocol):
     def pid(self) -> int: ...
     @property
     def handed_over(self) -> bool:
-        """A parked interpreter is this command."""
+        """Whether a parked interpreter took this command."""
 
     @property
     def stdout(self) -> ByteReader: ...
     @property
     def stderr(self) -> ByteReader: ...
     async def write(self, data: bytes) -> None:
-        """stdin; waits while the command does not read, raises BrokenInput when it never will."""
+        """Writes to stdin; waits while the command does not read, raises BrokenInput when it never will."""
 
     async def close_stdin(self) -> None: ...
     async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None: ...
     async def end(self, grace: float = 2.0) -> None:
-        """Ends the whole tree; `wait` tells when it has happened."""
+        """Asks the agent to end the whole process tree; `wait` returns when it has ended."""
 
     async def resize(self, size: TerminalSize) -> None: ...
     async def detach(self) -> None:
-        """Lets the command go on without us; `Sandbox.attach` finds it again."""
+        """Leaves the command running; `Sandbox.attach` finds it again."""
 
     def discard(self) -> None:
-        """Nobody will read the rest of the output: keep it flowing and drop it."""
+        """Reads the rest of the output and drops it."""
 
     async def wait(self) -> Outcome: ...
 
@@ -241,26 +241,27 @@ class Connection(Protocol):
 
 
 class Watcher(Protocol):
-    """Changes of a path, in order; ends when the path is gone."""
+    """The changes of a path, in order; ends when the path is gone."""
 
     def __aiter__(self) -> AsyncIterator[WatchEvent]: ...
     async def close(self) -> None: ...
 
 
 class Sandbox(Protocol):
-    """Something that can run commands and handle files."""
+    """A way into one sandbox: runs commands and handles files."""
 
     async def start(self, spec: ExecSpec) -> Process: ...
     async def attach(self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False) -> Process:
-        """`hold` is for who wants to put the output of an ended command somewhere safe first: whatever is read and
-        waited for, all of it can be had again until `release`. It does not survive a lost connection, and a command
-        that still runs stops when its window is full."""
+        """Attaches to a command. With `hold` the agent keeps the output of an ended command until `release`, so that
+        the caller can store it first and read it again. A hold does not survive a lost connection, and a command that
+        still runs waits when its window is full."""
 
     async def commands(self) -> Sequence[CommandInfo]: ...
     async def park(self, spec: ExecSpec, loader: bytes, *, keep: float | None = None) -> None:
         """Starts an interpreter that waits for code in place of its last argument, with `loader` (a library in the
-        sandbox) in it; returns when it waits. One of a kind: it takes the place of an older one, and goes unused after
-        `keep` seconds. A start with `parked` that fits is handed to it. AgentError UNSUPPORTED: it cannot be parked."""
+        sandbox) preloaded; returns when it waits. It replaces an older one of the same kind, and ends after `keep`
+        seconds without use. A matching start with `parked` is handed to it. AgentError UNSUPPORTED when it cannot be
+        parked."""
 
     async def release(self, command: int) -> None: ...
     def read_stream(
@@ -285,7 +286,7 @@ class Sandbox(Protocol):
         mode: int | None = None,
         identity: Identity = AGENT,
     ) -> int:
-        """The file's size afterwards."""
+        """Returns the file's new size."""
 
     def list_stream(
         self, path: bytes, *, recursive: bool = False, identity: Identity = AGENT

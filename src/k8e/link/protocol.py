@@ -17,10 +17,10 @@ from k8e.link.frames import (
     Data,
     End,
     Eof,
-    Farewell,
     Frame,
     FrameType,
     Goodbye,
+    GoodbyeReason,
     HostHello,
     Opened,
     Order,
@@ -70,7 +70,7 @@ _TWO_U16: Final = struct.Struct("<HH")
 
 
 class Shape(NamedTuple):
-    """What is known of a frame before its payload is there."""
+    """The rules for a type of frame, checked before its payload is read."""
 
     shortest: int
     longest: int
@@ -126,7 +126,7 @@ def _frame(kind: FrameType, payload: bytes = b"", channel: int = 0, stream: int 
 
 
 def encode_data_header(channel: int, stream: int, offset: int, length: int) -> bytes:
-    """What stands before a DATA frame's content, so that the content itself need not be copied."""
+    """Encodes the header of a DATA frame alone, so that the content is not copied."""
     return _HEADER_AND_OFFSET.pack(length + 8, FrameType.DATA, stream, 0, channel, offset)
 
 
@@ -221,7 +221,7 @@ def _decode(sender: Side, kind: int, stream: int, channel: int, payload: bytes) 
         case FrameType.GOODBYE:
             (reason,) = _U32.unpack(payload)
             try:
-                return Goodbye(Farewell(reason))
+                return Goodbye(GoodbyeReason(reason))
             except ValueError:
                 raise ProtocolViolation(f"GOODBYE has unknown reason {reason}") from None
         case FrameType.SIGNAL:

@@ -1,7 +1,7 @@
-"""What the agent tells: entries, events, commands, and the payloads of OPENED and RESULT. Pure.
+"""Parses what the agent sends: directory entries, events, commands, and the payloads of OPENED and RESULT. Pure.
 
-Everything here comes from inside a sandbox, so every length is capped and every enumeration closed; what does not fit
-is a ProtocolViolation.
+All of it comes from inside a sandbox: every length has a limit and every enumeration is closed. Anything else is a
+ProtocolViolation.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 
 def parse_stage(payload: bytes) -> Stage:
-    """What EXEC's RESULT adds when nothing was started."""
+    """Parses the RESULT of an EXEC that started nothing."""
     try:
         return Stage(*_LENGTH.unpack(payload))
     except (struct.error, ValueError):
@@ -216,7 +216,7 @@ def parse_stage(payload: bytes) -> Stage:
 
 
 def parse_count(payload: bytes) -> int:
-    """What RESULT of WRITE and LIST adds."""
+    """Parses the RESULT of WRITE and LIST."""
     if len(payload) != 8:
         _refuse("RESULT has the wrong size")
     return int.from_bytes(payload, "little")

@@ -1,6 +1,6 @@
-"""What the host asks: the payloads of requests, checked before anything is sent. Pure.
+"""Encodes the payloads of requests to the agent, and checks them first. Pure.
 
-Whatever cannot be said on the wire is a ValueError that names the field; nothing is rounded away or cut off in silence.
+A value that the protocol cannot carry is a ValueError that names the field; no value is rounded or truncated silently.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def _check_text(field: str, value: bytes) -> bytes:
 
 
 def milliseconds(field: str, seconds: float) -> int:
-    """Rounded up, so that a short time never becomes the 0 that means none."""
+    """Rounds up: a short time must not become 0, which means none."""
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"{field} is {seconds} seconds")
     return _check_range(f"{field} in milliseconds", math.ceil(round(seconds * 1000, 6)), 0xFFFF_FFFF)
 
 
 def _encode_id(field: str, value: int | None) -> int:
-    # 0xFFFFFFFF is the wire's "own", and -1 to Linux: nobody has it.
+    # 0xFFFFFFFF means "the agent's own" in the protocol. Linux reads it as -1, so no account has it.
     return OWN_ID if value is None else _check_range(field, value, OWN_ID - 1)
 
 
@@ -61,7 +61,7 @@ def _decode_id(value: int) -> int | None:
 
 
 def effective_window(window: int) -> int:
-    """What the agent makes of the window that EXEC asks for."""
+    """Returns the window that the agent uses for the one that EXEC asks for."""
     _check_range("window", window, MAX_WINDOW, MIN_WINDOW)
     return -(-window // WINDOW_STEP) * WINDOW_STEP
 
@@ -114,7 +114,7 @@ def encode_exec(spec: ExecSpec) -> bytes:
 
 
 def encode_park(spec: ExecSpec, loader: bytes, keep: float | None) -> bytes:
-    """The command with a placeholder for its last argument."""
+    """Encodes a command whose last argument is a placeholder for the program."""
     if not loader or len(spec.argv) < 2:
         raise ValueError("a parked command is an interpreter in a library's hands, and at its end a placeholder")
     kept = 0 if keep is None else _check_range("keep in milliseconds", milliseconds("keep", keep), 0xFFFF_FFFF, 1)
@@ -125,7 +125,7 @@ def encode_park(spec: ExecSpec, loader: bytes, keep: float | None) -> bytes:
 
 
 def decode_park(payload: bytes) -> tuple[ExecSpec, bytes, float | None]:
-    """The arguments again, for whoever plays the agent."""
+    """Decodes what `encode_park` encoded, for the agent that tests play."""
     kept, length = _PARK.unpack_from(payload)
     end = _PARK.size + length
     return decode_exec(payload[end:]), payload[_PARK.size : end], kept / 1000 if kept else None
@@ -147,7 +147,7 @@ def _encode_variable(name: bytes, value: bytes) -> bytes:
 
 
 def decode_exec(payload: bytes) -> ExecSpec:
-    """The spec again, for whoever plays the agent. Raises ValueError or struct.error on nonsense."""
+    """Decodes what `encode_exec` encoded, for the agent that tests play. Raises ValueError or struct.error."""
     (flags, uid, gid, timeout, grace, drain, window, umask, rows, columns, group_count, rlimit_count, argc, envc) = (
         _EXEC.unpack_from(payload)
     )
@@ -236,7 +236,7 @@ class FileRequest:
 
 
 def decode_file_request(operation: FrameType, payload: bytes) -> FileRequest:
-    """The request again, for whoever plays the agent."""
+    """Decodes what `FileRequest.encode` encoded, for the agent that tests play."""
     uid, gid, flags, mode, offset, length, first, second = _FILE.unpack_from(payload)
     if len(payload) != _FILE.size + first + second:
         raise ValueError("the paths do not fill the payload")

@@ -1,4 +1,4 @@
-"""Streams that last: connections to sockets inside the sandbox, and watched paths."""
+"""Connections to sockets inside the sandbox, and watched paths."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 from k8e.link.channel import Channel, Interrupted
 from k8e.link.frames import Request
 from k8e.link.model import WatchEvent
+from k8e.link.multiplexer import Multiplexer, deadline
 from k8e.link.records import IN_Q_OVERFLOW, RecordReader, parse_event
 from k8e.link.requests import FileRequest
-from k8e.link.switchboard import Switchboard, deadline
 
 
 class AgentConnection:
-    """Implements `model.Connection`. Dies with the connection to the agent."""
+    """Implements `model.Connection`. Ends with the connection to the agent."""
 
-    def __init__(self, board: Switchboard, channel: Channel) -> None:
-        self._board = board
+    def __init__(self, mux: Multiplexer, channel: Channel) -> None:
+        self._mux = mux
         self._channel = channel
 
     async def read(self) -> bytes:
@@ -30,14 +30,14 @@ class AgentConnection:
         self._channel.close_input()
 
     async def close(self) -> None:
-        self._board.drop(self._channel)
+        self._mux.drop(self._channel)
 
 
 class AgentWatcher:
-    """Implements `model.Watcher`. A broken connection is reported as what it means: events were lost."""
+    """Implements `model.Watcher`. Reports a broken connection as lost events."""
 
-    def __init__(self, board: Switchboard, request: FileRequest) -> None:
-        self._board = board
+    def __init__(self, mux: Multiplexer, request: FileRequest) -> None:
+        self._mux = mux
         self._request = request
         self._channel: Channel | None = None
         self._reader = RecordReader(parse_event)
@@ -47,17 +47,17 @@ class AgentWatcher:
     async def open(self) -> None:
         """Returns once the watch is in place."""
         subject = f"watch {self._request.path!r}"
-        async with deadline(self._board.timing.reply, subject):
+        async with deadline(self._mux.timing.reply, subject):
             while True:
-                request = Request(self._board.new_id(), self._request.operation, self._request.encode())
-                channel = Channel(self._board, request, subject)
+                request = Request(self._mux.new_id(), self._request.operation, self._request.encode())
+                channel = Channel(self._mux, request, subject)
                 try:
-                    await self._board.begin(channel)
+                    await self._mux.begin(channel)
                     await channel.wait_opened()
                 except Interrupted:
                     continue
                 except BaseException:
-                    self._board.drop(channel)
+                    self._mux.drop(channel)
                     raise
                 self._channel = channel
                 self._reader = RecordReader(parse_event)
@@ -78,7 +78,7 @@ class AgentWatcher:
                 return WatchEvent(IN_Q_OVERFLOW, 0, b"", overflow=True)
             if self._closed:
                 raise StopAsyncIteration
-            with self._board.judge():
+            with self._mux.close_on_violation():
                 if not content:
                     self._reader.finish()
                     raise StopAsyncIteration
@@ -89,4 +89,4 @@ class AgentWatcher:
         self._closed = True
         self._events.clear()
         if self._channel is not None:
-            self._board.drop(self._channel)
+            self._mux.drop(self._channel)

@@ -1,7 +1,7 @@
-"""One direction of a channel: its offsets, its window, and the bytes that wait on our side.
+"""One direction of a channel: its offsets, its window, and the bytes that wait in the daemon.
 
-Neither class knows a socket. `Inbound` is filled by whoever reads the connection, which never waits for a consumer;
-`Outbound` is emptied when the connection has room.
+Neither class knows a socket. The connection's reader fills `Inbound` and never waits for a consumer; `Outbound` is
+emptied when the connection has room.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from k8e.link.protocol import INPUT_WINDOW, MAX_DATA
 SMALL = 4096
 
 
-class Bell:
-    """Wakes everybody who waits; what they waited for they look up themselves, so a cancelled waiter loses nothing."""
+class Notifier:
+    """Wakes all waiters. Each then checks its own condition, so a cancelled waiter loses nothing."""
 
     __slots__ = ("_waiters",)
 
@@ -30,7 +30,7 @@ class Bell:
         self._waiters.append(waiter)
         await waiter
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -49,7 +49,7 @@ class Inbound:
     """Bytes from the sandbox. Holds at most a window of them, and another one after a reattachment."""
 
     def __init__(self, window: int, acknowledge: Callable[[int], None] | None, start: int = 0) -> None:
-        """Without `acknowledge` the agent keeps what was read, and gives it to whoever asks next."""
+        """Without `acknowledge` the agent keeps what was read and sends it again on the next attachment."""
         self.window = window
         self._start = start
         self.position = start  # of the next byte for the consumer
@@ -66,14 +66,14 @@ class Inbound:
         self._gaps: deque[tuple[int, int]] = deque()  # (offset, length), in order
         self._may_jump = False
         self._sink: Callable[[bytes], object] | None = None
-        self._bell = Bell()
+        self._changed = Notifier()
 
     @property
     def complete(self) -> bool:
-        """Everything up to the end has come, on whichever connection."""
+        """Whether everything up to the end has arrived, over any connection."""
         return self.received == self.total
 
-    # What the agent says
+    # Frames from the agent
 
     def receive(self, offset: int, content: bytes) -> None:
         length = len(content)
@@ -95,7 +95,7 @@ class Inbound:
             self._queue.append(content)  # nothing is joined across a gap
         else:
             _join_small(self._queue, content)
-        self._bell.ring()
+        self._changed.notify()
 
     def finish(self, total: int) -> None:
         if self.ended or (self.total is not None and total != self.total):
@@ -106,11 +106,11 @@ class Inbound:
         self.total = total
         if self._sink is not None:
             self._cross_gap()
-        self._bell.ring()
+        self._changed.notify()
 
     def resume_offset(self) -> int:
-        """Where a new attachment is to go on. What is queued beyond one window is asked for again: an attachment may
-        bring a window of bytes whatever the consumer has left, and a third one must find room too."""
+        """Returns the offset at which a new attachment goes on. Bytes queued beyond one window are requested again:
+        each attachment may bring a window of bytes, however much the consumer has left unread."""
         while self.queued > self.window:
             lost = len(self._queue.pop())
             self.queued -= lost
@@ -142,7 +142,7 @@ class Inbound:
         self._skip(offset)
 
     def _skip(self, offset: int) -> None:
-        """The agent dropped bytes while nobody was attached."""
+        """Notes a gap: the agent dropped bytes while no caller was attached."""
         self._forget_last_gap()
         self._gaps.append((self.received, offset - self.received))
         self.received = offset
@@ -152,28 +152,29 @@ class Inbound:
             self.received = self._gaps.pop()[0]
 
     def _cross_gap(self) -> None:
-        """Only for who goes on: after a read, position is the end of what was read, and not of a gap behind it."""
+        """Moves the position over a gap. Called before the next read: until then the position is the end of the last
+        read, not of the gap behind it."""
         while self._gaps and self._gaps[0][0] == self.position:
             _, length = self._gaps.popleft()
             self.position += length
             self.dropped += length
 
-    # What the consumer does
+    # Called by the consumer
 
     @property
     def ready(self) -> bool:
-        """`read` would not wait."""
+        """Whether `read` would return at once."""
         return bool(self._queue) or self.complete or self.error is not None
 
     async def read(self) -> bytes:
-        """The next bytes, b"" at the end. What came before the link failed is still given."""
+        """Returns the next bytes, b"" at the end. Bytes that arrived before the link failed can still be read."""
         self._cross_gap()
         while not self._queue:
             if self.complete:
                 return b""
             if self.error is not None:
                 raise self.error.with_traceback(None)
-            await self._bell.wait()
+            await self._changed.wait()
             self._cross_gap()
         content = self._queue.popleft()
         self.queued -= len(content)
@@ -181,7 +182,7 @@ class Inbound:
         return content
 
     def divert(self, sink: Callable[[bytes], object]) -> None:
-        """Gives what is here and all that comes to `sink`, at once and from inside the connection's reader."""
+        """Passes what is queued and all that arrives to `sink`, called from the connection's reader."""
         self._sink = sink
         self._cross_gap()
         while self._queue:
@@ -190,11 +191,11 @@ class Inbound:
             self._consume(len(content))
             sink(content)
             self._cross_gap()
-        self._bell.ring()
+        self._changed.notify()
 
     def fail(self, error: LinkError) -> None:
         self.error = self.error or error
-        self._bell.ring()
+        self._changed.notify()
 
     def _consume(self, length: int) -> None:
         self.position += length
@@ -219,13 +220,13 @@ class Outbound:
         self._waiting: deque[bytes] = deque()  # [sent, written)
         self._kept_from = 0
         self._written = 0
-        self._bell = Bell()
+        self._changed = Notifier()
 
     @property
     def queued(self) -> int:
         return self._written - self.acked
 
-    # What the agent says
+    # Frames from the agent
 
     def acknowledge(self, offset: int) -> None:
         if not self.acked <= offset <= self.sent:
@@ -233,10 +234,10 @@ class Outbound:
         self.acked = offset
         while self._kept and self._kept_from + len(self._kept[0]) <= offset:
             self._kept_from += len(self._kept.popleft())
-        self._bell.ring()
+        self._changed.notify()
 
     def abort(self, offset: int) -> None:
-        """Nobody reads any more."""
+        """The command does not read its input any more."""
         if offset > self.sent:
             raise ProtocolViolation(f"{offset} bytes were read, {self.sent} were sent")
         self.stop()
@@ -261,13 +262,13 @@ class Outbound:
         self.sent = received
 
     def adopt(self, received: int) -> None:
-        """An attachment to a command that somebody else has written to."""
+        """Starts at the offset that an earlier attachment has written up to."""
         self.acked = self.sent = self._written = self._kept_from = received
 
-    # What the producer does
+    # Called by the producer
 
     async def write(self, content: bytes | memoryview, pump: Callable[[], None]) -> None:
-        """Waits while the window is full. Cancelled, it may have taken a part."""
+        """Waits while the window is full. When cancelled it may have taken a part."""
         self._check()
         if self.end is not None:
             raise ValueError("the stream is closed already")
@@ -276,7 +277,7 @@ class Outbound:
             self._check()
             room = min(INPUT_WINDOW - self.queued, MAX_DATA)
             if room <= 0:
-                await self._bell.wait()
+                await self._changed.wait()
                 continue
             piece = bytes(rest[:room])
             rest = rest[room:]
@@ -290,7 +291,7 @@ class Outbound:
             self.end = self._written
 
     def take(self) -> tuple[int, bytes] | None:
-        """What is to be sent next, with its offset."""
+        """Returns the next bytes to send, with their offset."""
         if not self._waiting:
             return None
         content = self._waiting.popleft()
@@ -307,10 +308,10 @@ class Outbound:
         self.broken = True
         self._kept.clear()
         self._waiting.clear()
-        self._bell.ring()
+        self._changed.notify()
 
     def _check(self) -> None:
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.broken:
-            raise BrokenInput("nobody reads this any more")
+            raise BrokenInput("the command does not read its input any more")

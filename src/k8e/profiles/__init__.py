@@ -1,6 +1,7 @@
-"""The second front door's policy: from what somebody typed, and what lies in the directory, to one cage. Pure.
+"""The policy of agentkernel: decides, from options, files and the project's directory, what a sandbox may see and
+reach.
 
-Nothing here reads a file, a variable or a clock: facts come in (`scene.Scene`), a decision comes out
-(`effective.Cage`). The command line waits for it, so modules import next to nothing; `config` (TOML) is for those who
-have a file.
+Pure: no module reads a file, a variable or a clock. `context.Context` has the facts, `sandbox_policy.SandboxPolicy` the
+decision. The command line imports these modules at every start, so they import next to nothing; `config` (TOML) is
+imported only when there is a file.
 """

@@ -1,59 +1,59 @@
-"""What an agent may have that calls us: what a person who types the same has, and not more.
+"""Decides the policy for a call of an AI agent (MCP). Pure.
 
-A person's word on the command line comes before files; an agent's does not. It may have read a text that it was not
-meant to, so a call can narrow what the project's file and the user's own configuration say, and never widen it. What
-hands over a home or variables is for a person to allow, wherever it is written. Pure.
+On the command line a user's options come before the files; an agent's call does not. The agent may have read a text
+that misleads it, so a call can narrow what the project's file and the user's configuration say, and never widen it. A
+home or variables are passed on only where a person has allowed it with --allow-permissive.
 """
 
 from __future__ import annotations
 
 from k8e.profiles.errors import ProfileError
-from k8e.profiles.permissions import settle
+from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
+from k8e.profiles.permissions import derive_permissions
 from k8e.profiles.profile import PERMISSIVE
 from k8e.profiles.trust import decide
-from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from k8e.profiles.config import Config
-    from k8e.profiles.effective import Cage
-    from k8e.profiles.scene import Scene
+    from k8e.profiles.context import Context
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
-# As calls name what they ask for.
+# The names of options in calls, where they differ.
 NAMES = {"mode": "compatibility_mode"}
 
 
 def decide_for_agent(
-    asked: Wishes,
-    scene: Scene,
+    asked: SandboxOptions,
+    context: Context,
     command: Sequence[str] = (),
     *,
-    user: Wishes = NOTHING_SAID,
+    user: SandboxOptions = NO_OPTIONS,
     file: Config | None = None,
     trusted: bool = False,
     name: str = "",
     persistent: bool = False,
     permissive: bool = False,
-) -> Cage:
-    """As `decide`, for a call. `permissive`: a person said that it may have that."""
-    cage = decide(asked, scene, command, user=user, file=file, trusted=trusted, name=name, persistent=persistent)
-    refuse_beyond(asked, file.wishes if file else NOTHING_SAID, user)
+) -> SandboxPolicy:
+    """Does what `decide` does, for a call. `permissive`: a person has allowed that profile."""
+    policy = decide(asked, context, command, user=user, file=file, trusted=trusted, name=name, persistent=persistent)
+    refuse_beyond(asked, file.options if file else NO_OPTIONS, user)
     if not permissive:
         refuse_permissive(asked, user, file)
-    return cage
+    return policy
 
 
-def refuse_beyond(asked: Wishes, file: Wishes, user: Wishes) -> None:
+def refuse_beyond(asked: SandboxOptions, file: SandboxOptions, user: SandboxOptions) -> None:
     said, heard = merge((file, user)), asked
-    if asked.network is False:  # which is less than anything, and contradicts nothing
+    if asked.network is False:  # it narrows every option
         heard = heard.but(network=None)
-    if said.mode is not None and said.profile is None:  # a mode says how it is isolated, too
+    if said.mode is not None and said.profile is None:  # a mode also sets the isolation
         heard = heard.but(profile=None)
-    ways = settle(merge((asked, file, user))).wider_than(settle(merge((file, user, heard))))
+    ways = derive_permissions(merge((asked, file, user))).wider_than(derive_permissions(merge((file, user, heard))))
     if ways:
-        named = ", ".join(NAMES.get(wish, wish) for wish in asked.said if wish not in ("name", "image"))
+        named = ", ".join(NAMES.get(option, option) for option in asked.said if option not in ("name", "image"))
         raise ProfileError(
             "beyond_configuration",
             "the call asks for more than agentkernel.toml and the user's configuration allow",
@@ -62,10 +62,10 @@ def refuse_beyond(asked: Wishes, file: Wishes, user: Wishes) -> None:
         )
 
 
-def refuse_permissive(asked: Wishes, user: Wishes = NOTHING_SAID, file: Config | None = None) -> None:
-    found = settle(merge((asked, file.wishes if file else NOTHING_SAID, user)))
+def refuse_permissive(asked: SandboxOptions, user: SandboxOptions = NO_OPTIONS, file: Config | None = None) -> None:
+    found = derive_permissions(merge((asked, file.options if file else NO_OPTIONS, user)))
     if found.profile == PERMISSIVE.name or found.mount_home or found.pass_env:
-        own = settle(asked)
+        own = derive_permissions(asked)
         whose = "" if own.profile == PERMISSIVE.name else " (agentkernel.toml or the user's configuration says so)"
         raise ProfileError(
             "permissive_refused",

@@ -1,7 +1,7 @@
-"""agentkernel.toml, read strictly: whatever is not understood is an error with its line. Pure.
+"""Reads agentkernel.toml strictly: an unknown key or value is an error that names the line. Pure.
 
-Every key is honoured or refused. What the original's files may also have, and we do not do, is refused with what to do
-instead, because a key that is ignored is a sandbox that is different from what somebody thinks.
+Every key is applied or refused. Keys of the original agentkernel that k8e does not support are refused with a hint,
+because a key that is ignored would make a sandbox that differs from what its user expects.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from k8e.profiles.errors import ProfileError
-from k8e.profiles.kinds import (
-    WISHES,
-    Kind,
+from k8e.profiles.lines import find_lines
+from k8e.profiles.mode import MODES
+from k8e.profiles.options import FileCopy, SandboxOptions
+from k8e.profiles.record import Record
+from k8e.profiles.values import (
+    KEYS,
+    Key,
     list_words,
     one_of,
     read_absolute,
@@ -24,10 +28,6 @@ from k8e.profiles.kinds import (
     read_mode,
     read_text,
 )
-from k8e.profiles.lines import find_lines
-from k8e.profiles.mode import MODES
-from k8e.profiles.record import Record
-from k8e.profiles.wishes import FileWish, Wishes
 
 MAX_SIZE: Final = 256 << 10
 FILE_NAME: Final = "agentkernel.toml"
@@ -52,7 +52,7 @@ class AgentPool(Record):
     runtime: str = ""  # a language; empty: the machine's own tools
 
 
-class DaemonWish(Record):
+class PoolSizes(Record):
     min_warm: int = 0
     max_warm: int | None = None
     agents: tuple[AgentPool, ...] = ()
@@ -60,13 +60,13 @@ class DaemonWish(Record):
 
 class Config(Record):
     file: str
-    wishes: Wishes = Wishes()
-    preferred: str = ""  # the agent that commands mean which name none
-    daemon: DaemonWish | None = None
+    options: SandboxOptions = SandboxOptions()
+    preferred: str = ""  # the agent for commands that name none
+    daemon: PoolSizes | None = None
     places: Mapping[str, tuple[str, int]] = {}
 
-    def where(self, wish: str) -> str:
-        key, line = self.places.get(wish, (wish, 0))
+    def where(self, option: str) -> str:
+        key, line = self.places.get(option, (option, 0))
         return f"{self.file}:{line}: {key}" if line else f"{self.file}: {key}"
 
 
@@ -85,7 +85,7 @@ class _Reader:
     def __init__(self, file: str, lines: Mapping[tuple[str, ...], int]) -> None:
         self._file = file
         self._lines = lines
-        self._wishes: dict[str, Any] = {}
+        self._options: dict[str, Any] = {}
         self._places: dict[str, tuple[str, int]] = {}
 
     def read(self, table: Mapping[str, Any]) -> Config:
@@ -97,22 +97,22 @@ class _Reader:
             elif not isinstance(content, dict):
                 self._refuse((name,), "is not a section", f"[{name}]")
         for name in ("sandbox", "security", "resources"):
-            self._read_section((name,), table.get(name, {}), WISHES[name])
+            self._read_section((name,), table.get(name, {}), KEYS[name])
         self._read_domains(table.get("security", {}).get("domains"))
         preferred = self._read_agent(table.get("agent", {}))
         daemon = self._read_daemon(table["daemon"]) if "daemon" in table else None
-        return Config(self._file, Wishes(**self._wishes), preferred, daemon, self._places)
+        return Config(self._file, SandboxOptions(**self._options), preferred, daemon, self._places)
 
-    def _read_section(self, path: tuple[str, ...], content: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    def _read_section(self, path: tuple[str, ...], content: Mapping[str, Any], keys: Mapping[str, Key]) -> None:
         for name, value in content.items():
             here = (*path, name)
             if here == ("security", "domains"):
                 continue
-            self._check_known(here, tuple(kinds))
-            wish, allowed, read = kinds[name]
-            if wish in self._wishes:
-                self._refuse(here, f"says the same as {self._places[wish][0]}", "leave one of them out")
-            self._wish(wish, here, self._read(here, value, allowed, read))
+            self._check_known(here, tuple(keys))
+            option, allowed, read = keys[name]
+            if option in self._options:
+                self._refuse(here, f"says the same as {self._places[option][0]}", "leave one of them out")
+            self._set(option, here, self._read(here, value, allowed, read))
 
     def _read_agent(self, content: Mapping[str, Any]) -> str:
         preferred = ""
@@ -122,7 +122,7 @@ class _Reader:
             if name == "preferred":
                 preferred = self._read(here, value, list_words(AGENTS), one_of(AGENTS))
             else:
-                self._wish("mode", here, self._read(here, value, list_words(MODES), one_of(MODES)))
+                self._set("mode", here, self._read(here, value, list_words(MODES), one_of(MODES)))
         return preferred
 
     def _read_domains(self, content: Any) -> None:
@@ -142,9 +142,9 @@ class _Reader:
                 only = self._read(here, value, "true or false", read_flag)
         if hosts is None and not only:
             return
-        if "allowed_hosts" in self._wishes:
+        if "allowed_hosts" in self._options:
             self._refuse(path, "says the same as security.allowed_hosts", "leave one of them out")
-        self._wish("allowed_hosts" if only else "more_hosts", (*path, "allow"), hosts or ())
+        self._set("allowed_hosts" if only else "more_hosts", (*path, "allow"), hosts or ())
 
     def _read_files(self, content: Any) -> None:
         if not isinstance(content, list):
@@ -162,10 +162,10 @@ class _Reader:
             source = self._read((*path, "source"), entry["source"], "a path", read_text)
             dest = self._read((*path, "dest"), entry["dest"], "an absolute path", read_absolute)
             mode = self._read((*path, "mode"), entry.get("mode", "0644"), 'text such as "0644"', read_mode)
-            files.append(FileWish(source, dest, mode))
-        self._wish("files", ("files",), tuple(files))
+            files.append(FileCopy(source, dest, mode))
+        self._set("files", ("files",), tuple(files))
 
-    def _read_daemon(self, content: Mapping[str, Any]) -> DaemonWish:
+    def _read_daemon(self, content: Mapping[str, Any]) -> PoolSizes:
         numbers: dict[str, int] = {}
         pools: list[AgentPool] = []
         for name, value in content.items():
@@ -178,7 +178,7 @@ class _Reader:
         if numbers.get("min_warm", 0) > numbers.get("max_warm", 1000):
             self._refuse(("daemon", "min_warm"), "is more than max_warm", "not more than max_warm")
         self._places["daemon"] = ("[daemon]", self._line(("daemon",)))
-        return DaemonWish(**numbers, agents=tuple(pools))
+        return PoolSizes(**numbers, agents=tuple(pools))
 
     def _read_pools(self, path: tuple[str, ...], content: Any) -> list[AgentPool]:
         if not isinstance(content, dict):
@@ -200,9 +200,9 @@ class _Reader:
 
     # Keys
 
-    def _wish(self, wish: str, path: tuple[str, ...], value: Any) -> None:
-        self._wishes[wish] = value
-        self._places[wish] = (".".join(path), self._line(path))
+    def _set(self, option: str, path: tuple[str, ...], value: Any) -> None:
+        self._options[option] = value
+        self._places[option] = (".".join(path), self._line(path))
 
     def _read(self, path: tuple[str, ...], value: Any, allowed: str, read: Callable[[Any], Any]) -> Any:
         try:

@@ -1,12 +1,12 @@
-"""What is never shown to a sandbox: files of a home, and variables, that let whoever has them be somebody else.
+"""Lists the credentials of a home that are hidden from every sandbox.
 
-Names, not contents: a list can be read and checked, a guess at contents cannot. What the list does not know is shown,
-so a home is mounted only where somebody asks for it (docs/agentkernel.md says what that means).
+The list has names, not patterns of contents: a list of names can be reviewed. A file that is not on the list is shown,
+so a home is mounted only when the user asks for it (docs/agentkernel.md).
 """
 
 from __future__ import annotations
 
-# Below the home, each with all that is below it.
+# Below the home, each with everything below it.
 HIDDEN = (
     # keys and identities
     *(".ssh", ".gnupg", ".pki", ".config/age", ".config/sops", ".minisign", ".step", ".vault-token", ".config/vault"),
@@ -52,7 +52,7 @@ PRIVATE_ENDINGS = (".pem", ".key", ".p12", ".pfx", ".jks", ".keystore", ".kdbx",
 
 
 def is_private(path: str) -> bool:
-    """Whether a file of a project is, by its name, somebody's secret and not the project's."""
+    """Whether the name of a project's file says that it is a secret."""
     name = path.rpartition("/")[2].lower()
     if any(part in (".git", ".ssh", ".aws", ".gnupg") for part in path.split("/")):
         return True

@@ -1,4 +1,4 @@
-"""Which image a command gets: what it says itself, then what lies in the directory, then the usual one. Pure."""
+"""Chooses the image for a command: by the command, then by the files in the directory, then the default. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRAPPERS = {
     "doas": ("-u", "-C"),
 }
 SEPARATORS = ("&&", "||", ";", "|", "&", "(", ")", "{", "}", "!", "then", "do", "else", "\n")
-DEPTH = 4  # wrappers in wrappers; nobody means more
+DEPTH = 4  # wrappers in wrappers
 
 
 class Detected(Record):
@@ -53,8 +53,7 @@ class Detected(Record):
 def detect(
     command: Sequence[str], names: Iterable[str] = (), read_start: Callable[[str], bytes] | None = None
 ) -> Detected:
-    """`names` are those of the files in the directory. `read_start` gives the first bytes of a script that is started
-    by its name, if it can be read."""
+    """`names` are the files in the directory. `read_start` returns the first bytes of a script."""
     first = command[0] if command else ""
     found = _of_command(tuple(command), read_start, DEPTH)
     if found:
@@ -81,7 +80,7 @@ def _of_command(
     if name in SHELLS and (script := _find_script(words[1:])) is not None:
         for part in split_script(script):
             found = _of_command(part, read_start, depth - 1)
-            # `cd`, `echo`, and a shell in the shell say nothing; what comes after them may.
+            # `cd`, `echo` and a nested shell name no language; a later command may.
             if found and found[0].name != "shell":
                 return found
     language = find_by_command(words[0])
@@ -94,7 +93,7 @@ def _of_command(
 
 
 def _of_script(path: str, read_start: Callable[[str], bytes] | None, depth: int) -> Language | None:
-    """By its first line, as the kernel does it."""
+    """Finds the language by the script's first line, as the kernel does."""
     start = read_start(path) if read_start else b""
     if not start.startswith(b"#!"):
         return None
@@ -111,7 +110,7 @@ def _skip_assignments(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _unwrap(name: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """What a wrapper starts."""
+    """Returns the command that a wrapper starts."""
     with_value = WRAPPERS[name]
     at = 0
     while at < len(words) and words[at].startswith("-"):
@@ -125,7 +124,7 @@ def _unwrap(name: str, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _find_script(words: tuple[str, ...]) -> str | None:
-    """The text behind -c; `-ec` and the like are -c, too."""
+    """Returns the text behind -c; `-ec` and the like are -c, too."""
     for at, word in enumerate(words):
         if not word.startswith("-") or word == "--":
             return None
@@ -135,7 +134,7 @@ def _find_script(words: tuple[str, ...]) -> str | None:
 
 
 def split_script(script: str) -> list[tuple[str, ...]]:
-    """Its simple commands, roughly: enough to see what is started, not to run it."""
+    """Splits a script into its simple commands, roughly: enough to see which programs it starts."""
     import shlex
 
     lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars=True)

@@ -1,5 +1,5 @@
-"""Which variables of a shell a permissive sandbox gets: all but those that describe this machine's own session, and
-those that are, by their name or value, somebody's credentials. Pure."""
+"""Chooses the variables that a permissive sandbox gets: all but those that describe the machine's own session and those
+that look like credentials, by name or by value. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 MAX_KEYS = 64  # the service takes no more (docs/http-api.md)
 MAX_BYTES = 32 << 10
-ROOM = 8  # for --env and for what the cage sets itself
+ROOM = 8  # for --env and for the variables that the policy sets
 
 
 def list_words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# What is true outside and a lie inside.
+# Variables that describe the machine and would be wrong inside.
 SESSION = list_words("""
     PATH HOME USER LOGNAME USERNAME SHELL PWD OLDPWD SHLVL _ HOSTNAME HOST HOSTTYPE MACHTYPE OSTYPE MAIL TMPDIR TMP TEMP
     TEMPDIR DISPLAY WAYLAND_DISPLAY XAUTHORITY WINDOWID SESSION_MANAGER DESKTOP_SESSION STY TMUX TMUX_PANE TTY GPG_TTY
@@ -32,20 +32,20 @@ SESSION_STARTS = list_words("""
     XDG_ DBUS_ SSH_ GPG_ LD_ DYLD_ SUDO_ VSCODE_ KITTY_ ITERM_ K8E_ AGENTKERNEL_ PYENV_ NVM_ SDKMAN_ CONDA_ BASH_FUNC_
     SYSTEMD_ GNOME_ KDE_
 """)
-# Whose variables are credentials or lead to them.
+# Vendors whose variables are credentials or lead to them.
 VENDORS = list_words("""
     AWS_ AZURE_ ARM_ GOOGLE_ GCP_ GCLOUD_ CLOUDSDK_ GH_ GITHUB_ GITLAB_ CI_ ANTHROPIC_ CLAUDE OPENAI_ CODEX_ GEMINI_
     MISTRAL_ GROQ_ HF_ HUGGING COHERE_ NPM_ YARN_ PIP_ UV_ POETRY_ TWINE_ CARGO_REGISTR VAULT_ OP_ BW_ DOCKER_ HEROKU_
     FLY_ VERCEL_ NETLIFY_ CLOUDFLARE_ CF_ DIGITALOCEAN_ SLACK_ STRIPE_ TWILIO_ SENDGRID_ SENTRY_ DATADOG_ DD_ SNYK_
     PULUMI_ TF_VAR_ KUBE SNOWFLAKE_
 """)
-# Words of a name, between underscores.
+# Words between underscores in names of credentials.
 WORDS = list_words("""
     KEY KEYS APIKEY TOKEN TOKENS SECRET SECRETS PASSWORD PASSWORDS PASSWD PASS PASSPHRASE PWD CREDENTIAL CREDENTIALS
     CREDS CRED AUTH AUTHORIZATION COOKIE COOKIES PRIVATE JWT BEARER PAT DSN SIGNING ENCRYPTION SALT OTP PIN CERT LICENSE
 """)
 PARTS = list_words("TOKEN SECRET PASSW APIKEY CREDENTIAL PRIVATEKEY ACCESSKEY")
-# How values begin that somebody put into a variable with a harmless name.
+# The beginnings of credentials, whatever the variable's name.
 VALUES = list_words("""
     -----BEGIN ghp_ gho_ ghs_ github_pat_ glpat- sk- xoxb- xoxp- AKIA ASIA hf_ npm_ pypi- eyJ AIza dop_v1_ sk_live_
     rk_live_
@@ -54,8 +54,8 @@ VALUES = list_words("""
 
 class Passed(Record):
     given: tuple[tuple[str, str], ...] = ()
-    withheld: tuple[str, ...] = ()  # names, because of what they are
-    left_out: tuple[str, ...] = ()  # names, because there is no room
+    withheld: tuple[str, ...] = ()  # names: they describe the machine or are credentials
+    left_out: tuple[str, ...] = ()  # names: there is no room
 
 
 def is_session(name: str) -> bool:
@@ -70,7 +70,7 @@ def is_credential(name: str, value: str) -> bool:
 
 
 def _has_login(value: str) -> bool:
-    """Whether it has an address with a password in it: https://user:password@host/."""
+    """Whether the value has a URL with a password: https://user:password@host/."""
     return any("@" in part.partition("/")[0] for part in value.split("://")[1:])
 
 

@@ -1,4 +1,4 @@
-"""Where a sandbox may connect to, before anybody knows what the machine's usual list is."""
+"""The hosts of a policy. The machine's default list of hosts is not known here, only whether it is part of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ ALL = "*"
 
 class Hosts(Record):
     names: tuple[str, ...] = ()
-    usual: bool = False  # besides them what every session of the machine may reach
+    usual: bool = False  # with the machine's default list
 
     @property
     def everywhere(self) -> bool:
         return ALL in self.names
 
     def within(self, other: Hosts) -> bool:
-        """Whether it surely reaches no further. What the usual list has nobody knows here, so names of one list are not
-        looked for in it."""
+        """Whether this surely reaches no further than `other`. The default list's entries are not known here, so no
+        name is looked up in it."""
         if other.everywhere:
             return True
         if self.everywhere or (self.usual and not other.usual):

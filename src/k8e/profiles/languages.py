@@ -1,7 +1,7 @@
-"""Which commands and which files mean which language, and the image that a language gets: a table.
+"""A table of languages: their commands, their files, their image.
 
-A name belongs to one language (tests show it). Of files, `*.x` is any file with that ending. Where several languages
-fit a directory the first one counts; C comes late because every second project has a Makefile.
+A command belongs to one language (tests check it). `*.x` is any file with that ending. When several languages match a
+directory the first one counts; C comes late because many projects have a Makefile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""On which line of a TOML text a key stands: `tomllib` says what, never where. Pure.
+"""Finds the line of every key in a TOML text, which `tomllib` does not tell. Pure.
 
-The text has been parsed already, so everything here may take for granted that it is TOML; tests compare the keys that
-are found with those that `tomllib` finds.
+The text has been parsed before, so it is valid TOML; tests compare the keys found here with those of `tomllib`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ _BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 
 
 def find_lines(text: str) -> dict[Path, int]:
-    """Of every key and table, by its path; an element of an array of tables has its number in it."""
+    """Returns the line of every key and table, by path. The path of an element of an array of tables has its index."""
     return _Scanner(text.replace("\r\n", "\n")).scan()
 
 
@@ -149,7 +148,7 @@ class _Scanner:
         return self._text[self._at] if self._at < len(self._text) else "\0"
 
     def _skip_blank(self, *, newlines: bool = False) -> bool:
-        """Spaces and comments; whether anything follows."""
+        """Skips spaces and comments; returns whether anything follows."""
         while self._at < len(self._text):
             letter = self._text[self._at]
             if letter == "#":

@@ -1,8 +1,7 @@
-"""Compatibility modes: what an agent's commands need, as a table.
+"""Compatibility modes: what the commands of an AI agent need, as a table.
 
-The vendor's hosts are in the mode. The package registries are not named here: they are the machine's own, the usual
-list of every session (docs/egress.md), so that a company mirror simply works. Metadata services are closed in all modes
-and to every list, by the engine.
+A mode has the vendor's hosts. It does not name package registries: they are on the machine's default list of hosts
+(docs/egress.md), so that a company mirror works. The engine refuses metadata services in every mode.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Mode(Record):
     name: str
     hosts: Hosts
     mount_cwd: bool
-    isolation: Profile  # the profile where none is asked for
+    isolation: Profile  # the profile when the user names none
 
 
 NATIVE = Mode("native", EVERYWHERE, False, MODERATE)

@@ -1,18 +1,18 @@
-"""Which of the machine's folders a cage sees, and what of them stays closed. Pure."""
+"""Chooses the directories of the machine that a sandbox sees, with their kept and hidden parts. Pure."""
 
 from __future__ import annotations
 
 from k8e.profiles.credentials import HIDDEN, has_credentials, is_credential_path
-from k8e.profiles.effective import HOME
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept, is_repository
 from k8e.profiles.record import Record
+from k8e.profiles.sandbox_policy import HOME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from k8e.profiles.scene import Scene
+    from k8e.profiles.context import Context
 
 PROJECT = "/workspace"
 
@@ -34,29 +34,29 @@ class Mount(Record):
         }
 
 
-def mount_project(scene: Scene) -> Mount:
-    check_project(scene)
-    return Mount(scene.cwd, PROJECT, writable=True, kept=choose_kept(scene.names))
+def mount_project(context: Context) -> Mount:
+    check_project(context)
+    return Mount(context.cwd, PROJECT, writable=True, kept=choose_kept(context.names))
 
 
-def mount_home(scene: Scene) -> Mount:
-    if not scene.home.startswith("/") or scene.home == "/":
+def mount_home(context: Context) -> Mount:
+    if not context.home.startswith("/") or context.home == "/":
         raise ProfileError(
-            "no_home", "there is no home to mount", detail=scene.home, hint="set HOME, or mount_home = false"
+            "no_home", "there is no home to mount", detail=context.home, hint="set HOME, or mount_home = false"
         )
-    return Mount(scene.home, HOME, hidden=HIDDEN)  # by name: what is not there yet is hidden when it comes
+    return Mount(context.home, HOME, hidden=HIDDEN)  # by name: a file that is made later is hidden, too
 
 
-def check_project(scene: Scene) -> None:
-    """A folder that is more than a project would give away what has nothing to do with it."""
-    where = scene.cwd
+def check_project(context: Context) -> None:
+    """Refuses a folder that contains more than a project."""
+    where = context.cwd
     if not where.startswith("/"):
         raise ProfileError("no_project", "there is no project folder to mount", hint="run it in the project's folder")
     if where in SYSTEM or any(where.startswith(system + "/") for system in NEVER_BELOW):
         raise _too_wide(where, "it is a part of the system")
-    if is_repository(scene.names) or ".git" in where.split("/"):
+    if is_repository(context.names) or ".git" in where.split("/"):
         raise _too_wide(where, "it is the inside of a repository, whose configuration git on this machine obeys")
-    for home in list_homes(scene):
+    for home in list_homes(context):
         if where == home or home.startswith(where + "/"):
             raise _too_wide(where, "it is a home, or has one inside")
         below = where.removeprefix(home + "/")
@@ -64,11 +64,11 @@ def check_project(scene: Scene) -> None:
             raise _too_wide(where, "it is where credentials are kept")
 
 
-def list_homes(scene: Scene) -> tuple[str, ...]:
-    """The user's own, and whose folder it is: with sudo the one is not the other."""
-    _, first, second, *_ = (*scene.cwd.split("/"), "", "")
+def list_homes(context: Context) -> tuple[str, ...]:
+    """Returns the user's home, root's, and the home that the folder is in: under sudo they differ."""
+    _, first, second, *_ = (*context.cwd.split("/"), "", "")
     others = (f"/{first}/{second}",) if first in ("home", "Users") and second else ()
-    own = scene.home.rstrip("/")
+    own = context.home.rstrip("/")
     return (*((own,) if own else ()), "/root", *others)
 
 

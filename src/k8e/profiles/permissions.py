@@ -1,4 +1,4 @@
-"""How profile, mode and single keys come together, and when one result is wider than another. Pure.
+"""Combines profile, mode and single keys into permissions, and compares permissions. Pure.
 
 1. The profile is the one that was asked for, else the mode's isolation, else moderate.
 2. The profile says whether there is a network, the mode where to; without a mode that is everywhere.
@@ -9,18 +9,18 @@
 
 from __future__ import annotations
 
-from k8e.profiles.amounts import describe_amount
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import NOWHERE, Hosts
 from k8e.profiles.mode import NATIVE, find_mode
 from k8e.profiles.profile import find_profile
 from k8e.profiles.record import Record
+from k8e.profiles.text import describe_amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.profiles.wishes import Wishes
+    from k8e.profiles.options import SandboxOptions
 
-# What a session of k8e gets that says nothing (docs/settings.md). Whoever wants more says so.
+# The defaults of a session (docs/settings.md).
 USUAL_LIMITS = {"cpus": 0.5, "memory": 512 << 20, "disk": 2 << 30, "pids": 512}
 
 
@@ -39,7 +39,7 @@ class Permissions(Record):
         return dict(self.limits).get(name, USUAL_LIMITS[name])
 
     def wider_than(self, other: Permissions) -> tuple[str, ...]:
-        """In which ways, for people; nothing: it allows no more."""
+        """Returns the ways in which this allows more than `other`, for people."""
         ways = []
         if not self.hosts.within(other.hosts):
             ways.append(f"the network: {self.hosts.describe()}, instead of {other.hosts.describe()}")
@@ -61,13 +61,13 @@ class Permissions(Record):
         return tuple(ways)
 
 
-def settle(wishes: Wishes) -> Permissions:
-    mode = find_mode(wishes.mode) if wishes.mode is not None else NATIVE
-    profile = find_profile(wishes.profile) if wishes.profile is not None else mode.isolation
-    hosts = choose_hosts(wishes, mode.hosts, profile.network)
+def derive_permissions(options: SandboxOptions) -> Permissions:
+    mode = find_mode(options.mode) if options.mode is not None else NATIVE
+    profile = find_profile(options.profile) if options.profile is not None else mode.isolation
+    hosts = choose_hosts(options, mode.hosts, profile.network)
 
     def choose(name: str, otherwise: bool) -> bool:
-        said: bool | None = getattr(wishes, name)
+        said: bool | None = getattr(options, name)
         return otherwise if said is None else said
 
     return Permissions(
@@ -79,22 +79,22 @@ def settle(wishes: Wishes) -> Permissions:
         pass_env=choose("pass_env", profile.pass_env),
         read_only=choose("read_only", profile.read_only),
         powerless=profile.powerless,
-        limits=tuple((name, getattr(wishes, name)) for name in USUAL_LIMITS if getattr(wishes, name) is not None),
+        limits=tuple((name, getattr(options, name)) for name in USUAL_LIMITS if getattr(options, name) is not None),
     )
 
 
-def choose_hosts(wishes: Wishes, listed: Hosts, network: bool) -> Hosts:
-    if wishes.network is False:
-        if wishes.allowed_hosts:
+def choose_hosts(options: SandboxOptions, listed: Hosts, network: bool) -> Hosts:
+    if options.network is False:
+        if options.allowed_hosts:
             raise ProfileError(
                 "network_contradiction",
                 "there is to be no network, and there are hosts to be reached",
                 hint="leave one of them out: network = false (--no-network) or the list of hosts",
             )
         return NOWHERE
-    if wishes.allowed_hosts is not None:
-        # Asked for by name: as good as asking for a network.
-        return Hosts(wishes.allowed_hosts)
-    if not network and not wishes.network:
+    if options.allowed_hosts is not None:
+        # Naming hosts asks for a network.
+        return Hosts(options.allowed_hosts)
+    if not network and not options.network:
         return NOWHERE
-    return listed if listed.everywhere else listed.plus(wishes.more_hosts or ())
+    return listed if listed.everywhere else listed.plus(options.more_hosts or ())

@@ -1,4 +1,4 @@
-"""Security profiles: what a sandbox may, as a table. docs/agentkernel.md shows the same one."""
+"""Security profiles: what a sandbox may do, as a table. docs/agentkernel.md shows the same table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from k8e.profiles.record import Record
 
 class Profile(Record):
     name: str
-    network: bool  # whether; where to is the mode's
+    network: bool  # whether there is one; the mode has the hosts
     mount_cwd: bool
     mount_home: bool
     pass_env: bool
@@ -20,7 +20,7 @@ class Profile(Record):
 PERMISSIVE = Profile("permissive", True, True, True, True, False, False)
 MODERATE = Profile("moderate", True, False, False, False, False, False)
 RESTRICTIVE = Profile("restrictive", False, False, False, False, True, True, mounts=False)
-# Codex' isolation. Nobody asks for it by name: it is moderate in which only the project and /tmp can be written.
+# The isolation of mode codex, without a name for users: moderate, but only the project and /tmp can be written.
 STRICT = Profile("strict", True, False, False, False, True, True)
 
 PROFILES = {profile.name: profile for profile in (PERMISSIVE, MODERATE, RESTRICTIVE)}

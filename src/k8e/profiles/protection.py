@@ -1,7 +1,7 @@
-"""What a sandbox may not change in a project that it can otherwise write: what runs on the machine, as its user,
-because somebody merely opens the folder, enters it, or commits in it.
+"""Lists the parts of a writable project that a sandbox may not change: files that make programs run on the machine when
+its user opens the folder, enters it, or commits in it.
 
-What people run knowingly (`make`, `npm test`, `pytest`) is the project's code and is not protected: it is what the
+Programs that the user runs deliberately (`make`, `npm test`, `pytest`) are not protected: they are the code that the
 sandbox was asked to write. `.git` is kept as a whole: besides `hooks` and `config` a file `commondir`, a worktree or a
 submodule in it leads git to another configuration, and a configuration names programs (`core.fsmonitor`) that `git
 status` starts. Commits are made outside, as the skill says.
@@ -28,17 +28,17 @@ KEPT = (
     ".gemini",
     ".cursor",
     ".kiro",
-    "agentkernel.toml",  # ours
+    "agentkernel.toml",  # agentkernel itself
 )
 
-# Kept from coming into being, too: programs that many people run in every folder look here by themselves. While the
-# sandbox lives an empty directory stands in for one that is missing, so there are few of them and no files.
+# Kept also when they are missing: programs that many users run in every folder look for them. While the sandbox lives
+# an empty directory stands in for a missing one, so the list is short and has no files.
 ALWAYS = (".git", ".claude", ".codex", ".gemini", ".vscode")
 
-# A folder with these three is a repository for git, without any .git: it obeys the `config` beside them.
+# git takes a folder with these three for a repository, without a .git, and obeys the `config` beside them.
 REPOSITORY = ("HEAD", "objects", "refs")
 
-# Nobody's project: a mount of these would be a mount of the machine.
+# Not a project: mounting one of these would mount the machine.
 SYSTEM = (
     *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root"),
     *("/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var", "/var/lib", "/var/tmp", "/Users"),
@@ -47,13 +47,13 @@ NEVER_BELOW = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/l
 
 
 def choose_kept(names: Iterable[str]) -> tuple[str, ...]:
-    """Of the names in the project's folder."""
+    """Returns the names to keep, of those in the project's folder."""
     kept = frozenset(names) | frozenset(ALWAYS)
     return tuple(name for name in KEPT if name in kept)
 
 
 def find_new(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Protected names that were not there when a sandbox got the folder, and that nobody kept from being made."""
+    """Returns the protected names that were made while the sandbox had the folder."""
     old, now = frozenset(before), frozenset(after)
     new = now - old - frozenset(ALWAYS)
     found = tuple(name for name in KEPT if name in new)
@@ -61,5 +61,5 @@ def find_new(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_repository(names: Iterable[str]) -> bool:
-    """Whether the folder with these names is one for git, without any .git."""
+    """Whether git takes a folder with these names for a repository, without a .git."""
     return frozenset(REPOSITORY) <= frozenset(names)

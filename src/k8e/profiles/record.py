@@ -1,7 +1,7 @@
 """Frozen records without `dataclasses`.
 
-A person waits for `agentkernel run`, and importing `dataclasses` (it brings inspect, re and enum) costs as much as
-starting Python. Fields are a class's annotations, defaults its attributes; that is all there is.
+`agentkernel run` has to start quickly, and importing `dataclasses` (with inspect, re and enum) takes as long as
+starting Python. A record's fields are its class's annotations, their defaults its attributes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Record:
         self.__dict__.update(given)
 
     def but(self, **changes: Any) -> Self:
-        """The same with other values."""
+        """Returns a copy with other values."""
         return type(self)(**{**self.__dict__, **changes})
 
     def __setattr__(self, name: str, value: object) -> None:

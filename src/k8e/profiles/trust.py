@@ -1,19 +1,19 @@
-"""How far a file that lies in the working directory is believed. Pure.
+"""Decides what an agentkernel.toml in the working directory may change. Pure.
 
-A cloned repository brings an agentkernel.toml along. Unless somebody named that file (`--config`) or trusts it
-(`agentkernel trust`), it may only take away from what the command line and the user's own configuration give: it is
-compared with what there would be without it, in every way in which a cage can be wider.
+A cloned repository brings its agentkernel.toml along. Unless the user named that file (`--config`) or trusts it
+(`agentkernel trust`), it may only narrow what the command line and the user's configuration allow: the policy with the
+file is compared with the policy without it, in every way in which a policy can be wider.
 """
 
 from __future__ import annotations
 
 from k8e.profiles.credentials import is_private
-from k8e.profiles.effective import build_cage
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.languages import IMAGES
-from k8e.profiles.permissions import settle
+from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
+from k8e.profiles.permissions import derive_permissions
 from k8e.profiles.record import Record
-from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
+from k8e.profiles.sandbox_policy import build_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
     from typing import Any
 
     from k8e.profiles.config import Config
-    from k8e.profiles.effective import Cage
-    from k8e.profiles.scene import Scene
+    from k8e.profiles.context import Context
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 
 def decide(
-    asked: Wishes,
-    scene: Scene,
+    asked: SandboxOptions,
+    context: Context,
     command: Sequence[str] = (),
     *,
-    user: Wishes = NOTHING_SAID,
+    user: SandboxOptions = NO_OPTIONS,
     file: Config | None = None,
     trusted: bool = False,
     name: str = "",
     persistent: bool = False,
-) -> Cage:
-    """The cage for a command. Raises ProfileError; `widening_refused` when a file that is not trusted asks for more."""
+) -> SandboxPolicy:
+    """Decides the policy for a command. Raises ProfileError; `widening_refused` when an untrusted file asks for
+    more."""
     if file is None:
-        return build_cage(asked, scene, command, others=(user,), name=name, persistent=persistent)
+        return build_policy(asked, context, command, others=(user,), name=name, persistent=persistent)
     if not trusted:
         refuse_widening(asked, user, file)
-    return build_cage(asked, scene, command, others=(file.wishes, user), name=name, persistent=persistent)
+    return build_policy(asked, context, command, others=(file.options, user), name=name, persistent=persistent)
 
 
 class Widening(Record):
@@ -49,34 +50,34 @@ class Widening(Record):
     way: str  # what it would open
 
 
-def refuse_widening(asked: Wishes, user: Wishes, file: Config) -> None:
+def refuse_widening(asked: SandboxOptions, user: SandboxOptions, file: Config) -> None:
     found = find_widenings(asked, user, file)
     if not found:
         return
     raise ProfileError(
         "widening_refused",
-        f"{file.file} asks for more than you do, and nobody has said that it may",
+        f"{file.file} asks for more than you do, and is not trusted",
         detail="; ".join(f"{each.where} ({each.way})" for each in found),
         hint=f"look at it, then `agentkernel trust {file.file}`, or name it: --config {file.file}",
     )
 
 
-def find_widenings(asked: Wishes, user: Wishes, file: Config) -> tuple[Widening, ...]:
-    without = settle(merge((asked, user)))
+def find_widenings(asked: SandboxOptions, user: SandboxOptions, file: Config) -> tuple[Widening, ...]:
+    without = derive_permissions(merge((asked, user)))
     found = []
-    for wish in file.wishes.said:
-        single = settle(merge((asked, file.wishes.only(wish), user)))
-        found += [Widening(file.where(wish), way) for way in single.wider_than(without)]
-    if not found:  # no key alone, but perhaps all of them together
-        together = settle(merge((asked, file.wishes, user)))
+    for option in file.options.said:
+        single = derive_permissions(merge((asked, file.options.only(option), user)))
+        found += [Widening(file.where(option), way) for way in single.wider_than(without)]
+    if not found:  # no single key widens; all of them together may
+        together = derive_permissions(merge((asked, file.options, user)))
         found += [Widening(file.file, way) for way in together.wider_than(without)]
     return (*found, *_find_image(asked, user, file), *_find_files(file))
 
 
-def _find_image(asked: Wishes, user: Wishes, file: Config) -> Iterable[Widening]:
-    """An image of a name that the file chooses is fetched with the user's credentials from where the file says, and
-    its content is then in the hands of the project's code. Those of the table are everybody's."""
-    image = file.wishes.image
+def _find_image(asked: SandboxOptions, user: SandboxOptions, file: Config) -> Iterable[Widening]:
+    """An image that the file names is fetched with the user's credentials from where the file says, and the project's
+    code then has its content. The images of the table are public."""
+    image = file.options.image
     if image is None or image in IMAGES or asked.image is not None or asked.language is not None:
         return
     if image != user.image:
@@ -84,14 +85,14 @@ def _find_image(asked: Wishes, user: Wishes, file: Config) -> Iterable[Widening]
 
 
 def _find_files(file: Config) -> Iterable[Widening]:
-    for each in file.wishes.files or ():
+    for each in file.options.files or ():
         if each.source.startswith(("/", "~")) or ".." in each.source.split("/"):
             yield Widening(file.where("files"), f"{each.source} is not of the project")
         elif is_private(each.source):
-            yield Widening(file.where("files"), f"{each.source} looks like somebody's secret")
+            yield Widening(file.where("files"), f"{each.source} looks like a secret")
 
 
-# What the user trusts: files by place and content, so that neither a changed file nor a copy elsewhere is meant.
+# A file is trusted by its path and content: neither a changed file nor a copy elsewhere is.
 
 
 class Trusted(Record):
@@ -100,7 +101,7 @@ class Trusted(Record):
 
 
 def read_trusted(text: str) -> tuple[Trusted, ...]:
-    """What cannot be understood is not trusted."""
+    """Reads the list of trusted files; entries that cannot be read are not trusted."""
     import json
 
     try:

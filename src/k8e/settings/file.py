@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from k8e.errors import ExplainedError
-from k8e.settings.kinds import Kind
 from k8e.settings.sections import Settings
+from k8e.settings.values import Kind
 
 USUAL: Final = Path("/etc/k8e/k8e.toml")
 MAX_FILE: Final = 1 << 20

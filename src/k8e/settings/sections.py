@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
 from k8e.policy import Address, HostList
-from k8e.settings.kinds import (
+from k8e.settings.values import (
     ADDRESS,
     FLAG,
     HOSTS,

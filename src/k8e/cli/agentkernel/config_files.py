@@ -37,7 +37,7 @@ def read_user(path: str) -> Config:
         )
     config = parse(content, path)
     for wish in ("name", "files"):
-        if wish in config.wishes.said:
+        if wish in config.options.said:
             raise ProfileError("config_invalid", f"{config.where(wish)} belongs into a project's file, not into yours")
     return config
 

@@ -17,18 +17,18 @@ from k8e.cli.agentkernel.sandbox import ask
 from k8e.cli.client.http import JSON, Client, run_dir
 from k8e.cli.client.response import read_object
 from k8e.cli.process import UNREACHABLE, Failure
-from k8e.profiles.config import AgentPool, DaemonWish
-from k8e.profiles.effective import build_cage, find_language, list_targets
+from k8e.profiles.config import AgentPool, PoolSizes
+from k8e.profiles.context import Context
 from k8e.profiles.mode import MODES
-from k8e.profiles.scene import Scene
-from k8e.profiles.wishes import NOTHING_SAID, Wishes, merge
+from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
+from k8e.profiles.sandbox_policy import build_policy, find_language, list_targets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from k8e.profiles.effective import Cage
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 ABOUT = """\
 One daemon owns the sandboxes of this machine. Commands start it when it is not there; sandboxes live on without it.
@@ -182,7 +182,7 @@ def prewarm(parsed: argparse.Namespace) -> int:
     return tell_status(client, as_json=parsed.json)
 
 
-def read_daemon(named: str | None) -> list[DaemonWish]:
+def read_daemon(named: str | None) -> list[PoolSizes]:
     """What sizes the pools: your own configuration, and a project's file if it is named or trusted."""
     file, trusted = find_file(named)
     user = read_user_config()
@@ -204,7 +204,7 @@ def find_preferred(named: str | None) -> str:
     return "native"
 
 
-def list_pools(wishes: list[DaemonWish]) -> list[AgentPool]:
+def list_pools(wishes: list[PoolSizes]) -> list[AgentPool]:
     """One for each agent that has a section, and one for commands without a mode. Not more than max_warm in all."""
     if not wishes:
         return []
@@ -220,16 +220,16 @@ def list_pools(wishes: list[DaemonWish]) -> list[AgentPool]:
     return list(reversed(sized))
 
 
-def describe_kind(pool: AgentPool, user: Wishes) -> tuple[Cage, list[str]]:
+def describe_kind(pool: AgentPool, user: SandboxOptions) -> tuple[SandboxPolicy, list[str]]:
     """What a command in this mode gets, and where its directories will be; whose, nobody knows yet."""
-    cage = build_cage(Wishes(mode=pool.name, mount_cwd=False, mount_home=False), Scene(), others=(user,))
-    slots = list_targets(merge((Wishes(mode=pool.name), user)))
+    cage = build_policy(SandboxOptions(mode=pool.name, mount_cwd=False, mount_home=False), Context(), others=(user,))
+    slots = list_targets(merge((SandboxOptions(mode=pool.name), user)))
     return cage.but(image=find_language(pool.runtime)) if pool.runtime else cage, list(slots)
 
 
 def reserve(client: Client, pool: AgentPool) -> None:
     config = read_user_config()
-    cage, slots = describe_kind(pool, config.wishes if config else NOTHING_SAID)
+    cage, slots = describe_kind(pool, config.options if config else NO_OPTIONS)
     answer = attempt(client, pool, cage, slots)
     if "reservations" not in answer and is_about_image(answer):
         answer = attempt(client, pool, obtain(client, cage.but(needs=()), answer), slots)
@@ -237,7 +237,7 @@ def reserve(client: Client, pool: AgentPool) -> None:
         raise Failure.of(answer)
 
 
-def attempt(client: Client, pool: AgentPool, cage: Cage, slots: list[str]) -> dict[str, Any]:
+def attempt(client: Client, pool: AgentPool, cage: SandboxPolicy, slots: list[str]) -> dict[str, Any]:
     kept = ("image", "read_only", "powerless", "limits")
     kind = {name: value for name, value in cage.to_request().items() if name in kept}
     body = {"name": pool.name, "count": pool.min_warm, **kind, **({"slots": slots} if slots else {})}

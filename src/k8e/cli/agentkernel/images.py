@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from k8e.cli.agentkernel.plan import Plan
     from k8e.cli.client.http import Client
     from k8e.cli.images import Meter
-    from k8e.profiles.effective import Cage
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 
 MISSING = "image_not_found"
 UNREACHABLE = "registry_unreachable"
 
 
-def open_session(client: Client, plan: Plan) -> tuple[Cage, dict[str, Any]]:
+def open_session(client: Client, plan: Plan) -> tuple[SandboxPolicy, dict[str, Any]]:
     """The cage as it was made (the image may be another one), and the service's answer. Raises Failure."""
     cage = plan.cage
     if cage.env_left_out:
@@ -41,7 +41,7 @@ def open_session(client: Client, plan: Plan) -> tuple[Cage, dict[str, Any]]:
     return cage, answer
 
 
-def attempt(client: Client, plan: Plan, cage: Cage) -> dict[str, Any]:
+def attempt(client: Client, plan: Plan, cage: SandboxPolicy) -> dict[str, Any]:
     body = cage.to_request()
     if plan.files:
         from k8e.cli.agentkernel.project_files import describe_file
@@ -55,7 +55,7 @@ def is_about_image(problem: dict[str, Any]) -> bool:
     return str(problem.get("code", "")).startswith("image_") or str(problem.get("detail", "")).startswith("image ")
 
 
-def obtain(client: Client, cage: Cage, problem: dict[str, Any]) -> Cage:
+def obtain(client: Client, cage: SandboxPolicy, problem: dict[str, Any]) -> SandboxPolicy:
     """The cage with which to try again, after its image was not there: fetched, or else on the machine's own tools,
     where that is allowed and possible. Else the problem stands: Failure."""
     from k8e.profiles.fallback import fall_back
@@ -76,7 +76,7 @@ def obtain(client: Client, cage: Cage, problem: dict[str, Any]) -> Cage:
     return cage
 
 
-def fetch(client: Client, cage: Cage) -> None:
+def fetch(client: Client, cage: SandboxPolicy) -> None:
     """The image, from its registry. One that nobody asked for is not tried again while its registry is out of reach."""
     from k8e.cli.agentkernel.outages import find_outage, note_outage
     from k8e.profiles.fallback import NOT_HERE

@@ -10,11 +10,11 @@ from k8e.cli.agentkernel.plan import FILE_NAME, look_around
 from k8e.cli.process import Failure, write_all
 from k8e.profiles.config import AGENTS, read_config
 from k8e.profiles.detection import detect
-from k8e.profiles.effective import NAME
 from k8e.profiles.mode import MODES
+from k8e.profiles.options import NO_OPTIONS
 from k8e.profiles.profile import PROFILES
+from k8e.profiles.sandbox_policy import NAME
 from k8e.profiles.trust import find_widenings
-from k8e.profiles.wishes import NOTHING_SAID
 
 ABOUT = """\
 Writes an agentkernel.toml for the project in this folder. One that is there already is left alone.
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         return 0
     put(text, force=parsed.force)
     say(f"wrote {FILE_NAME} for {found.language or 'no language in particular'} ({found.reason})")
-    if find_widenings(NOTHING_SAID, NOTHING_SAID, config):
+    if find_widenings(NO_OPTIONS, NO_OPTIONS, config):
         say("it asks for more than a sandbox usually gets: `agentkernel trust` lets it")
     return 0
 

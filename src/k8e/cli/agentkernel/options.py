@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from k8e.cli.process import Failure
 from k8e.profiles.mode import MODES
+from k8e.profiles.options import SandboxOptions
 from k8e.profiles.profile import PROFILES
-from k8e.profiles.wishes import Wishes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class CageOptions:
         self.json = False
 
     @property
-    def wishes(self) -> Wishes:
-        return Wishes(
+    def sandbox_options(self) -> SandboxOptions:
+        return SandboxOptions(
             image=self.image,
             profile=self.profile,
             mode=self.compatibility_mode,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from k8e.profiles.scene import Scene
+from k8e.profiles.context import Context
+from k8e.profiles.options import NO_OPTIONS
 from k8e.profiles.trust import decide
-from k8e.profiles.wishes import NOTHING_SAID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from k8e.cli.agentkernel.options import CageOptions
     from k8e.profiles.config import Config
-    from k8e.profiles.effective import Cage
-    from k8e.profiles.wishes import FileWish
+    from k8e.profiles.options import FileCopy
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 FILE_NAME = "agentkernel.toml"
 START = 256  # bytes of a script that are looked at
@@ -25,7 +25,9 @@ _SHOWN = 10  # paths
 class Plan:
     """What is to be made: the cage, what goes into it, and where it came from."""
 
-    def __init__(self, cage: Cage, files: list[tuple[FileWish, bytes]], scene: Scene, config: Config | None) -> None:
+    def __init__(
+        self, cage: SandboxPolicy, files: list[tuple[FileCopy, bytes]], scene: Context, config: Config | None
+    ) -> None:
         self.cage = cage
         self.files = files
         self.scene = scene
@@ -38,17 +40,24 @@ def prepare(
     *,
     name: str = "",
     persistent: bool = False,
-    deciding: Callable[..., Cage] = decide,
+    deciding: Callable[..., SandboxPolicy] = decide,
 ) -> Plan:
     """Raises Failure. Nothing has been made when it returns."""
     scene = look_around()
     file, trusted = find_file(options.config)
     if persistent and not name and file is not None:
-        name = file.wishes.name or ""
+        name = file.options.name or ""
     user = read_user_config()
-    wishes = user.wishes if user else NOTHING_SAID
+    wishes = user.options if user else NO_OPTIONS
     cage = deciding(
-        options.wishes, scene, command, user=wishes, file=file, trusted=trusted, name=name, persistent=persistent
+        options.sandbox_options,
+        scene,
+        command,
+        user=wishes,
+        file=file,
+        trusted=trusted,
+        name=name,
+        persistent=persistent,
     )
     if not cage.files:
         return Plan(cage, [], scene, file)
@@ -57,13 +66,13 @@ def prepare(
     return Plan(cage, read_files(cage, file, trusted=trusted), scene, file)
 
 
-def look_around() -> Scene:
+def look_around() -> Context:
     try:
         cwd = os.path.realpath(os.getcwd())
         names = frozenset(os.listdir(cwd))
     except OSError:  # gone, or not ours to look into: then it is no project
         cwd, names = "", frozenset()
-    return Scene(cwd, find_home(), names, os.environ, read_start)
+    return Context(cwd, find_home(), names, os.environ, read_start)
 
 
 def find_home() -> str:

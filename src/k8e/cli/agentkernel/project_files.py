@@ -15,13 +15,13 @@ from k8e.cli.process import Failure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e.profiles.config import Config
-    from k8e.profiles.effective import Cage
-    from k8e.profiles.wishes import FileWish
+    from k8e.profiles.options import FileCopy
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 LARGEST = 32 << 20  # base64 takes a third more, and the request has to fit into a message
 
 
-def read_files(cage: Cage, config: Config | None, *, trusted: bool) -> list[tuple[FileWish, bytes]]:
+def read_files(cage: SandboxPolicy, config: Config | None, *, trusted: bool) -> list[tuple[FileCopy, bytes]]:
     """Before a sandbox is made: what cannot be read makes none."""
     folder = os.path.realpath(os.path.dirname(config.file) or ".") if config else ""
     return [(file, read_file(file.source, folder, trusted=trusted)) for file in cage.files]
@@ -53,7 +53,7 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
     return content
 
 
-def describe_file(file: FileWish, content: bytes) -> dict[str, object]:
+def describe_file(file: FileCopy, content: bytes) -> dict[str, object]:
     """As a request brings it."""
     from binascii import b2a_base64
 

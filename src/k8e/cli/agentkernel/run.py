@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e.cli.agentkernel.plan import Plan
     from k8e.cli.client.response import Response
-    from k8e.profiles.effective import Cage
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 USAGE = "run [options] COMMAND [ARGUMENT ...]"
 ABOUT = """\
@@ -88,7 +88,7 @@ class Run:
                 name = self._follower.session_id
                 say(f"kept as {name}: agentkernel exec {name} COMMAND, agentkernel sandbox remove {name}")
 
-    def _start(self, cage: Cage) -> Response:
+    def _start(self, cage: SandboxPolicy) -> Response:
         """In one request. Only when it says that the image is missing is there more to do: nothing has been run."""
         try:
             return self._follower.start(self._describe(cage))
@@ -101,7 +101,7 @@ class Run:
             cage = obtain(Client(), cage, refused.body)
         return self._follower.start(self._describe(cage))
 
-    def _describe(self, cage: Cage) -> str:
+    def _describe(self, cage: SandboxPolicy) -> str:
         """The members of the request."""
         command = self._command
         entrypoint = cage.image_by == "asked"

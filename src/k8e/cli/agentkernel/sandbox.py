@@ -9,7 +9,7 @@ from k8e.cli.agentkernel.plan import prepare
 from k8e.cli.client.http import JSON, Client, quote
 from k8e.cli.client.response import read_object
 from k8e.cli.process import Failure, write_all
-from k8e.profiles.effective import FRONT, check_name
+from k8e.profiles.sandbox_policy import FRONT, check_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.plan import FILE_NAME, read_user_config
 from k8e.cli.process import write_all
 from k8e.profiles.errors import ProfileError
+from k8e.profiles.options import NO_OPTIONS
 from k8e.profiles.text import clean
 from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust
-from k8e.profiles.wishes import NOTHING_SAID
 
 ABOUT = """\
 Lets the agentkernel.toml of a project ask for more than you do: mounts, hosts, an image, resources. It shows what the
@@ -42,7 +42,7 @@ def give(named: str, path: str, *, as_json: bool) -> int:
     content = read_bytes(named, follow=False)
     config = parse(content, named)
     user = read_user_config()
-    opens = find_widenings(NOTHING_SAID, user.wishes if user else NOTHING_SAID, config)
+    opens = find_widenings(NO_OPTIONS, user.options if user else NO_OPTIONS, config)
     change_trusted(lambda entries: trust(entries, path, content))
     if as_json:
         show_json({"ok": True, "path": path, "opens": [{"where": each.where, "what": each.way} for each in opens]})

@@ -64,7 +64,7 @@ def start_daemon(path: str) -> socket.socket:
             hint="`sudo systemctl start k8e`, or `sudo k8e server` in another terminal",
             status=UNREACHABLE,
         )
-    from k8e.daemon.places import Paths, StartRefused
+    from k8e.daemon.paths import Paths, StartRefused
 
     try:
         paths = Paths.from_environment()

@@ -23,7 +23,7 @@ from k8e.core.model import REMOTE, Phase
 from k8e.core.pool.memory import SystemMemory
 from k8e.core.sessions.live import Live
 from k8e.engine import Limits
-from k8e.profiles.amounts import describe_amount
+from k8e.profiles.text import describe_amount
 from k8e.settings import QuotasSettings
 
 _SOON: Final = 1.0  # commands and sessions end when they end; this is when to look again

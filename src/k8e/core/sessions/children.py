@@ -24,7 +24,7 @@ from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import SessionRecord
 from k8e.engine import Limits, Runtime, Shape
 from k8e.policy import HostList, excess
-from k8e.profiles.amounts import describe_amount
+from k8e.profiles.text import describe_amount
 
 STRENGTH: Final = (Runtime.NATIVE, Runtime.GVISOR, Runtime.KATA, Runtime.FIRECRACKER)  # the weakest first
 AGENT_TYPE: Final = "agent_type"  # the label that says what kind of agent a child is for

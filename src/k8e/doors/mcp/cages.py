@@ -27,11 +27,11 @@ from k8e.doors.mcp.fronts import Front, Surroundings
 from k8e.doors.mcp.guest import Guest
 from k8e.engine.images import Credentials, Progress
 from k8e.profiles.agent import decide_for_agent
-from k8e.profiles.effective import DETECTED, HOST_IMAGE, Cage
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.fallback import NOT_HERE, can_replace, describe_fallback
+from k8e.profiles.options import SandboxOptions
 from k8e.profiles.protection import find_new
-from k8e.profiles.wishes import Wishes
+from k8e.profiles.sandbox_policy import DETECTED, HOST_IMAGE, SandboxPolicy
 
 OUTAGE: Final = 600.0  # for which a registry out of reach is not asked again for what nobody asked for
 PAUSE: Final = 0.5  # between two words about an image that comes
@@ -61,7 +61,7 @@ class Decision:
     left_out: tuple[str, ...] = ()  # variables for which there was no room
 
     @classmethod
-    def of(cls, cage: Cage) -> Decision:
+    def of(cls, cage: SandboxPolicy) -> Decision:
         return cls(cage.to_request(), cage.image_by, cage.needs, cage.env_left_out)
 
     @property
@@ -106,7 +106,7 @@ class Cages:
         persistent: bool = False,
     ) -> Made:
         """Takes `profile`, `compatibility_mode`, `network` and `image`."""
-        wishes = Wishes(
+        wishes = SandboxOptions(
             profile=fields.take_text("profile") or None,
             mode=fields.take_text("compatibility_mode") or None,
             network=fields.take_flag("network") if "network" in fields else None,
@@ -121,7 +121,7 @@ class Cages:
         spec = await asyncio.to_thread(read_session_spec, Fields(decision.request), guest.service.default_limits)
         return Made(spec, decision.image_by == "asked" and decision.image != HOST_IMAGE, notes)
 
-    async def _decide(self, wishes: Wishes, command: Sequence[str], name: str, *, persistent: bool) -> Decision:
+    async def _decide(self, wishes: SandboxOptions, command: Sequence[str], name: str, *, persistent: bool) -> Decision:
         if self._bridge is not None and self._front.detects:
             asked = {each: getattr(wishes, each) for each in wishes.said}
             words = {"wishes": asked, "command": list(command), "name": name, "persistent": persistent}

@@ -14,8 +14,8 @@ from typing import Final
 from k8e.doors.mcp.catalogue import TOOLS
 from k8e.doors.mcp.kernel_catalogue import CREATE, KERNEL_TOOLS, START, STOP
 from k8e.doors.mcp.schemas import ToolText
+from k8e.profiles.context import Context
 from k8e.profiles.protection import KEPT, REPOSITORY
-from k8e.profiles.scene import Scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Surroundings:
     cwd: str = ""  # empty: there is no folder of this machine that could be meant
     home: str = ""
 
-    def look(self) -> Scene:
+    def look(self) -> Context:
         """What must not be written is looked for again each time: it may have come meanwhile."""
-        return Scene(self.cwd, self.home, self.find_protected())
+        return Context(self.cwd, self.home, self.find_protected())
 
     def find_protected(self) -> frozenset[str]:
         return frozenset(

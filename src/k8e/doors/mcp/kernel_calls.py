@@ -16,8 +16,8 @@ from k8e.doors.mcp.arguments import take_command, take_limit
 from k8e.doors.mcp.calls import TABLE, destroy_session, execute_in, run_command
 from k8e.doors.mcp.file_calls import read_data, write_file
 from k8e.doors.mcp.guest import Guest
-from k8e.profiles.effective import check_name
 from k8e.profiles.errors import ProfileError
+from k8e.profiles.sandbox_policy import check_name
 
 _STATES: Final[Mapping[Phase, str]] = {
     Phase.CREATING: "starting",

@@ -1,4 +1,4 @@
-"""What somebody asked for: on the command line, in a file, over MCP. None is: said nothing about it."""
+"""The options of a sandbox: from the command line, a file, or a call over MCP. None: not given."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class FileWish(Record):
+class FileCopy(Record):
     """A file of the machine that is copied into a new sandbox."""
 
-    source: str  # as it is written: relative to the file that says it
+    source: str  # as written: relative to the file that names it
     dest: str  # absolute, inside
     mode: int = 0o644
 
 
-class Wishes(Record):
+class SandboxOptions(Record):
     name: str | None = None
     image: str | None = None
-    language: str | None = None  # by its name in the table, instead of detecting it
+    language: str | None = None  # its name in the table, instead of detection
     profile: str | None = None
     mode: str | None = None
     network: bool | None = None
@@ -35,28 +35,28 @@ class Wishes(Record):
     disk: int | None = None
     pids: int | None = None
     env: tuple[tuple[str, str], ...] | None = None
-    files: tuple[FileWish, ...] | None = None
+    files: tuple[FileCopy, ...] | None = None
 
     @property
     def said(self) -> tuple[str, ...]:
-        """The names of what it says anything about."""
+        """Returns the names of the options that are given."""
         return tuple(name for name in self.field_names if self.__dict__[name] is not None)
 
-    def only(self, name: str) -> Wishes:
-        return Wishes(**{name: self.__dict__[name]})
+    def only(self, name: str) -> SandboxOptions:
+        return SandboxOptions(**{name: self.__dict__[name]})
 
-    def over(self, other: Wishes) -> Wishes:
-        """Together; what both say is as it is here."""
-        return Wishes(**{**other.__dict__, **{name: self.__dict__[name] for name in self.said}})
-
-
-NOTHING_SAID = Wishes()
+    def over(self, other: SandboxOptions) -> SandboxOptions:
+        """Combines both; an option that both give has the value of this one."""
+        return SandboxOptions(**{**other.__dict__, **{name: self.__dict__[name] for name in self.said}})
 
 
-def merge(layers: Iterable[Wishes]) -> Wishes:
-    """The first one that says something about a thing decides about it. An image and a language are one thing: both say
-    what it is made of."""
-    merged = NOTHING_SAID
+NO_OPTIONS = SandboxOptions()
+
+
+def merge(layers: Iterable[SandboxOptions]) -> SandboxOptions:
+    """Merges layers; the first that gives an option decides it. Image and language count as one option: both choose
+    the image."""
+    merged = NO_OPTIONS
     for layer in layers:
         if merged.image is not None or merged.language is not None:
             layer = layer.but(image=None, language=None)

@@ -8,8 +8,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from k8e.daemon.places import Paths, StartRefused
-from k8e.daemon.serving import load_settings
+from k8e.daemon.paths import Paths, StartRefused
+from k8e.daemon.server import load_settings
 from k8e.damage import FOLDER, list_damaged
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from k8e.daemon.places import Paths, StartRefused, take_lock
+from k8e.daemon.paths import Paths, StartRefused, take_lock
 from k8e.daemon.watchdog import Watchdog, tell_systemd
 from k8e.damage import Damaged, Damages, check_own
 from k8e.errors import ExplainedError

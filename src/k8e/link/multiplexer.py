@@ -1,7 +1,6 @@
-"""All channels over whichever connection there is: routes frames, redials when the connection breaks, resumes.
+"""Multiplexes all channels over the current connection: routes frames, redials when the connection breaks, resumes.
 
-After a ProtocolViolation or a GOODBYE nothing is redialled: everybody who waits, and everybody who comes later, gets
-that error.
+After a ProtocolViolation or a GOODBYE it does not redial: every waiting and every later call raises that error.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from k8e.link.channel import Channel, State
+from k8e.link.connection import GoodbyeReceived, LinkConnection
 from k8e.link.dial import Dialer
 from k8e.link.errors import LinkError, LinkLost, LinkTimeout, ProtocolViolation
 from k8e.link.frames import ChannelFrame, Frame, FrameType, Order, Result
-from k8e.link.streams import Bell
-from k8e.link.wire import Dismissed, Wire
+from k8e.link.streams import Notifier
 
-_FINAL: Final = (ProtocolViolation, Dismissed)
+_FINAL: Final = (ProtocolViolation, GoodbyeReceived)
 # RELEASE is not answered, so the latest are repeated over a new connection in case they were lost.
 _RELEASES_REPEATED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long the link waits for what, in seconds."""
+    """The deadlines of the link, in seconds."""
 
     handshake: float = 5.0
     reply: float = 60.0  # to a request, or for progress of one
@@ -50,19 +49,19 @@ async def deadline(seconds: float | None, what: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         if not limit.expired():
-            raise  # somebody else's
+            raise  # the timeout of a caller further up
         raise LinkTimeout(f"{what}: nothing within {seconds} s") from None
 
 
-class Switchboard:
+class Multiplexer:
     def __init__(self, dialer: Dialer, instance: bytes, timing: Timing) -> None:
         self.timing = timing
         self.failure: LinkError | None = None
         self.generation = 0  # that the agent chose
-        self.bell = Bell()  # connected or failed
+        self.changed = Notifier()  # connected or failed
         self._dialer = dialer
         self._instance = instance
-        self._wire: Wire | None = None
+        self._connection: LinkConnection | None = None
         self._channels: dict[int, Channel] = {}
         self._released: deque[int] = deque(maxlen=_RELEASES_REPEATED)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,21 +80,21 @@ class Switchboard:
             raise
 
     async def close(self) -> None:
-        wire, self._wire = self._wire, None
+        connection, self._connection = self._connection, None
         self._fail(LinkLost("the link was closed"))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if wire is not None:
-            await wire.close(1.0)
+        if connection is not None:
+            await connection.close(1.0)
 
     @property
     def agent_version(self) -> str | None:
-        return self._wire.agent.version if self._wire and self._wire.agent else None
+        return self._connection.agent.version if self._connection and self._connection.agent else None
 
-    async def _dial_until(self, end: float) -> Wire:
-        """Tries until somebody answers properly. The last failure is the one reported."""
+    async def _dial_until(self, end: float) -> LinkConnection:
+        """Tries until an agent completes the handshake. The last failure is the one reported."""
         loop = asyncio.get_running_loop()
         failure: LinkError = LinkLost("no time left to connect")
         while loop.time() < end:
@@ -114,36 +113,36 @@ class Switchboard:
         await asyncio.sleep(min(self._backoff, longest))
         self._backoff = min(self._backoff * 2, self.timing.last_backoff)
 
-    async def _dial(self, seconds: float) -> Wire:
+    async def _dial(self, seconds: float) -> LinkConnection:
         async with deadline(seconds, "dialling"):
-            connection = await self._dialer()
-        wire = Wire(self._instance, self._receive, self._pump_all, self._lost)
+            stream = await self._dialer()
+        connection = LinkConnection(self._instance, self._receive, self._pump_all, self._lost)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: wire, sock=connection)
-            await wire.greeted(seconds)
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=stream)
+            await connection.complete_handshake(seconds)
         except BaseException:
-            wire.end(LinkLost("given up during the handshake"))
-            if not wire.connected:
-                connection.close()
+            connection.end(LinkLost("given up during the handshake"))
+            if not connection.connected:
+                stream.close()
             raise
-        return wire
+        return connection
 
-    def _adopt(self, wire: Wire) -> None:
-        self._wire = wire
-        self.generation = wire.agent.generation if wire.agent else self.generation
+    def _adopt(self, connection: LinkConnection) -> None:
+        self._connection = connection
+        self.generation = connection.agent.generation if connection.agent else self.generation
         self._connected_at = asyncio.get_running_loop().time()
         self._useful = False
         for command in self._released:
-            wire.post(Order(command, FrameType.RELEASE))
+            connection.post(Order(command, FrameType.RELEASE))
         for channel in self._channels.values():
             channel.resume()
-        self._watch_pulse()
-        self.bell.ring()
+        self._adjust_keepalive()
+        self.changed.notify()
 
-    def _lost(self, wire: Wire, reason: LinkError) -> None:
-        if wire is not self._wire:
+    def _lost(self, connection: LinkConnection, reason: LinkError) -> None:
+        if connection is not self._connection:
             return
-        self._wire = None
+        self._connection = None
         if isinstance(reason, _FINAL):
             self._fail(reason)
             return
@@ -151,7 +150,7 @@ class Switchboard:
             channel.interrupt()
             if channel.state is State.DONE:
                 del self._channels[channel.id]
-        self.bell.ring()
+        self.changed.notify()
         self.spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
@@ -163,7 +162,7 @@ class Switchboard:
         if lasted:
             self._backoff = self.timing.first_backoff
         else:
-            # An agent that accepts and hangs up again must not keep us busy, whatever it says in between.
+            # An agent that accepts and closes again and again must not keep the daemon busy.
             await self._back_off(self.timing.last_backoff)
         try:
             self._adopt(await self._dial_until(self._broken_since + self.timing.reconnect))
@@ -177,10 +176,10 @@ class Switchboard:
         for channel in list(self._channels.values()):
             channel.fail(self.failure)
         self._channels.clear()
-        self.bell.ring()
+        self.changed.notify()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that goes on in the background, at most until the link is closed."""
+        """Runs `work` in the background, at most until the link is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -189,7 +188,7 @@ class Switchboard:
 
     @property
     def queued(self) -> int:
-        """Bytes that wait on our side for a consumer or for the agent, in all channels."""
+        """Bytes that wait in the daemon for a consumer or for the agent, in all channels."""
         return sum(channel.queued for channel in self._channels.values())
 
     def new_id(self) -> int:
@@ -198,45 +197,45 @@ class Switchboard:
     def find(self, channel_id: int) -> Channel | None:
         return self._channels.get(channel_id)
 
-    async def connected(self) -> Wire:
-        """The connection, once there is one that takes more."""
+    async def connected(self) -> LinkConnection:
+        """Returns the connection, once there is one with room to write."""
         while True:
             if self.failure is not None:
                 raise self.failure.with_traceback(None)
-            wire = self._wire
-            if wire is None:
-                await self.bell.wait()
-            elif wire.paused:
+            connection = self._connection
+            if connection is None:
+                await self.changed.wait()
+            elif connection.paused:
                 # The failure of this one connection is not the end: look again.
-                await wire.bell.wait()
+                await connection.changed.wait()
             else:
-                return wire
+                return connection
 
     async def begin(self, channel: Channel) -> None:
         await self.connected()
         self._channels[channel.id] = channel
         channel.begin()
-        self._watch_pulse()
+        self._adjust_keepalive()
 
     def drop(self, channel: Channel) -> None:
-        """Gives up a channel that is not a command. Until the agent has confirmed, it stays to swallow what still
-        comes; with an agent that never confirms they would pile up."""
+        """Gives up a channel that is not a command. The channel stays, and discards what still arrives, until the agent
+        has confirmed; an agent that never confirms loses its connection, or such channels would accumulate."""
         channel.cancel()
         if channel.id in self._channels:
             asyncio.get_running_loop().call_later(self.timing.reply, self._expect_gone, channel)
 
     def _expect_gone(self, channel: Channel) -> None:
-        if self._channels.get(channel.id) is channel and self._wire is not None:
-            self._wire.end(ProtocolViolation(f"CANCEL of {channel.subject} was never answered"))
+        if self._channels.get(channel.id) is channel and self._connection is not None:
+            self._connection.end(ProtocolViolation(f"CANCEL of {channel.subject} was never answered"))
 
     @contextmanager
-    def judge(self) -> Iterator[None]:
-        """For what is understood only when it is consumed: a violation found then ends the link as any other."""
+    def close_on_violation(self) -> Iterator[None]:
+        """Ends the connection when the block finds a violation: some content is parsed only when it is consumed."""
         try:
             yield
         except ProtocolViolation as violation:
-            if self._wire is not None:
-                self._wire.end(violation)
+            if self._connection is not None:
+                self._connection.end(violation)
             raise
 
     def release(self, command: int) -> None:
@@ -251,16 +250,16 @@ class Switchboard:
         channel.receive(frame)
         if isinstance(frame, Result) and channel.state is State.DONE:
             del self._channels[frame.id]
-            self._watch_pulse()
+            self._adjust_keepalive()
 
-    def _watch_pulse(self) -> None:
-        """Silence matters only while something is outstanding: an idle link costs no timer."""
-        if self._wire is None:
+    def _adjust_keepalive(self) -> None:
+        """Watches for silence only while a request is outstanding: an idle link costs no timer."""
+        if self._connection is None:
             return
         if self._channels:
-            self._wire.start_pulse(self.timing.quiet, self.timing.pong)
+            self._connection.start_keepalive(self.timing.quiet, self.timing.pong)
         else:
-            self._wire.stop_pulse()
+            self._connection.stop_keepalive()
 
     def _pump_all(self) -> None:
         for channel in self._channels.values():
@@ -269,13 +268,13 @@ class Switchboard:
     # Sender
 
     def post(self, frame: Frame) -> None:
-        if self._wire is not None:
-            self._wire.post(frame)
+        if self._connection is not None:
+            self._connection.post(frame)
 
     def post_content(self, header: bytes, content: bytes) -> None:
-        if self._wire is not None:
-            self._wire.post_content(header, content)
+        if self._connection is not None:
+            self._connection.post_content(header, content)
 
     @property
     def flowing(self) -> bool:
-        return self._wire is not None and self._wire.flowing
+        return self._connection is not None and self._connection.flowing

@@ -1,7 +1,7 @@
-"""One connection to an agent: the socket's edge, the handshake, and the pulse.
+"""One connection to an agent: socket, handshake and keepalive.
 
-Knows nothing of channels. Ends exactly once, with the reason, by calling `ended`; a ProtocolViolation or a GOODBYE is
-final, anything else may be followed by another connection.
+It does not know channels. It ends exactly once and passes the reason to `ended`. A ProtocolViolation or a GOODBYE is
+final; after any other reason the multiplexer may open another connection.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from k8e.link.frames import (
     ChannelFrame,
     Data,
     Eof,
-    Farewell,
     Frame,
     Goodbye,
+    GoodbyeReason,
     HostHello,
     Opened,
     Ping,
@@ -29,27 +29,27 @@ from k8e.link.frames import (
     Side,
 )
 from k8e.link.protocol import HIGHEST_GENERATION, LOWEST_GENERATION, NONCE_SIZE, FrameReader, encode
-from k8e.link.streams import Bell
+from k8e.link.streams import Notifier
 
 _CHANNEL_FRAMES: Final = (Data, Ack, Eof, Opened, Result)
 
 
-class Dismissed(LinkLost):
-    """The agent said GOODBYE; to come back would be wrong."""
+class GoodbyeReceived(LinkLost):
+    """The agent said GOODBYE: the host must not reconnect."""
 
 
-class Wire(asyncio.BufferedProtocol):
+class LinkConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         instance: bytes,
         receive: Callable[[ChannelFrame], None],
         drained: Callable[[], None],
-        ended: Callable[[Wire, LinkError], None],
+        ended: Callable[[LinkConnection, LinkError], None],
     ) -> None:
         self.agent: AgentHello | None = None
         self.failure: LinkError | None = None
         self.paused = False
-        self.bell = Bell()  # greeted, ponged, failed, or takes content again
+        self.changed = Notifier()  # handshake complete, PONG received, failed, or writable again
         self._instance = instance
         self._receive = receive
         self._drained = drained
@@ -59,13 +59,13 @@ class Wire(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._closed = asyncio.get_running_loop().create_future()
         self._heard = False
-        self._pulse: asyncio.TimerHandle | None = None
-        # An agent remembers one PING; a second one has to wait for the first one's answer.
+        self._keepalive: asyncio.TimerHandle | None = None
+        # An agent remembers one PING: the second is sent after the answer to the first.
         self._pings = 0
         self._pongs = 0
         self._ping_wanted = False
 
-    # The socket's side
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -90,16 +90,16 @@ class Wire(asyncio.BufferedProtocol):
 
     def _receive_own(self, frame: Frame) -> None:
         if isinstance(frame, Goodbye):
-            if frame.reason is Farewell.NO_COMMON_GENERATION:
+            if frame.reason is GoodbyeReason.NO_COMMON_GENERATION:
                 raise ProtocolViolation("the agent speaks no generation that we speak")
-            raise Dismissed(f"the agent said goodbye: {frame.reason.name.lower().replace('_', ' ')}")
+            raise GoodbyeReceived(f"the agent said goodbye: {frame.reason.name.lower().replace('_', ' ')}")
         if isinstance(frame, AgentHello) and self.agent is None:
             self._greet(frame)
         elif isinstance(frame, Pong) and frame.token == self._pings and self._pongs < self._pings:
             self._pongs = self._pings
             if self._ping_wanted:
                 self._ping()
-            self.bell.ring()
+            self.changed.notify()
         else:
             raise ProtocolViolation(f"{type(frame).__name__} out of turn")
 
@@ -113,14 +113,14 @@ class Wire(asyncio.BufferedProtocol):
         if not secrets.compare_digest(hello.instance, self._instance):
             raise ProtocolViolation("this is another agent: wrong instance")
         self.agent = hello
-        self.bell.ring()
+        self.changed.notify()
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.bell.ring()
+        self.changed.notify()
         self._drained()
 
     def eof_received(self) -> None:
@@ -131,7 +131,7 @@ class Wire(asyncio.BufferedProtocol):
         if not self._closed.done():
             self._closed.set_result(None)
 
-    # The link's side
+    # Called by the multiplexer
 
     def post(self, frame: Frame) -> None:
         if self._transport is not None and self.failure is None:
@@ -146,7 +146,7 @@ class Wire(asyncio.BufferedProtocol):
 
     @property
     def connected(self) -> bool:
-        """It has had a transport, which closes the socket."""
+        """Whether there was a transport; then the transport closes the socket."""
         return self._transport is not None
 
     @property
@@ -157,18 +157,18 @@ class Wire(asyncio.BufferedProtocol):
         if self.failure is not None:
             return
         self.failure = reason
-        self.stop_pulse()
+        self.stop_keepalive()
         if self._transport is not None:
             self._transport.abort()
-        self.bell.ring()
+        self.changed.notify()
         self._ended(self, reason)
 
     async def close(self, deadline: float) -> None:
-        """Ends it, but lets what was posted out first."""
+        """Sends what was posted, then closes the connection."""
         if self.failure is None:
             self.failure = LinkLost("the link was closed")
-            self.stop_pulse()
-            self.bell.ring()
+            self.stop_keepalive()
+            self.changed.notify()
         if self._transport is not None:
             self._transport.close()
             try:
@@ -178,19 +178,19 @@ class Wire(asyncio.BufferedProtocol):
                 self._transport.abort()
                 await self._closed
 
-    async def greeted(self, deadline: float) -> None:
-        """Returns when the handshake is complete."""
+    async def complete_handshake(self, deadline: float) -> None:
+        """Returns when the agent has answered HELLO."""
         try:
             async with asyncio.timeout(deadline):
                 while self.agent is None:
                     self._check()
-                    await self.bell.wait()
+                    await self.changed.wait()
                 self._check()
         except TimeoutError:
             raise LinkTimeout(f"the agent did not answer the greeting within {deadline} s") from None
 
     async def confirm(self) -> None:
-        """Returns when the agent has dealt with everything posted so far."""
+        """Returns when the agent has processed everything posted so far."""
         if self._pongs == self._pings:
             self._ping()
             target = self._pings
@@ -199,7 +199,7 @@ class Wire(asyncio.BufferedProtocol):
             target = self._pings + 1
         while self._pongs < target:
             self._check()
-            await self.bell.wait()
+            await self.changed.wait()
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -210,18 +210,18 @@ class Wire(asyncio.BufferedProtocol):
         self._pings += 1
         self.post(Ping(self._pings))
 
-    # The pulse
+    # Keepalive
 
-    def start_pulse(self, quiet: float, patience: float) -> None:
-        """From now on silence is noticed: after `quiet` the agent is asked, and has `patience` to say anything."""
-        if self._pulse is None and self.failure is None:
+    def start_keepalive(self, quiet: float, patience: float) -> None:
+        """Sends a PING after `quiet` seconds of silence, and ends the connection after `patience` more."""
+        if self._keepalive is None and self.failure is None:
             self._heard = True
             self._beat(quiet, patience)
 
-    def stop_pulse(self) -> None:
-        if self._pulse is not None:
-            self._pulse.cancel()
-            self._pulse = None
+    def stop_keepalive(self) -> None:
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+            self._keepalive = None
 
     def _beat(self, quiet: float, patience: float, asked: bool = False) -> None:
         if asked and not self._heard:
@@ -232,4 +232,4 @@ class Wire(asyncio.BufferedProtocol):
             self._ping()
         self._heard = False
         loop = asyncio.get_running_loop()
-        self._pulse = loop.call_later(patience if asking else quiet, self._beat, quiet, patience, asking)
+        self._keepalive = loop.call_later(patience if asking else quiet, self._beat, quiet, patience, asking)

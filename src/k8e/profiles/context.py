@@ -1,4 +1,4 @@
-"""The facts about whoever asks: gathered by a front door, so that deciding needs no file and no variable."""
+"""The facts about an invocation, collected by the command line or the MCP door, so that deciding is pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def nothing_to_read(path: str) -> bytes:
     return b""
 
 
-class Scene(Record):
-    """All paths are real ones: absolute, without links. Empty: there is none."""
+class Context(Record):
+    """All paths are absolute and without links; an empty path means that there is none."""
 
     cwd: str = ""
     home: str = ""
-    names: frozenset[str] = frozenset()  # of what lies in the directory
+    names: frozenset[str] = frozenset()  # of the files in the directory
     environ: Mapping[str, str] = {}
     read_start: Callable[[str], bytes] = staticmethod(nothing_to_read)  # the first bytes of a file in the directory

@@ -1,4 +1,4 @@
-"""Kinds of values in agentkernel.toml. A wrong value raises ValueError, or ProfileError with its own hint. Pure."""
+"""Reads the values of agentkernel.toml. A wrong value raises ValueError, or ProfileError with its own hint. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from k8e.policy import HostList, InvalidEntry
-from k8e.profiles.effective import check_name, find_language
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.profile import PROFILES
+from k8e.profiles.sandbox_policy import check_name, find_language
 
 
 def list_words(words: Iterable[str]) -> str:
@@ -112,8 +112,8 @@ def read_language(value: Any) -> str:
     return text
 
 
-Kind = tuple[str, str, Callable[[Any], Any]]  # the wish it is, what is allowed, and what reads it
-WISHES: Final[Mapping[str, Mapping[str, Kind]]] = {
+Key = tuple[str, str, Callable[[Any], Any]]  # the option that it sets, the allowed values, the function that reads it
+KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
     "sandbox": {
         "name": ("name", "1 to 63 of A-Z a-z 0-9 _ -", lambda value: check_name(read_text(value))),
         "runtime": ("language", "a language", read_language),

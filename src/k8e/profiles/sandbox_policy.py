@@ -1,35 +1,34 @@
-"""Everything combined: one cage, decided before anything is made, shown by --dry-run as it will be. Pure."""
+"""The policy of one sandbox, decided before the sandbox is made; --dry-run shows it. Pure."""
 
 from __future__ import annotations
 
-from k8e.profiles.amounts import describe_amount
 from k8e.profiles.detection import Detected, detect
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import Hosts
 from k8e.profiles.languages import BY_NAME
-from k8e.profiles.permissions import Permissions, settle
+from k8e.profiles.options import NO_OPTIONS, FileCopy, SandboxOptions, merge
+from k8e.profiles.permissions import Permissions, derive_permissions
 from k8e.profiles.record import Record
-from k8e.profiles.text import clean
-from k8e.profiles.wishes import NOTHING_SAID, FileWish, Wishes, merge
+from k8e.profiles.text import clean, describe_amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from k8e.profiles.context import Context
     from k8e.profiles.mounts import Mount
-    from k8e.profiles.scene import Scene
 
 HOST_IMAGE = "host"
-HOME = "/home/user"  # where a home is inside
+HOME = "/home/user"  # the home inside the sandbox
 NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
-# Where a home cannot be written, caches go where everything is thrown away.
+# A home that cannot be written to has its caches in /tmp.
 CACHES = (("XDG_CACHE_HOME", "/tmp/.cache"), ("npm_config_cache", "/tmp/.cache/npm"))
-DETECTED = ("command", "project", "default")  # ways to come by an image that nobody asked for
-FRONT = "agentkernel"  # the label by which our sandboxes are found among all sessions
+DETECTED = ("command", "project", "default")  # values of image_by when the user did not name an image
+FRONT = "agentkernel"  # the label of agentkernel's sandboxes among all sessions
 
 
-class Cage(Record):
+class SandboxPolicy(Record):
     image: str
     image_by: str  # asked, language, command, project or default
     image_reason: str
@@ -43,14 +42,14 @@ class Cage(Record):
     read_only: bool = False
     powerless: bool = False
     limits: tuple[tuple[str, float], ...] = ()
-    files: tuple[FileWish, ...] = ()
+    files: tuple[FileCopy, ...] = ()
     needs: tuple[str, ...] = ()  # commands that the image must have
     name: str = ""
     persistent: bool = False
 
     @property
     def detected(self) -> bool:
-        """Nobody asked for this image, so another one may do (fallback.py)."""
+        """Whether the image was detected, not named; then fallback.py may replace it."""
         return self.image_by in DETECTED
 
     @property
@@ -64,7 +63,7 @@ class Cage(Record):
         }
 
     def to_request(self) -> dict[str, Any]:
-        """The body of POST /v1/sessions. What is as usual is left out."""
+        """Returns the body of POST /v1/sessions, without the defaults."""
         body: dict[str, Any] = {"image": self.image, **self.hosts.to_request(), "labels": self.labels}
         if self.name:
             body["session_id"] = self.name
@@ -78,7 +77,7 @@ class Cage(Record):
         return body
 
     def to_json(self) -> dict[str, Any]:
-        """For programs: the request without values of variables, and why it is what it is."""
+        """Returns the policy for programs: the request without the values of variables, and the reasons."""
         shown: dict[str, Any] = {"image": self.image, "image_by": self.image_by, "image_reason": self.image_reason}
         shown |= {"profile": self.profile, "mode": self.mode, "network": self.hosts.describe()}
         shown |= self.hosts.to_request()
@@ -89,7 +88,7 @@ class Cage(Record):
         return shown | {"persistent": self.persistent, "name": self.name}
 
     def describe(self) -> str:
-        """For people: a line per thing."""
+        """Returns the policy for people, one line for each part."""
         lines = [
             ("image", f"{self.image}  ({self.image_reason})"),
             ("profile", self.profile),
@@ -121,81 +120,81 @@ def _describe_mount(mount: Mount) -> str:
     return " ".join(parts)
 
 
-def build_cage(
-    asked: Wishes,
-    scene: Scene,
+def build_policy(
+    asked: SandboxOptions,
+    context: Context,
     command: Sequence[str] = (),
     *,
-    others: Sequence[Wishes] = (),
+    others: Sequence[SandboxOptions] = (),
     name: str = "",
     persistent: bool = False,
-) -> Cage:
-    """`others` are files, the most important first, and are trusted: see trust.py for those that are not."""
-    wishes = merge((asked, *others))
-    allowed = settle(wishes)
-    image, found = choose_image(wishes, scene, command)
+) -> SandboxPolicy:
+    """Builds the policy. `others` are options of trusted files, the most important first (trust.py checks the rest)."""
+    options = merge((asked, *others))
+    allowed = derive_permissions(options)
+    image, found = choose_image(options, context, command)
     variables: dict[str, str] = {}
     withheld: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     if allowed.pass_env:
         from k8e.profiles.environment import pass_environment
 
-        passed = pass_environment(scene.environ)
+        passed = pass_environment(context.environ)
         variables, withheld, left_out = dict(passed.given), passed.withheld, passed.left_out
     if allowed.read_only or allowed.mount_home:
         variables.update(CACHES)
     if allowed.mount_home:
         variables["HOME"] = HOME
-    return Cage(
+    return SandboxPolicy(
         image=image,
         image_by=found.by,
         image_reason=describe_choice(found),
         profile=allowed.profile,
         mode=allowed.mode,
         hosts=allowed.hosts,
-        mounts=choose_mounts(allowed, scene),
-        env=tuple({**variables, **dict(wishes.env or ())}.items()),
+        mounts=choose_mounts(allowed, context),
+        env=tuple({**variables, **dict(options.env or ())}.items()),
         env_withheld=withheld,
         env_left_out=left_out,
         read_only=allowed.read_only,
         powerless=allowed.powerless,
         limits=allowed.limits,
-        files=wishes.files or (),
+        files=options.files or (),
         needs=found.needs,
         name=check_name(name) if name else "",
         persistent=persistent,
     )
 
 
-def choose_mounts(allowed: Permissions, scene: Scene) -> tuple[Mount, ...]:
+def choose_mounts(allowed: Permissions, context: Context) -> tuple[Mount, ...]:
     if not allowed.mount_cwd and not allowed.mount_home:
         return ()
     from k8e.profiles.mounts import mount_home, mount_project
 
-    project = (mount_project(scene),) if allowed.mount_cwd else ()
-    return (*project, mount_home(scene)) if allowed.mount_home else project
+    project = (mount_project(context),) if allowed.mount_cwd else ()
+    return (*project, mount_home(context)) if allowed.mount_home else project
 
 
-def list_targets(wishes: Wishes) -> tuple[str, ...]:
-    """Where directories will be inside, whichever they are, in the order of `choose_mounts`."""
+def list_targets(options: SandboxOptions) -> tuple[str, ...]:
+    """Returns the targets of the mounts, in the order of `choose_mounts`."""
     from k8e.profiles.mounts import PROJECT
 
-    allowed = settle(wishes)
+    allowed = derive_permissions(options)
     return (*((PROJECT,) if allowed.mount_cwd else ()), *((HOME,) if allowed.mount_home else ()))
 
 
-def choose_image(wishes: Wishes, scene: Scene, command: Sequence[str]) -> tuple[str, Detected]:
-    if wishes.image is not None:
-        return wishes.image, Detected(wishes.image, "asked")
-    if wishes.language is not None:
-        language = find_language(wishes.language)
-        return language, Detected(language, "language", wishes.language)
-    found = detect(command, scene.names, scene.read_start)
+def choose_image(options: SandboxOptions, context: Context, command: Sequence[str]) -> tuple[str, Detected]:
+    if options.image is not None:
+        return options.image, Detected(options.image, "asked")
+    if options.language is not None:
+        language = find_language(options.language)
+        return language, Detected(language, "language", options.language)
+    found = detect(command, context.names, context.read_start)
     return found.image, found
 
 
 def find_language(name: str) -> str:
-    if name == "base":  # as the original calls it
+    if name == "base":  # the original agentkernel's name for it
         from k8e.profiles.languages import DEFAULT_IMAGE
 
         return DEFAULT_IMAGE
@@ -213,7 +212,7 @@ def describe_choice(found: Detected) -> str:
 
 
 def check_name(name: str) -> str:
-    """The service refuses others too; here it is said before anything is done."""
+    """Checks a sandbox's name before any request is sent; the service checks it again."""
     if not 1 <= len(name) <= 63 or not NAME.issuperset(name) or name.startswith("-"):
         raise ProfileError(
             "invalid_name",
@@ -226,9 +225,9 @@ def check_name(name: str) -> str:
 __all__ = [
     "FRONT",
     "HOST_IMAGE",
-    "NOTHING_SAID",
-    "Cage",
-    "build_cage",
+    "NO_OPTIONS",
+    "SandboxPolicy",
+    "build_policy",
     "check_name",
     "choose_image",
     "find_language",
