@@ -20,7 +20,7 @@ from k8e.core.calls import call
 from k8e.core.checks import BASE, HOST
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note
-from k8e.core.model import REMOTE, Caller, NamedImage, Phase, Scope
+from k8e.core.model import REMOTE, Caller, NamedImage, Scope
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.sessions.live import Registry
@@ -218,7 +218,6 @@ class Images:
             live.session_id
             for live in self._registry
             if live.record.digest == record.digest
-            and live.phase is not Phase.DESTROYED
             and (record.name == BASE or live.payer == (record.owner, record.tenant))
         )
 

@@ -23,7 +23,7 @@ from k8e.core.log.audit import Audit
 from k8e.core.log.journal import LOGGER, warn
 from k8e.core.log.metrics import Metrics
 from k8e.core.log.refusal_log import RefusalLog
-from k8e.core.model import Caller, Phase, ServiceStatus
+from k8e.core.model import Caller, ServiceStatus
 from k8e.core.parts import Parts
 from k8e.core.pool.memory import Memory, SystemMemory
 from k8e.core.pool.pool import Pool
@@ -186,7 +186,7 @@ class Service:
 
     async def look_after(self) -> None:
         """One round of upkeep."""
-        active = [live for live in self._registry if live.phase is Phase.ACTIVE]
+        active = [live for live in self._registry if live.usable]
         await asyncio.gather(*(self._sessions.examine(live) for live in active if live.busy))
         await self.expire()
         self._sessions.resume_ends()
@@ -202,7 +202,7 @@ class Service:
 
     async def expire(self) -> Sequence[str]:
         """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
-        active = [live for live in self._registry if live.phase is Phase.ACTIVE and live.background]
+        active = [live for live in self._registry if live.usable and live.background]
         holders = [live for live in active if not live.collecting.locked()]  # whose agent does not answer may hold it
         await asyncio.gather(*(self._collect(live) for live in holders))
         return await self._sessions.expire()

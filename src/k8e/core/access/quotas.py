@@ -19,7 +19,7 @@ from typing import Final
 from k8e.core.access.access import Payer
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import REMOTE, Phase
+from k8e.core.model import REMOTE
 from k8e.core.pool.memory import SystemMemory
 from k8e.core.sessions.live import Live
 from k8e.engine import Limits
@@ -96,7 +96,7 @@ class Quotas:
 
     def check_start(self, payer: Payer, limits: Limits, others: Iterable[Live]) -> None:
         """Whether one more may run. Those that are stopped take no processor and no memory."""
-        theirs = [live.record.limits for live in others if live.payer == payer and live.phase is not Phase.STOPPED]
+        theirs = [live.record.limits for live in others if live.payer == payer and not live.stopped]
         cpus = sum(one.cpus for one in theirs) + limits.cpus
         most, origin = self._most(payer, "cpus")
         if most and cpus > most + 1e-9:

@@ -23,7 +23,7 @@ from k8e.core.access.access import may_see, require_scope
 from k8e.core.calls import call
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import warn
-from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Phase, Scope
+from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts
 from k8e.core.sessions.kinship import Lineage, are_related, read_lineage
 from k8e.core.sessions.live import Live, Registry
@@ -263,7 +263,7 @@ class Approvals:
         if record.boot != self._clock.boot or self._clock.monotonic() >= record.deadline:
             return replace(record, status=ApprovalStatus.EXPIRED)
         live = self._registry.get(record.sandbox)
-        if live is None or live.phase is not Phase.ACTIVE:
+        if live is None or not live.usable:
             return replace(record, status=ApprovalStatus.WITHDRAWN)
         return record
 

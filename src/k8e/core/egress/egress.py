@@ -109,7 +109,7 @@ class Egress:
             try:
                 await self._replace(child, old, new)
             except Fault as fault:
-                if child.record.hosts != new and child.phase is Phase.ACTIVE:
+                if child.record.hosts != new and child.usable:
                     warn("hosts_not_narrowed", session=child.session_id, sandbox=child.sandbox, cause=fault)
                     await asyncio.wait({self._sessions.end(child, UNBOUND)})
 
@@ -119,7 +119,7 @@ class Egress:
             await self._parts.engine.set_egress(live.sandbox, new)
         except EngineError as error:
             await self._sessions.examine(live)
-            if live.phase is not Phase.ACTIVE:
+            if not live.usable:
                 raise self._sessions.describe_loss(live) from error
             if unwritten is None:
                 await self._write_back(live, old)

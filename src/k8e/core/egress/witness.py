@@ -12,7 +12,6 @@ from typing import Final
 from k8e.core.egress.denials import Mark, clean
 from k8e.core.errors import Fault
 from k8e.core.log.journal import warn
-from k8e.core.model import Phase
 from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live
 from k8e.engine import EngineError, Observation, Refusal
@@ -78,7 +77,7 @@ class Witness:
 
     async def look_around(self, lives: Sequence[Live]) -> None:
         """Some of the sessions, others the next time."""
-        active = sorted((live for live in lives if live.phase is Phase.ACTIVE), key=lambda live: live.sandbox)
+        active = sorted((live for live in lives if live.usable), key=lambda live: live.sandbox)
         turn = [live for live in active if live.sandbox > self._asked][:_ROUND]
         for live in turn:
             await self.hear(live)

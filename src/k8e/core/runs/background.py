@@ -145,7 +145,7 @@ class Background:
 
     async def poll(self, caller: Caller, run_id: str) -> RunResult:
         record, live, session_id = await self.find(caller, run_id)
-        if live is None or not record.background or live.phase is Phase.STOPPED:
+        if live is None or not record.background or live.stopped:
             return record.show(session_id)
         try:
             return await self._undisturbed(live, self._poll(live, record))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from k8e.core.checks import COMMANDS
-from k8e.core.model import Language, Phase
+from k8e.core.model import Language
 from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.provisioning import Variables, merge_env
@@ -162,7 +162,7 @@ class Parking:
     def _refill(self, live: Live, watch: _Watch) -> None:
         watch.timer = None
         # Whoever runs now, or the parking that is under way, comes back here when it ends.
-        if live.phase is Phase.ACTIVE and not live.uses and watch.parking is None and watch.wanted:
+        if live.usable and not live.uses and watch.parking is None and watch.wanted:
             watch.parking = self._tasks.spawn(self._park_one(live, watch, min(watch.wanted)))
 
     async def _park_one(self, live: Live, watch: _Watch, kind: Kind) -> None:

@@ -25,6 +25,7 @@ from k8e.core.runs.parking import Parking, waits_for_mounts
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.manifest import check_entries
+from k8e.core.sessions.phases import Event
 from k8e.core.sessions.provisioning import Variables, apply_manifest, keep_env, make_workdir, prepare_state
 from k8e.core.sessions.sessions import ABANDONED, Sessions
 from k8e.core.sessions.shaping import check_shape
@@ -189,7 +190,7 @@ class Creation:
             await self._parts.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.record.persistent)
             if live.ending is not None:
                 return
-            live.enter(Phase.ACTIVE)
+            live.advance(Event.BUILT)
         live.touch()
         parked = claimed is not None and sandbox is claimed.sandbox
         parked = parked and not waits_for_mounts(live.record.shape.unbound, place)

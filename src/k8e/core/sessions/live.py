@@ -12,6 +12,7 @@ from k8e.core.clock import Clock
 from k8e.core.egress.denials import Mark, Notes
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, Phase, Session
+from k8e.core.sessions.phases import Event, follow
 from k8e.core.store.records import SessionRecord
 
 REMEMBERED = 1000  # ends of sessions of one payer, for a better answer than "never heard of it"
@@ -74,6 +75,15 @@ class Live:
         return self.record.phase
 
     @property
+    def usable(self) -> bool:
+        """Whether commands can run in it."""
+        return self.phase is Phase.ACTIVE
+
+    @property
+    def stopped(self) -> bool:
+        return self.phase is Phase.STOPPED
+
+    @property
     def identity(self) -> dict[str, object]:
         """For the audit log."""
         record = self.record
@@ -96,8 +106,12 @@ class Live:
         children = tuple(child.session_id for child in self.children)
         return replace(replace(self.record, last_used=self.last_used).show(), children=children)
 
-    def enter(self, phase: Phase, reason: str = "") -> None:
-        self.record = replace(self.record, phase=phase, reason=reason or self.record.reason)
+    def advance(self, event: Event, reason: str = "") -> None:
+        """The only writer of the phase. What is begun again keeps its first reason; what is active has none."""
+        phase = follow(self.phase, event)
+        if phase is self.phase or not reason:
+            reason = self.record.reason or reason
+        self.record = replace(self.record, phase=phase, reason="" if phase is Phase.ACTIVE else reason)
 
     def part(self, reason: str) -> None:
         if not self.gone.done():
@@ -105,7 +119,7 @@ class Live:
 
     def revive(self, env: tuple[tuple[bytes, bytes], ...]) -> None:
         """It runs again, and nothing of what ran before: whoever waited for that has been told."""
-        self.record = replace(self.record, phase=Phase.ACTIVE, reason="")
+        self.advance(Event.STARTED)
         self.env = env
         self.oom_kills, self.oom_at = 0, None
         self.background.clear()
@@ -143,7 +157,7 @@ class Live:
         if self.record.persistent:
             return False
         idle = self._clock.monotonic() - self.used_at
-        return self.phase is Phase.ACTIVE and not self.busy and idle >= self.record.ttl
+        return self.usable and not self.busy and idle >= self.record.ttl
 
 
 class Registry:

@@ -30,6 +30,7 @@ from k8e.core.runs.verdict import judge
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import Live, Registry
+from k8e.core.sessions.phases import Event
 from k8e.core.sessions.provisioning import Variables, keep_env, merge_env, prepare_state
 from k8e.core.sessions.sessions import STOPPED, Sessions
 from k8e.core.store.records import RunRecord
@@ -71,12 +72,12 @@ class Persistence:
         live = self._sessions.find(caller, session_id)
         _check_persistent(live)
         await _let_finish(live, Phase.STARTING)
-        if live.phase is Phase.ACTIVE:
+        if live.usable:
             live.ended_by = caller.label
             self._sessions.halt(live, STOPPED, self._say_goodbye(live))
         if live.phase is Phase.STOPPING:
             await asyncio.shield(self._sessions.halt(live, STOPPED))
-        if live.phase is not Phase.STOPPED:
+        if not live.stopped:
             raise self._sessions.describe_phase(live)
         return live.show()
 
@@ -123,17 +124,17 @@ class Persistence:
         live = self._sessions.find(caller, session_id)
         _check_persistent(live)
         await _let_finish(live, Phase.STARTING, Phase.STOPPING)
-        if live.phase is Phase.ACTIVE:
+        if live.usable:
             if plain or secret:
                 hint = "Stop it first; or give variables to each run."
                 raise Fault(Kind.CONFLICT, "session_active", f"session {session_id} runs already", hint=hint)
             return live.show()
-        if live.phase is not Phase.STOPPED:
+        if not live.stopped:
             raise self._sessions.describe_phase(live)
         _check_secrets(live, secrets)
         others = [one for one in self._registry if one is not live]
         self._quotas.check_start(live.payer, live.record.limits, others)
-        live.enter(Phase.STARTING)
+        live.advance(Event.START_BEGUN)
         starting = self._parts.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
         live.moving = starting
         await asyncio.wait({starting})

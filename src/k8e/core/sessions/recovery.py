@@ -144,15 +144,13 @@ class Recovery:
             await self._end(live, live.record.reason or DESTROYED)
         elif live.record.fleeting:
             await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
-        elif live.record.parent and (live.parent is None or live.parent.phase is not Phase.ACTIVE):
+        elif live.record.parent and (live.parent is None or not live.parent.usable):
             await self._end(live, PARENT_ENDED)
         elif not exists:
             await self._end(live, LOST)
         elif live.phase in (Phase.STOPPING, Phase.STARTING):
             await asyncio.wait({self._sessions.halt(live, live.record.reason or STOPPED)})
-        elif live.phase is Phase.STOPPED:
-            pass
-        else:
+        elif not live.stopped:
             await self._adopt(live)
 
     async def _end(self, live: Live, reason: str) -> None:

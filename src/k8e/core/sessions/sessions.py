@@ -20,6 +20,7 @@ from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import GONE_HINT, Live, Registry
+from k8e.core.sessions.phases import Event
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, Observation, Place, RuntimeReport
 from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
@@ -57,6 +58,16 @@ _ENDS: Final = {
     FINISHED: "it was there for one command, which has ended",
     PARENT_ENDED: "its parent ended or was stopped, and it with it",
     UNBOUND: "its list of hosts could not be narrowed with its parent's",
+}
+# Why a session cannot be used, and what to do, by its phase.
+_GONE: Final = "is being destroyed", "Create a new session; what was in this one is gone."
+_UNUSABLE: Final = {
+    Phase.CREATING: ("is still being created", "Try again when the answer to its creation has come."),
+    Phase.ACTIVE: ("was started again meanwhile", "Stop it again."),
+    Phase.STARTING: ("is being started", "Try again when the answer to that has come."),
+    Phase.STOPPING: ("is being stopped", "Its files are kept; start it again when it has stopped."),
+    Phase.DESTROYING: _GONE,
+    Phase.DESTROYED: _GONE,
 }
 
 
@@ -106,7 +117,7 @@ class Sessions:
 
     async def get(self, caller: Caller, session_id: str) -> Session:
         live = self.find(caller, session_id)
-        if live.phase is Phase.ACTIVE:
+        if live.usable:
             await self._witness.hear(live)
         return replace(live.show(), denied=live.refusals.recent(live.session_id))
 
@@ -126,20 +137,14 @@ class Sessions:
         return await self.enter(self.find(caller, session_id))
 
     def check_active(self, live: Live) -> None:
-        if live.phase is not Phase.ACTIVE:
+        if not live.usable:
             raise self.describe_phase(live)
 
     def describe_phase(self, live: Live) -> Fault:
         """Why it cannot be used now."""
-        if live.phase is Phase.STOPPED:
+        if live.stopped:
             return _describe_stopped(live)
-        what, hint = "is being destroyed", "Create a new session; what was in this one is gone."
-        if live.phase is Phase.CREATING:
-            what, hint = "is still being created", "Try again when the answer to its creation has come."
-        elif live.phase is Phase.STARTING:
-            what, hint = "is being started", "Try again when the answer to that has come."
-        elif live.phase is Phase.STOPPING:
-            what, hint = "is being stopped", "Its files are kept; start it again when it has stopped."
+        what, hint = _UNUSABLE[live.phase]
         error = f"session {live.session_id} {what}"
         detail = describe_end(live.record.reason) if live.record.reason else ""
         return Fault(Kind.CONFLICT, f"session_{live.phase.value}", error, detail=detail, hint=hint)
@@ -150,7 +155,7 @@ class Sessions:
             sandbox, place = await self._parts.engine.attach(live.sandbox)
         except (EngineError, LinkError) as error:
             await self.examine(live)
-            if live.phase is not Phase.ACTIVE:
+            if not live.usable:
                 raise self.describe_loss(live) from error
             raise translate(error, "reaching the sandbox") from error
         return Opened(live, sandbox, place)
@@ -160,7 +165,7 @@ class Sessions:
         seen = await self._witness.hear(live)
         if seen.oom_kills > live.oom_kills:
             live.oom_kills, live.oom_at = seen.oom_kills, self._parts.clock.monotonic()
-        if not seen.alive and live.phase is Phase.ACTIVE:
+        if not seen.alive and live.usable:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=seen.oom_kills)
             # One that memory took a command from may live on, and die of something else.
             lately = live.oom_at is not None and self._parts.clock.monotonic() - live.oom_at <= _AFTERMATH
@@ -173,7 +178,7 @@ class Sessions:
 
     def doubt(self, live: Live) -> None:
         """A sandbox did not answer in time: it is asked once more, and ended if it stays silent."""
-        if live.phase is Phase.ACTIVE and (live.doubted is None or live.doubted.done()):
+        if live.usable and (live.doubted is None or live.doubted.done()):
             live.doubted = self._parts.tasks.spawn(self._ask(live))
 
     @contextmanager
@@ -189,7 +194,7 @@ class Sessions:
     async def _ask(self, live: Live) -> None:
         if await self._answers_within(live, SILENCE) or await self._answers_within(live, _LAST):
             return
-        if live.phase is Phase.ACTIVE and (await self.examine(live)).alive:
+        if live.usable and (await self.examine(live)).alive and live.usable:
             warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
             self.give_up(live, UNRESPONSIVE)
 
@@ -197,7 +202,7 @@ class Sessions:
         """Also true of a session that is not active any more."""
         try:
             async with asyncio.timeout(seconds):
-                while live.phase is Phase.ACTIVE and not await self._answers(live):  # noqa: ASYNC110
+                while live.usable and not await self._answers(live):  # noqa: ASYNC110
                     await asyncio.sleep(_PAUSE)
         except TimeoutError:
             return False
@@ -235,8 +240,7 @@ class Sessions:
     def halt(self, live: Live, reason: str, goodbye: Coroutine[Any, Any, None] | None = None) -> asyncio.Task[None]:
         """Begins to stop a session that lasts, once; `goodbye` is what comes before everything in it is killed."""
         if live.phase is not Phase.STOPPING or live.moving is None or _failed(live.moving):
-            if live.phase is not Phase.STOPPING:
-                live.record = replace(live.record, phase=Phase.STOPPING, reason=reason)
+            live.advance(Event.STOP_BEGUN, reason)
             if goodbye is None:
                 live.part(describe_end(reason))
             live.moving = self._parts.tasks.spawn(self._halt(live, goodbye))
@@ -262,7 +266,7 @@ class Sessions:
         if live.ending is None:
             await self._parts.store.stop_session(live.sandbox, reason, self._parts.clock.wall())
         if live.ending is None:
-            live.enter(Phase.STOPPED)
+            live.advance(Event.STOPPED)
             live.background.clear()
             note("session_stopped", session=live.session_id, sandbox=live.sandbox, reason=reason)
             self._parts.audit.note("session_stopped", **live.identity, caller=live.ended_by, reason=reason)
@@ -283,9 +287,8 @@ class Sessions:
     def end(self, live: Live, reason: str) -> asyncio.Task[None]:
         """Begins to end a session, once; the first reason counts."""
         if live.ending is None or _failed(live.ending):
-            if live.phase is not Phase.DESTROYING or not live.record.reason:
-                self._let_go(live)
-                live.enter(Phase.DESTROYING, ABANDONED if live.phase is Phase.CREATING else reason)
+            self._let_go(live)
+            live.advance(Event.END_BEGUN, ABANDONED if live.phase is Phase.CREATING else reason)
             live.part(describe_end(live.record.reason))
             live.ending = self._parts.tasks.spawn(self._end(live))
             self._end_children(live)
@@ -323,7 +326,7 @@ class Sessions:
                 live.sandbox, reason, self._parts.clock.wall(), keep_runs=reason in DEAD
             )
             self._registry.remember_end(live.name, describe_end(reason))
-        live.enter(Phase.DESTROYED)
+        live.advance(Event.ENDED)
         self._registry.remove(live)
         self._parts.metrics.destroys.add(reason)
         self._parts.metrics.sessions.value = len(self._registry)
