@@ -25,6 +25,7 @@ from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.sessions.live import Registry
 from k8e.core.store.records import ImageRecord
+from k8e.core.tasks import stop, wait_done
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Report
 from k8e.engine.reference import InvalidReference, parse_reference
@@ -264,23 +265,18 @@ class Images:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         try:
-            await asyncio.wait({task})
+            await wait_done(task)
         finally:
             self._tasks.discard(task)
             if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+                await stop(task)
         if task.cancelled():
             raise Fault(Kind.UNAVAILABLE, "daemon_stopping", "the daemon is stopping", hint="Try again in a moment.")
         return task.result()
 
     async def close(self) -> None:
         """What is under way is stopped; what was downloaded of it is kept."""
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await stop(*self._tasks)
 
 
 def _payer(caller: Caller, tenant: str = "") -> Payer:

@@ -42,7 +42,7 @@ from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.recovery import Recovery
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.store import Store
-from k8e.core.tasks import Tasks
+from k8e.core.tasks import Tasks, stop
 from k8e.engine import Engine, Limits
 from k8e.settings import PoolSettings, Settings
 
@@ -156,8 +156,7 @@ class Service:
     async def close(self) -> None:
         """Ends what somebody waits for; sandboxes and background runs live on. The store is its owner's to close."""
         if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.wait({self._upkeep})
+            await stop(self._upkeep)
         await self._pool.close()
         await self.images.close()
         self.approvals.close()

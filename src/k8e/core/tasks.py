@@ -1,10 +1,13 @@
-"""Work that belongs to the service and not to whoever asked for it: it goes on when the caller is gone."""
+"""Work that belongs to the service and not to the caller who asked for it: the caller may leave, the work goes on.
+
+No `wait_` function cancels what it waits for, whatever happens to the waiter.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault
@@ -13,16 +16,43 @@ from k8e.core.log.journal import LOGGER, warn
 T = TypeVar("T")
 
 
+def wait_result(work: Awaitable[T]) -> Awaitable[T]:
+    """The result of the work, or its exception."""
+    return asyncio.shield(work)
+
+
+async def wait_done(*work: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109
+    """Returns when all of it is done, however it ended, or after `timeout` seconds."""
+    if work:
+        await asyncio.wait(work, timeout=timeout)
+
+
+async def wait_first(*work: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109
+    """Returns when one of them is done, however it ended, or after `timeout` seconds."""
+    await asyncio.wait(work, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def stop(*work: asyncio.Task[Any]) -> None:
+    """Cancels the work and returns when it has ended."""
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
+
+
 class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does the work to its end, also when the caller leaves in the middle; a caller who stays has its result."""
+        return await wait_result(self.spawn(work, watched=True))
+
     def spawn(self, work: Coroutine[Any, Any, T], *, watched: bool = False) -> asyncio.Task[T]:
-        """Somebody else hears of the faults of a watched one; those of others are in the log."""
+        """Begins the work. The faults of watched work reach a waiter; those of other work are logged."""
         task = asyncio.get_running_loop().create_task(work)
         if self._closed:
-            task.cancel()  # before its first line: what it would work with is being closed, and nobody waits for it
+            task.cancel()  # before its first line: what it would work with is being closed, and no caller waits for it
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._done, watched))
         return task
@@ -38,15 +68,13 @@ class Tasks:
             LOGGER.error("unexpected", exc_info=error)
 
     async def close(self, patience: float) -> None:
-        """Lets what is under way finish, for a while."""
+        """Lets what is under way finish within `patience` seconds, then cancels the rest."""
         try:
             async with asyncio.timeout(patience):
                 while self._tasks:  # one may begin another
-                    await asyncio.wait(set(self._tasks))
+                    await wait_done(*self._tasks)
         except TimeoutError:
             warn("not_finished", tasks=len(self._tasks))
         self._closed = True
-        while rest := set(self._tasks):
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
+        while self._tasks:
+            await stop(*self._tasks)

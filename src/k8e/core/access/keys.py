@@ -20,6 +20,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.audit import Audit
 from k8e.core.log.journal import note
 from k8e.core.model import REMOTE, Caller, Scope
+from k8e.core.tasks import wait_result
 from k8e.damage import Damage
 
 if TYPE_CHECKING:
@@ -264,8 +265,7 @@ class Keys:
 
     async def _write(self, work: Callable[..., bool | None], *values: object) -> bool | None:
         try:
-            # Shielded: it happens, also when whoever asked for it is gone.
-            return await asyncio.shield(asyncio.to_thread(work, *values))
+            return await wait_result(asyncio.to_thread(work, *values))
         except OSError as error:
             raise _unavailable(error) from error
 

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from k8e.core import checks
 from k8e.core.access.access import may_see, require_scope
@@ -29,6 +29,7 @@ from k8e.core.sessions.kinship import Lineage, are_related, read_lineage
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import ApprovalRecord
+from k8e.core.tasks import wait_first
 
 MAX_PENDING: Final = 64  # of one session
 KEPT: Final = 256  # settled ones, of one session
@@ -110,9 +111,7 @@ class Approvals:
         live.touch()
         approval_id = f"appr-{secrets.token_hex(8)}"
         self._pending[approval_id] = live.sandbox
-        # A task of our own: who leaves in the middle has asked, or has not.
-        work = self._ask(caller, live, approval_id, action, life)
-        return await asyncio.shield(self._parts.tasks.spawn(work, watched=True))
+        return await self._parts.tasks.finish(self._ask(caller, live, approval_id, action, life))
 
     async def _ask(self, caller: Caller, live: Live, approval_id: str, action: str, life: float) -> Approval:
         try:
@@ -164,9 +163,8 @@ class Approvals:
 
     async def _pause(self, settled: asyncio.Event, live: Live, seconds: float) -> None:
         waiting = asyncio.ensure_future(settled.wait())
-        ends: set[asyncio.Future[Any]] = {waiting, live.gone}
         try:
-            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await wait_first(waiting, live.gone, timeout=seconds)
         finally:
             waiting.cancel()
 
@@ -191,9 +189,7 @@ class Approvals:
         reason = checks.check_words("reason", reason, empty=True)
         record = await self._find(caller, approval_id)
         check_answerer(record, caller, await _find_lineage(caller), same_user=self._settings.same_user)
-        # A task of our own: who leaves in the middle has answered, or has not.
-        work = self._answer(caller, approval_id, approved, reason)
-        return await asyncio.shield(self._parts.tasks.spawn(work, watched=True))
+        return await self._parts.tasks.finish(self._answer(caller, approval_id, approved, reason))
 
     async def _answer(self, caller: Caller, approval_id: str, approved: bool, reason: str) -> Approval:
         async with self._answering:

@@ -29,6 +29,7 @@ from k8e.core.parts import Parts
 from k8e.core.sessions.children import check_reach
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import UNBOUND, Sessions
+from k8e.core.tasks import wait_done
 from k8e.core.translation import translate
 from k8e.engine import EngineError
 from k8e.policy import HostList, InvalidEntry, common, excess
@@ -61,9 +62,7 @@ class Egress:
 
     async def change(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
         live = self._sessions.find(caller, session_id)
-        # Ours from here on: a caller who leaves does not leave it half done.
-        work = self._parts.tasks.spawn(self._change(live, caller, change), watched=True)
-        await asyncio.shield(work)
+        await self._parts.tasks.finish(self._change(live, caller, change))
         return live.show()
 
     async def _change(self, live: Live, caller: Caller, change: HostsChange) -> None:
@@ -111,7 +110,7 @@ class Egress:
             except Fault as fault:
                 if child.record.hosts != new and child.usable:
                     warn("hosts_not_narrowed", session=child.session_id, sandbox=child.sandbox, cause=fault)
-                    await asyncio.wait({self._sessions.end(child, UNBOUND)})
+                    await wait_done(self._sessions.end(child, UNBOUND))
 
     async def _replace(self, live: Live, old: HostList, new: HostList) -> None:
         unwritten = await self._write(live, new, narrows=not excess(new, old))

@@ -25,6 +25,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import warn
 from k8e.core.log.metrics import Metrics
 from k8e.core.model import RunSpec
+from k8e.core.tasks import wait_done, wait_result
 from k8e.damage import Damage, Damaged, Damages, check_file
 from k8e.settings import AuditSettings
 
@@ -134,7 +135,7 @@ class Audit:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._append(event, fields, written)
         try:
-            await asyncio.shield(written)
+            await wait_result(written)
         except OSError as error:
             raise Fault(
                 Kind.UNAVAILABLE,
@@ -168,7 +169,7 @@ class Audit:
     async def close(self) -> None:
         self._begin()
         while self._writing is not None:
-            await asyncio.wait({self._writing})
+            await wait_done(self._writing)
         await self.sync()
         file, self._file = self._file, None
         if file is not None:

@@ -28,6 +28,7 @@ from k8e.core.pool.memory import Memory
 from k8e.core.runs.parking import park, waits_for_mounts
 from k8e.core.sessions.provisioning import prepare_state
 from k8e.core.store.records import WarmRecord
+from k8e.core.tasks import stop, wait_done
 from k8e.engine import EngineError, Place
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
@@ -173,7 +174,7 @@ class Pool:
             await self._wait_for_quiet()
             await self._look_at_memory()
             if self._adopting is not None:
-                await asyncio.wait({self._adopting})  # what is there already need not be made
+                await wait_done(self._adopting)  # what is there already need not be made
             template = self._choose()
             if template is None:
                 return
@@ -333,14 +334,13 @@ class Pool:
 
     async def settle(self) -> None:
         """Returns when there is nothing to do."""
-        while work := {task for task in (self._adopting, self._worker) if task is not None and not task.done()}:
-            await asyncio.wait(work)
+        while work := self._under_way():
+            await wait_done(*work)
 
     async def close(self) -> None:
         """Stops making them. Those that are ready wait for the next daemon."""
         self._closed = True
-        work = {task for task in (self._adopting, self._worker) if task is not None and not task.done()}
-        for task in work:
-            task.cancel()
-        if work:
-            await asyncio.wait(work)
+        await stop(*self._under_way())
+
+    def _under_way(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self._adopting, self._worker) if task is not None and not task.done()]

@@ -30,6 +30,7 @@ from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import STATE, read_into
 from k8e.core.sessions.sessions import SILENCE, Opened, Sessions
 from k8e.core.store.records import RunRecord
+from k8e.core.tasks import wait_done
 from k8e.core.translation import translated
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost
 from k8e.link.model import ByteReader, CommandInfo, ExecSpec, Outcome, Sandbox
@@ -116,7 +117,7 @@ class Background:
 
     async def _take_back(self, caller: Caller, launching: asyncio.Task[RunResult]) -> None:
         """Who asked for it left before they heard its id: nobody will ever ask for it."""
-        await asyncio.wait({launching})
+        await wait_done(launching)
         if not launching.cancelled() and launching.exception() is None:
             await self.kill(caller, launching.result().run_id)
 
@@ -164,7 +165,7 @@ class Background:
         """To its end, although the caller may leave, or hear before (TimeoutError) that the sandbox does not answer:
         given up half way it would leave the command attached to."""
         task = self._parts.tasks.spawn(work, watched=True)
-        await asyncio.wait({task}, timeout=_ANSWER)
+        await wait_done(task, timeout=_ANSWER)
         if not task.done():
             self._sessions.doubt(live)
             raise TimeoutError

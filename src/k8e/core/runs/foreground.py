@@ -16,7 +16,7 @@ from k8e.core.runs.output import HeadTail
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.sessions.provisioning import read_into
 from k8e.core.store.records import RunRecord
-from k8e.core.tasks import Tasks
+from k8e.core.tasks import Tasks, stop, wait_done, wait_first, wait_result
 from k8e.link.errors import LinkError
 from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 
@@ -33,10 +33,10 @@ async def wait_until(futures: Collection[asyncio.Future[Any]], due: float) -> No
     """Returns when one of them is done, or a moment after `due`. What has come while the daemon itself stood still is
     read before that is judged: the moment is longer when the daemon comes late."""
     loop = asyncio.get_running_loop()
-    done, _ = await asyncio.wait(futures, timeout=due - loop.time(), return_when=asyncio.FIRST_COMPLETED)
-    if not done:
+    await wait_first(*futures, timeout=due - loop.time())
+    if not any(future.done() for future in futures):
         moment = max(_LOOK, min(loop.time() - due, ALLOWANCE))
-        await asyncio.wait(futures, timeout=moment, return_when=asyncio.FIRST_COMPLETED)
+        await wait_first(*futures, timeout=moment)
 
 
 class Overdue(Exception):
@@ -121,8 +121,7 @@ class Foreground:
         await queue.put(None)
 
     async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
-        either: set[asyncio.Future[Any]] = {self._gone, self.settled}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await wait_first(self._gone, self.settled)
         if self._lost:
             await queue.put(None)
 
@@ -138,7 +137,7 @@ class Foreground:
         try:
             result = await self.result()
             if not self._lost:
-                await asyncio.wait(readers)  # what has come and was not read yet
+                await wait_done(*readers)  # what has come and was not read yet
         finally:
             for task in (*readers, *([feeder] if feeder else [])):
                 task.cancel()
@@ -179,7 +178,7 @@ class Foreground:
 
     async def result(self) -> RunResult:
         try:
-            return await asyncio.shield(self.settled)
+            return await wait_result(self.settled)
         except asyncio.CancelledError:
             self.leave()
             raise
@@ -223,8 +222,7 @@ class Foreground:
             raise Overdue
         if waiting.done():
             return waiting.result()
-        waiting.cancel()
-        await asyncio.wait({waiting})
+        await stop(waiting)
         raise self._gone.result()
 
     async def _wait_for_reader(self, either: set[asyncio.Future[Any]]) -> None:
@@ -238,21 +236,19 @@ class Foreground:
             while not any(future.done() for future in either) and any(
                 stream.queued and stream.position < mark for stream, mark in zip(streams, marks, strict=True)
             ):
-                await asyncio.wait(either, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+                await wait_first(*either, timeout=_LOOK)
                 looks += 1
             slow = slow or looks > 1
         if slow:
-            await asyncio.wait(either, timeout=ALLOWANCE, return_when=asyncio.FIRST_COMPLETED)
+            await wait_first(*either, timeout=ALLOWANCE)
 
     async def _clear_away(self, waiting: asyncio.Task[Outcome]) -> None:
         """No caller waits for it any more; a sandbox that comes back to life ends it."""
         with contextlib.suppress(LinkError):
             await self._process.end(0)
             self._process.discard()
-            either: set[asyncio.Future[Any]] = {waiting, self._gone}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+            await wait_first(waiting, self._gone)
+        await stop(waiting)
         self._endings.forget(self.record)
 
     def _count(self) -> RunRecord:

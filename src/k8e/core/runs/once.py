@@ -20,6 +20,7 @@ from k8e.core.runs.runs import NotBegun, Runs, check_run
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import DESTROYED, FINISHED, Sessions
+from k8e.core.tasks import wait_first
 
 # Sandboxes of one payer that are being taken down, before the next is made: who starts more than can be cleared away
 # waits, instead of running into a quota with what is over already.
@@ -57,7 +58,7 @@ class Once:
 
     async def _make_room(self, payer: Payer) -> None:
         while len(leaving := [ending for ending in self._endings(payer) if not ending.done()]) >= _LEAVING:
-            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+            await wait_first(*leaving)
 
     def _endings(self, payer: Payer) -> list[asyncio.Task[None]]:
         return [

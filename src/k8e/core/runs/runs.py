@@ -26,6 +26,7 @@ from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import merge_env
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
+from k8e.core.tasks import wait_done
 from k8e.core.translation import translate
 from k8e.engine import Place
 from k8e.link.errors import LinkError, NotStarted
@@ -135,7 +136,7 @@ class Runs:
 
     async def _take_back(self, launching: asyncio.Task[Foreground | NotBegun], record: RunRecord) -> None:
         """Who asked for it left, or was told that it takes too long, while it was started."""
-        await asyncio.wait({launching})
+        await wait_done(launching)
         run = None if launching.cancelled() or launching.exception() else launching.result()
         if isinstance(run, Foreground):
             run.leave()
@@ -162,7 +163,7 @@ class Runs:
             before = await self._sessions.examine(live)
             mark = live.refusals.mark()
         finally:
-            await asyncio.wait({inserting})
+            await wait_done(inserting)
         inserting.result()
         if not before.alive:
             await self.endings.withdraw(record)

@@ -30,6 +30,7 @@ from k8e.core.sessions.provisioning import Variables, apply_manifest, keep_env, 
 from k8e.core.sessions.sessions import ABANDONED, Sessions
 from k8e.core.sessions.shaping import check_shape
 from k8e.core.store.records import SessionRecord
+from k8e.core.tasks import wait_done
 from k8e.core.translation import translate, translated
 from k8e.engine import PLAIN, EngineError, Limits, MountRefused, Place, Runtime, SandboxSpec
 from k8e.link.model import Sandbox
@@ -94,7 +95,7 @@ class Creation:
         """All of what is registered, or nothing."""
         live.building = self._parts.tasks.spawn(self._build(live, caller, manifest, claimed), watched=True)
         try:
-            await asyncio.wait({live.building})
+            await wait_done(live.building)
         except asyncio.CancelledError:
             self._sessions.end(live, ABANDONED)
             raise
@@ -294,7 +295,7 @@ class Creation:
         if not live.stored:
             self._registry.remove(live)
         else:
-            await asyncio.wait({self._sessions.end(live, ABANDONED)})
+            await wait_done(self._sessions.end(live, ABANDONED))
         raise error
 
     def prewarm(self) -> None:

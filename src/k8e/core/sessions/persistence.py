@@ -34,6 +34,7 @@ from k8e.core.sessions.phases import Event
 from k8e.core.sessions.provisioning import Variables, keep_env, merge_env, prepare_state
 from k8e.core.sessions.sessions import STOPPED, Sessions
 from k8e.core.store.records import RunRecord
+from k8e.core.tasks import wait_done, wait_result
 from k8e.core.translation import translated
 from k8e.engine import EngineError
 from k8e.link.errors import LinkError
@@ -76,7 +77,7 @@ class Persistence:
             live.ended_by = caller.label
             self._sessions.halt(live, STOPPED, self._say_goodbye(live))
         if live.phase is Phase.STOPPING:
-            await asyncio.shield(self._sessions.halt(live, STOPPED))
+            await wait_result(self._sessions.halt(live, STOPPED))
         if not live.stopped:
             raise self._sessions.describe_phase(live)
         return live.show()
@@ -88,7 +89,7 @@ class Persistence:
                 await self._approvals.review()
                 running = [run for run in self._runs.running.values() if run.live is live]
                 await asyncio.gather(*(run.end() for run in running), self._end_background(live))
-                await asyncio.gather(*(asyncio.wait({run.settled}) for run in running))
+                await wait_done(*(run.settled for run in running))
         except (Fault, LinkError, EngineError, TimeoutError) as error:
             warn("stopped_hard", session=live.session_id, sandbox=live.sandbox, cause=error)
 
@@ -137,7 +138,7 @@ class Persistence:
         live.advance(Event.START_BEGUN)
         starting = self._parts.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
         live.moving = starting
-        await asyncio.wait({starting})
+        await wait_done(starting)
         if live.ending is not None:
             raise Fault(Kind.CONFLICT, "session_destroyed", f"session {session_id} was destroyed meanwhile")
         starting.result()
@@ -148,7 +149,7 @@ class Persistence:
             await self._bring_back(live, caller, plain, secret)
         except BaseException:
             if live.ending is None:
-                await asyncio.wait({self._sessions.halt(live, live.record.reason or STOPPED)})
+                await wait_done(self._sessions.halt(live, live.record.reason or STOPPED))
             raise
 
     async def _bring_back(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
@@ -184,7 +185,7 @@ def _names(env: Variables) -> tuple[str, ...]:
 async def _let_finish(live: Live, *phases: Phase) -> None:
     """What is under way, whoever began it."""
     while live.phase in phases and live.moving is not None and not live.moving.done():
-        await asyncio.wait({live.moving})
+        await wait_done(live.moving)
 
 
 def _check_persistent(live: Live) -> None:

@@ -34,6 +34,7 @@ from k8e.core.sessions.sessions import (
     describe_end,
 )
 from k8e.core.store.records import RunRecord, SessionRecord
+from k8e.core.tasks import wait_done
 from k8e.core.translation import translated
 from k8e.engine import EngineError
 from k8e.link.errors import LinkError
@@ -137,7 +138,7 @@ class Recovery:
 
     async def _settle(self, live: Live, exists: bool) -> None:
         if live.ending is not None:
-            await asyncio.wait({live.ending})  # with its parent
+            await wait_done(live.ending)  # with its parent
         elif live.phase is Phase.CREATING:
             await self._end(live, ABANDONED)
         elif live.phase is Phase.DESTROYING:
@@ -149,18 +150,18 @@ class Recovery:
         elif not exists:
             await self._end(live, LOST)
         elif live.phase in (Phase.STOPPING, Phase.STARTING):
-            await asyncio.wait({self._sessions.halt(live, live.record.reason or STOPPED)})
+            await wait_done(self._sessions.halt(live, live.record.reason or STOPPED))
         elif not live.stopped:
             await self._adopt(live)
 
     async def _end(self, live: Live, reason: str) -> None:
         # A failure is in the log, and tried again as part of the upkeep.
-        await asyncio.wait({self._sessions.end(live, reason)})
+        await wait_done(self._sessions.end(live, reason))
 
     async def _adopt(self, live: Live) -> None:
         # Asked first: dialling an agent that is dead takes its time.
         if not (await self._sessions.examine(live)).alive:
-            await asyncio.wait({self._sessions.give_up(live, LOST)})
+            await wait_done(self._sessions.give_up(live, LOST))
             return
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -169,11 +170,11 @@ class Recovery:
             # Nobody could use it as it was meant to be.
             warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
             silent = isinstance(error, LinkError | TimeoutError)
-            await asyncio.wait({self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED)})
+            await wait_done(self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED))
             return
         # It answers, and stays, however long its commands take to end: callers wait for that only for a while.
         ending = self._parts.tasks.spawn(self._match_runs(left))
-        await asyncio.wait({ending}, timeout=_PATIENCE)
+        await wait_done(ending, timeout=_PATIENCE)
 
     async def _take_over(self, live: Live) -> _Left:
         opened = await self._sessions.enter(live)

@@ -21,6 +21,7 @@ from k8e.core.parts import Parts
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import GONE_HINT, Live, Registry
 from k8e.core.sessions.phases import Event
+from k8e.core.tasks import stop, wait_done, wait_first, wait_result
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, Observation, Place, RuntimeReport
 from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
@@ -92,14 +93,6 @@ def _describe_stopped(live: Live) -> Fault:
         detail=describe_end(live.record.reason),
         hint=f"Its files are kept. Start it: k8e sandbox start {live.session_id}",
     )
-
-
-async def _either(one: asyncio.Task[None], other: asyncio.Future[Any]) -> None:
-    waiting: set[asyncio.Future[Any]] = {one, other}
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    if not one.done():
-        one.cancel()
-        await asyncio.wait({one})
 
 
 def _failed(task: asyncio.Task[None]) -> bool:
@@ -257,7 +250,9 @@ class Sessions:
             # Goes on: a session that lasts, with a dead sandbox, is what the next daemon would find and stop.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
         if goodbye is not None:
-            await _either(self._parts.tasks.spawn(goodbye), live.gone)
+            leaving = self._parts.tasks.spawn(goodbye)
+            await wait_first(leaving, live.gone)
+            await stop(leaving)
         live.part(describe_end(reason))
         await self._witness.hear(live)  # for the last time
         await self._wait_for_children(live)
@@ -278,11 +273,11 @@ class Sessions:
         live = self.find(caller, session_id)
         if live.ending is not None:
             # Somebody else destroys it. When this answer is given it is gone, and they were the one who did it.
-            await asyncio.wait({live.ending})
+            await wait_done(live.ending)
             if not _failed(live.ending):
                 raise self.describe_loss(live)
         live.ended_by = caller.label
-        await asyncio.shield(self.end(live, DESTROYED))
+        await wait_result(self.end(live, DESTROYED))
 
     def end(self, live: Live, reason: str) -> asyncio.Task[None]:
         """Begins to end a session, once; the first reason counts."""
@@ -301,10 +296,9 @@ class Sessions:
 
     async def _end(self, live: Live) -> None:
         if live.building is not None and not live.building.done():
-            live.building.cancel()
-            await asyncio.wait({live.building})
-        if live.moving is not None and not live.moving.done():
-            await asyncio.wait({live.moving})
+            await stop(live.building)
+        if live.moving is not None:
+            await wait_done(live.moving)
         try:
             await self._parts.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
         except Fault as fault:
@@ -341,8 +335,7 @@ class Sessions:
     async def _wait_for_children(self, live: Live) -> None:
         """They are gone before their parent is, because what they share is the parent's."""
         endings = {child.session_id: child.ending for child in live.children if child.ending}
-        if endings:
-            await asyncio.wait(endings.values())
+        await wait_done(*endings.values())
         for session_id, ending in endings.items():
             if _failed(ending):
                 raise Fault(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from k8e.core.errors import Fault, Kind
+from k8e.core.tasks import wait_result
 from k8e.damage import Damaged, Damages, check_own
 
 T = TypeVar("T")
@@ -376,7 +377,7 @@ class Database:
     async def _call(self, work: Callable[[], T]) -> T:
         try:
             # Shielded, because what still waits for its turn would else be cancelled with its caller.
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+            return await wait_result(asyncio.get_running_loop().run_in_executor(self._thread, work))
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(error) from error
 
