@@ -33,6 +33,7 @@ from tests.shares import choose, seed
 
 RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "8"))
 ATTEMPTS = 3  # to reach a step
+MOUNTING = ("mounts/", "system/calls.")
 # What the machine's last engine sets back: whether it is the last depends on its neighbours.
 SOMETIMES = {"network/ground.Ground._give_back", "network/forwarding.restore", "network/forwarding._recall"}
 # A wire that the kernel removes with the sandbox's namespace, before it is looked for, or after.
@@ -142,9 +143,16 @@ async def test_killed_at_every_step_of_making_an_images_root(driver: Driver) -> 
     answer = await driver.ask(do="create", name=driver.rig.new_name(), image=image.digest)
     assert answer["ended"] == "finished", answer
     await reclaim(driver.rig)
-    modules = ("overlay.", "mounts/kernel.", "image_root.furnish", "image_root.save_place", "inside.Inside.write")
+    modules = (
+        "roots/overlay.",
+        "mounts/detached.",
+        "system/calls.",
+        "roots/image_root.furnish",
+        "roots/image_root.save_place",
+        "roots/inside.Inside.write",
+    )
     steps = [step for step in answer["steps"] if step.startswith(modules)]
-    assert {"overlay.mount_layers", "mounts/kernel.attach_mount", "inside.Inside.write"} <= set(steps), steps
+    assert {"roots/overlay.mount_layers", "system/calls.move_mount", "roots/inside.Inside.write"} <= set(steps), steps
 
     async def attempt(step: str) -> dict[str, Any]:
         answer = await driver.ask(do="create", name=driver.rig.new_name(), image=image.digest, step=step)
@@ -208,7 +216,7 @@ async def test_killed_while_directories_of_the_machine_are_mounted(driver: Drive
         answer = await driver.ask(**order, name=driver.rig.new_name())
         assert answer["ended"] == "finished", answer
         await reclaim(driver.rig)
-        steps = [step for step in answer["steps"] if step.startswith("mounts/")]
+        steps = [step for step in answer["steps"] if step.startswith(MOUNTING)]
         assert len(steps) > 15, steps
         for step in choose_steps(driver, steps, times=2):
             assert (await driver.ask(**order, name=driver.rig.new_name(), step=step))["ended"] == "killed", step
@@ -233,7 +241,7 @@ async def test_killed_while_one_that_was_made_ahead_is_bound(driver: Driver) -> 
 
         learnt = await ask()
         assert learnt["ended"] == "finished", learnt
-        steps = [step for step in learnt["steps"] if step.startswith(("mounts/", "engine.LocalEngine._bind"))]
+        steps = [step for step in learnt["steps"] if step.startswith((*MOUNTING, "engine.LocalEngine._bind"))]
         own = [step for step in steps if step.startswith(("mounts/slots.", "engine."))]
         assert len(own) >= 4, steps
         assert len(steps) > 15, steps
@@ -254,7 +262,7 @@ async def test_killed_while_a_workspace_is_shared(driver: Driver) -> None:
         await reclaim(driver.rig)
         return answer
 
-    steps = [step for step in (await ask())["steps"] if step.startswith("mounts/")]
+    steps = [step for step in (await ask())["steps"] if step.startswith(MOUNTING)]
     assert len(steps) > 3, steps
     for step in steps:
         assert (await ask(step=step))["ended"] == "killed", step
@@ -293,7 +301,7 @@ async def test_rules_without_a_lease_go_with_the_last_one_out(driver: Driver) ->
 async def test_a_name_is_free_again_after_a_crash(driver: Driver) -> None:
     rig = driver.rig
     name = rig.new_name()
-    answer = await driver.ask(do="create", name=name, step="runtime.OciRuntime.start")
+    answer = await driver.ask(do="create", name=name, step="runtime/runtime.OciRuntime.start")
     assert answer["ended"] == "killed"
     assert name in await rig.engine.list()
     await rig.engine.destroy(name)

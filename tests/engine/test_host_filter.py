@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.engine.local.runtime.host_filter import build_filter, enter_filter
+from k8e.engine.local.runtime.host_filter import build_filter
+from k8e.engine.local.system.calls import seccomp
 from k8e.engine.local.system.own_thread import in_own_thread
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a filter without no_new_privs needs root")
@@ -28,7 +29,7 @@ def under(work: Callable[[], object], *, set_ids: bool) -> int:
     """The errno that it met, or 0."""
 
     def run() -> int:
-        enter_filter(build_filter(platform.machine(), set_ids=set_ids))
+        seccomp(build_filter(platform.machine(), set_ids=set_ids))
         try:
             work()
         except OSError as error:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from k8e.engine.local.disk.disk import unmount
-from k8e.engine.local.mounts.kernel import NODEV, NOSUID, RDONLY, Span, attach_mount, change_mount, clone_mount, id_map
+from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
+from k8e.engine.local.system.calls import (
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    move_mount,
+    open_tree,
+)
 from tests.engine.traces import mount_points
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -36,11 +43,9 @@ def point(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_owners_are_shown_in_another_range(source: Path, point: Path) -> None:
-    with id_map([Span(0, FIRST, 65536)]) as namespace:
-        mount = clone_mount(source, RDONLY | NOSUID | NODEV)
-        change_mount(mount, 0, namespace=namespace)
-    attach_mount(mount, point)
-    os.close(mount)
+    with cloned(source, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) as tree:
+        map_ids(tree, [IdRange(0, FIRST, 65536)])
+        move_mount(tree, point)
     nobody = int(Path("/proc/sys/fs/overflowuid").read_text())
     shown = {name: (point / name).stat().st_uid for name in os.listdir(point)}
     assert shown == {"0": FIRST, "1000": FIRST + 1000, "65535": FIRST + 65535, "65536": nobody}
@@ -50,36 +55,28 @@ def test_owners_are_shown_in_another_range(source: Path, point: Path) -> None:
 
 
 def test_users_and_groups_can_be_mapped_differently(source: Path, point: Path) -> None:
-    with id_map([Span(1000, FIRST, 1)], [Span(1000, FIRST + 7, 1)]) as namespace:
-        mount = clone_mount(source)
-        change_mount(mount, 0, namespace=namespace)
-    attach_mount(mount, point)
-    os.close(mount)
+    with cloned(source) as tree:
+        map_ids(tree, [IdRange(1000, FIRST, 1)], [IdRange(1000, FIRST + 7, 1)])
+        move_mount(tree, point)
     status = (point / "1000").stat()
     assert (status.st_uid, status.st_gid) == (FIRST, FIRST + 7)
 
 
 def test_a_mount_that_was_not_attached_is_nowhere(source: Path) -> None:
-    mount = clone_mount(source, RDONLY)
-    try:
-        assert os.stat("1000", dir_fd=mount).st_uid == 1000
+    with cloned(source, MOUNT_ATTR_RDONLY) as tree:
+        assert os.stat("1000", dir_fd=tree).st_uid == 1000
         with pytest.raises(OSError, match="Read-only"):
-            os.mkdir("more", dir_fd=mount)
+            os.mkdir("more", dir_fd=tree)
         os.mkdir(source / "more")
         assert not [point for point in mount_points() if point.startswith(os.fspath(source.parent))]
-    finally:
-        os.close(mount)
 
 
 def test_a_link_is_not_followed(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
-    mount = clone_mount(tmp_path / "link")
-    try:
-        assert os.readlink(f"/proc/self/fd/{mount}") != os.fspath(source)
+    with cloned(tmp_path / "link") as tree:
+        assert os.readlink(f"/proc/self/fd/{tree}") != os.fspath(source)
         with pytest.raises(NotADirectoryError):
-            os.listdir(mount)
-    finally:
-        os.close(mount)
+            os.listdir(tree)
 
 
 def children() -> set[str]:
@@ -94,14 +91,15 @@ def status(path: Path) -> bytes:
         return b""
 
 
-def test_a_mapping_leaves_no_process_behind() -> None:
+def test_a_mapping_leaves_no_process_behind(source: Path) -> None:
     before = children()
-    with id_map([Span(0, FIRST, 65536)]):
+    with cloned(source) as tree:
+        map_ids(tree, [IdRange(0, FIRST, 65536)])
         assert children() == before
 
 
-def test_a_mappings_process_ends_without_anybody_who_would_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who might be killed first. It would live on with the sockets and the lock that the next daemon needs."""
+def test_a_mappings_process_ends_by_itself(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon may be killed first. The process would live on with the sockets and the lock of the next daemon."""
     ends = []
     wait = os.waitpid
 
@@ -112,12 +110,13 @@ def test_a_mappings_process_ends_without_anybody_who_would_end_it(monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "waitpid", wait_and_tell)
-        with id_map([Span(0, FIRST, 65536)]):
-            assert ends == [0], "killed, and not ended by itself"
+        with cloned(source) as tree:
+            map_ids(tree, [IdRange(0, FIRST, 65536)])
+        assert ends == [0], "killed, and not ended by itself"
 
 
-def test_a_mapping_that_the_kernel_refuses_is_an_error() -> None:
-    with pytest.raises(OSError, match="Invalid argument"), id_map([Span(0, FIRST, 10), Span(5, FIRST, 10)]):
-        raise AssertionError("mapped")
-    with pytest.raises(OSError, match="No such"):
-        clone_mount(Path("/nonexistent"))
+def test_a_mapping_that_the_kernel_refuses_is_an_error(source: Path) -> None:
+    with cloned(source) as tree, pytest.raises(OSError, match="Invalid argument"):
+        map_ids(tree, [IdRange(0, FIRST, 10), IdRange(5, FIRST, 10)])
+    with pytest.raises(FileNotFoundError, match="/nonexistent"):
+        open_tree(Path("/nonexistent"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError, Mount, MountRefused, Shape
-from k8e.engine.local.mounts.view import NOBODYS_ID
+from k8e.engine.local.mounts.mounts import UNUSED_ID
 from k8e.engine.local.system.tool import run_tool
 from k8e.link.model import AGENT, ExecOptions
 from tests.engine.grounds import KEPT, OWNER, SECRET, Grounds, as_owner, open_grounds
@@ -86,14 +86,14 @@ async def test_nobody_inside_makes_files_of_root(rig: Rig, guest: Room, grounds:
         if rig.native:
             assert not made.exists()
         else:
-            assert made.stat().st_uid == made.stat().st_gid == NOBODYS_ID
+            assert made.stat().st_uid == made.stat().st_gid == UNUSED_ID
             made.unlink()
     await guest.output("touch", "mine")
     for target in ("0", "0:0", ":0", "65534", "1001", "60000"):
         assert (await guest.run("chown", target, "mine")).outcome.exit_code != 0
         await guest.run("chown", target, "mine", **STRONGEST)
-        assert (grounds.project / "mine").stat().st_uid in (OWNER, NOBODYS_ID)
-        assert (grounds.project / "mine").stat().st_gid in (OWNER, NOBODYS_ID)
+        assert (grounds.project / "mine").stat().st_uid in (OWNER, UNUSED_ID)
+        assert (grounds.project / "mine").stat().st_gid in (OWNER, UNUSED_ID)
     (grounds.project / "mine").unlink()
 
 

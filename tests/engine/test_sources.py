@@ -12,11 +12,11 @@ import pytest
 
 from k8e.engine import Mount, MountRefused
 from k8e.engine.local.layout import Layout
-from k8e.engine.local.mounts.kernel import Span
+from k8e.engine.local.mounts.detached import IdRange
+from k8e.engine.local.mounts.mounts import UNUSED_ID, id_ranges
 from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
 from k8e.engine.local.mounts.source import open_source
 from k8e.engine.local.mounts.veil import resolve_hidden
-from k8e.engine.local.mounts.view import NOBODYS_ID, list_spans
 from k8e.engine.local.runtime.bundle import ID_COUNT
 from k8e.link.model import Identity
 from tests.engine.grounds import OWNER, SECRET, Grounds, open_grounds
@@ -40,16 +40,17 @@ def layout(grounds: Grounds) -> Layout:
 
 
 def refused(source: str | Path, owner: Owner, layout: Layout, *, writable: bool = False) -> MountRefused:
-    with pytest.raises(MountRefused) as raised:
-        os.close(open_source(Mount(str(source), "/workspace", owner.uid, writable=writable), owner, layout))
+    mount = Mount(str(source), "/workspace", owner.uid, writable=writable)
+    with pytest.raises(MountRefused) as raised, open_source(mount, owner, layout):
+        pass
     return raised.value
 
 
 def test_what_its_owner_can_enter_is_opened(grounds: Grounds, layout: Layout) -> None:
     for source in (grounds.project, grounds.home, grounds.project / ".git"):
-        handle = open_source(Mount(str(source), "/workspace", OWNER, writable=True), find_owner(OWNER), layout)
-        assert os.path.samestat(os.fstat(handle), source.stat())
-        os.close(handle)
+        mount = Mount(str(source), "/workspace", OWNER, writable=True)
+        with open_source(mount, find_owner(OWNER), layout) as handle:
+            assert os.path.samestat(os.fstat(handle), source.stat())
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,10 @@ def test_a_whole_home_is_not_writable(grounds: Grounds, layout: Layout) -> None:
     (grounds.home / "deep").mkdir(exist_ok=True)
     for source in (grounds.home / "deep", grounds.home):
         assert "home" in refused(source, owner, layout, writable=True).cause
-        os.close(open_source(Mount(str(source), "/home/user", OWNER), owner, layout))
-    os.close(open_source(Mount(str(grounds.project), "/workspace", OWNER, writable=True), owner, layout))
+        with open_source(Mount(str(source), "/home/user", OWNER), owner, layout):
+            pass
+    with open_source(Mount(str(grounds.project), "/workspace", OWNER, writable=True), owner, layout):
+        pass
 
 
 def test_whoever_swaps_a_link_gets_no_more_than_is_theirs(grounds: Grounds, layout: Layout) -> None:
@@ -113,13 +116,11 @@ def test_whoever_swaps_a_link_gets_no_more_than_is_theirs(grounds: Grounds, layo
     try:
         while min(outcomes.values()) < 20:
             try:
-                handle = open_source(Mount(str(name), "/workspace", OWNER), find_owner(OWNER), layout)
+                with open_source(Mount(str(name), "/workspace", OWNER), find_owner(OWNER), layout) as handle:
+                    assert os.path.samestat(os.fstat(handle), grounds.project.stat())
+                outcomes["opened"] += 1
             except MountRefused:
                 outcomes["refused"] += 1
-                continue
-            assert os.path.samestat(os.fstat(handle), grounds.project.stat())
-            os.close(handle)
-            outcomes["opened"] += 1
     finally:
         done.set()
         swapper.join()
@@ -175,11 +176,11 @@ def test_a_group_opens_what_it_may(grounds: Grounds) -> None:
 @pytest.mark.parametrize("user", [Identity(1000, 1000), Identity(0, 0), Identity(1000, 0)])
 def test_only_the_owner_is_mapped_and_nobody_to_root(first: int | None, user: Identity) -> None:
     for owner in (Owner(OWNER, 20, (0, 4321), ""), ROOT):
-        users, groups = list_spans(owner, first, user)
-        assert users[0] == Span(owner.uid, (first or 0) + (user.uid or 0), 1)
-        assert groups[0] == Span(owner.gid, (first or 0) + (user.gid or 0), 1)
-        assert {span.stored for span in users} <= {owner.uid, NOBODYS_ID}
-        assert {span.stored for span in groups} <= {owner.gid, *owner.groups, NOBODYS_ID}
+        users, groups = id_ranges(owner, first, user)
+        assert users[0] == IdRange(owner.uid, (first or 0) + (user.uid or 0), 1)
+        assert groups[0] == IdRange(owner.gid, (first or 0) + (user.gid or 0), 1)
+        assert {span.stored for span in users} <= {owner.uid, UNUSED_ID}
+        assert {span.stored for span in groups} <= {owner.gid, *owner.groups, UNUSED_ID}
         for spans in (users, groups):
             assert all(span.count == 1 for span in spans)
             assert len({span.stored for span in spans}) == len({span.shown for span in spans}) == len(spans)

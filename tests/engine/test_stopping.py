@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -17,6 +16,8 @@ from k8e.engine import EngineError, Runtime
 from k8e.engine.local.disk import kept_disk
 from k8e.engine.local.disk.renewal import empty_folder
 from k8e.engine.local.record import IdRanges, Record
+from k8e.engine.local.system.calls import syncfs
+from k8e.engine.local.system.descriptors import opened
 from k8e.engine.local.system.tool import try_tool
 from k8e.policy import HostList
 from tests.engine.rig import ROOT, Rig, Room
@@ -195,9 +196,8 @@ async def test_what_never_was_or_is_of_another_kind(rig: Rig) -> None:
 
 def write_back(mounted: Path) -> None:
     """As the machine does by itself every few seconds."""
-    folder = os.open(mounted, os.O_RDONLY)
-    assert ctypes.CDLL(None).syncfs(folder) == 0
-    os.close(folder)
+    with opened(mounted, os.O_RDONLY) as folder:
+        syncfs(folder)
 
 
 async def test_after_a_reboot(rig: Rig) -> None:

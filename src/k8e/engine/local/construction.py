@@ -20,9 +20,9 @@ from k8e.engine.local.disk import disk, kept_disk
 from k8e.engine.local.disk.renewal import empty_folder
 from k8e.engine.local.dns import resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.mounts.sharing import find_sources, share_workspace
+from k8e.engine.local.mounts.mounts import attach_mounts
+from k8e.engine.local.mounts.shared_workspace import load_parent, share_workspace
 from k8e.engine.local.mounts.slots import cut_slots
-from k8e.engine.local.mounts.view import show_mounts
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.record import Record
@@ -83,8 +83,8 @@ class Construction:
         """Mounts what the sandbox sees besides its root. Nothing runs there yet."""
         known = record.sources
         if spec.shape.mounts and spec.shares:
-            known = find_sources(self._layout.sandbox(spec.shares))
-        binds, sources = show_mounts(spec.shape.mounts, self._layout, paths, record.first_id, user, known)
+            known = load_parent(self._layout.sandbox(spec.shares)).sources
+        binds, sources = attach_mounts(spec.shape.mounts, self._layout, paths, record.first_id, user, known)
         if (sources, spec.shape.slots) != (record.sources, record.slots):
             replace(record, sources=sources, slots=spec.shape.slots).save(paths.record)
         if spec.shape.slots:

@@ -32,10 +32,10 @@ from k8e.engine.local.dns import Server
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.mounts.pinning import pin_mounts
+from k8e.engine.local.mounts.kept_parts import pin_mounts
+from k8e.engine.local.mounts.mounts import seal_mounts
 from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.mounts.slots import TRAY, fill_slots, list_bindings
-from k8e.engine.local.mounts.view import seal_mounts
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import hashlib
 import logging
@@ -24,16 +23,15 @@ from k8e.engine import EngineError
 from k8e.engine.local.disk.inodes import Stretch, UnknownLayout, read_stretches, shift_owners
 from k8e.engine.local.disk.loop import mount_image
 from k8e.engine.local.layout import SandboxPaths
+from k8e.engine.local.system.calls import UMOUNT_NOFOLLOW, umount2
 from k8e.engine.local.system.mountinfo import read_mounts
 from k8e.engine.local.system.tool import run_tool
 
 MIN_DISK = 32 << 20
 # The tables of inodes that nobody used yet are holes, which read as zeros: nothing is to fill them in the background.
 _OPTIONS = "noinit_itable"
-_UMOUNT_NOFOLLOW = 8
 _BUSY_PAUSE = 0.01  # nothing tells when a mount stops being busy
 _log = logging.getLogger("k8e.engine")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 async def make_template(content: Path, size: int, inodes: int, target: Path) -> None:
@@ -165,15 +163,15 @@ def mounts_below(top: Path) -> list[Path]:
 
 
 def unmount(point: Path) -> bool:
-    """False while somebody is still using it."""
-    if _libc.umount2(os.fsencode(point), _UMOUNT_NOFOLLOW) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error == errno.EBUSY:
-        return False
-    if error == errno.EINVAL:
-        return True  # not mounted any more
-    raise EngineError("disk", f"{point} cannot be unmounted: {os.strerror(error)}")
+    """False while a process is still using it."""
+    try:
+        umount2(point, UMOUNT_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        if error.errno != errno.EINVAL:  # which says that it is not mounted any more
+            raise EngineError("disk", f"{point} cannot be unmounted: {error.strerror}") from error
+    return True
 
 
 async def unmount_below(top: Path, deadline: float = 10.0) -> None:

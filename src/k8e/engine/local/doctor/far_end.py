@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -25,12 +24,12 @@ import dns.rrset
 
 from k8e.engine.local.dns import Server
 from k8e.engine.local.network.addresses import Wire
+from k8e.engine.local.system.calls import CLONE_NEWNET, setns
+from k8e.engine.local.system.own_thread import in_own_thread
 from k8e.engine.local.system.tool import finish_in_thread
 
 NAME = "far-end.k8e-doctor.test"
 BANNER = b"the far end\n"
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +105,13 @@ async def open_far_end(wire: Wire) -> AsyncIterator[FarEnd]:
 
 
 def _listen_inside(namespace: int, address: str) -> socket.socket:
-    """A socket stays in the namespace in which it was made; this thread does not."""
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _libc.setns(namespace, _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "the far end's network namespace")
-        try:
-            listener = socket.create_server((address, 0))
-        finally:
-            if _libc.setns(before, _CLONE_NEWNET) != 0:
-                os._exit(70)  # a thread that is somewhere else than it thinks must not go on
-    finally:
-        os.close(before)
+    """A socket stays in the namespace in which it was made."""
+
+    def listen() -> socket.socket:
+        setns(namespace, CLONE_NEWNET)
+        return socket.create_server((address, 0))
+
+    listener = in_own_thread(listen)
     listener.setblocking(False)
     return listener
 

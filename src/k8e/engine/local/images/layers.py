@@ -8,7 +8,6 @@ that gets the better of them can spoil what it is the content of, but not pass f
 from __future__ import annotations
 
 import base64
-import ctypes
 import errno
 import hashlib
 import json
@@ -24,6 +23,8 @@ from typing import IO, Protocol
 
 from k8e.engine import EngineError
 from k8e.engine.local.images.limits import ImageLimits
+from k8e.engine.local.system.calls import syncfs
+from k8e.engine.local.system.descriptors import opened
 from k8e.engine.local.system.tool import bound_to, find_tool
 
 _UNPACKER = Path(__file__).with_name("unpacker.py")
@@ -32,7 +33,6 @@ _REPORT = 256 << 20  # bytes of the unpacker's answer
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _NOBODY = "65534"
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Source(Protocol):
@@ -235,10 +235,6 @@ def _mark_opaque(top: Path, path: bytes) -> None:
 
 
 def sync_filesystem(path: Path) -> None:
-    """What was written there is on disk: a name that survives a power cut stands for all of its content."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _libc.syncfs(handle) != 0:
-            raise OSError(ctypes.get_errno(), "syncfs")
-    finally:
-        os.close(handle)
+    """Writes what is there to the disk: a name that survives a power cut stands for all of its content."""
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as handle:
+        syncfs(handle)

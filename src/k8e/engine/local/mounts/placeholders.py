@@ -1,10 +1,10 @@
-"""Kept parts of a directory that do not exist: a project without .git, in which code could put a .git whose hooks the
+"""Placeholders for kept parts that do not exist: in a project without .git a program could make a .git whose hooks the
 machine's git would run.
 
-What is not there cannot be mounted over. So an empty directory takes its place for as long as the sandbox lives, made
-and removed with the owner's rights, and only if it is empty and has our mark. Which ones there are is noted before they
-are made, so that destroying finds them after any crash; one that two sandboxes need is noted by both, and goes with the
-second.
+A name that does not exist cannot be mounted over. So an empty directory takes its place for as long as the sandbox
+lives, made and removed with the owner's rights, and removed only if it is empty and has our mark. They are recorded
+before they are made, so that `destroy` finds them after any crash; one that two sandboxes need is recorded by both, and
+goes with the second.
 """
 
 from __future__ import annotations
@@ -19,79 +19,74 @@ from dataclasses import dataclass, replace
 from k8e.damage import Damaged, Damages, read_own
 from k8e.engine import Mount
 from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.mounts.kernel import AT_FDCWD, NO_MAGICLINKS, open_resolved
 from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
+from k8e.engine.local.system.calls import AT_FDCWD, RESOLVE_NO_MAGICLINKS, openat2
+from k8e.engine.local.system.descriptors import DIRECTORY, PATH, PATH_OF_DIRECTORY, opened
 
 MARK = "user.k8e.placeholder"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_turn = threading.Lock()  # one sandbox's must not be removed while another begins to count on it
+_lock = threading.Lock()  # one sandbox's must not be removed while another begins to count on it
 
 
 @contextlib.contextmanager
-def stand_in(mount: Mount, owner: Owner, source: int, paths: SandboxPaths) -> Iterator[Mount]:
-    """The mount with kept parts that all exist while this lasts: after that, those that are mounted over stay."""
-    with _turn, contextlib.ExitStack() as opened:
-        found = {look.part: look for look in [_look(owner, source, part, opened) for part in mount.kept]}
-        _note(paths, mount, [look.part for look in found.values() if look.ours or look.missing_in >= 0])
-        missing = [look for look in found.values() if look.missing_in >= 0]
-        made = act_as(owner, lambda: [_make(look) for look in missing]) if missing else []
-        left_out = {look.part for look, there in zip(missing, made, strict=True) if not there}
-        yield replace(mount, kept=tuple(part for part in found if part not in left_out))
+def placeholders(mount: Mount, owner: Owner, source: int, paths: SandboxPaths) -> Iterator[Mount]:
+    """Makes them. Yields the mount with kept parts that all exist until the end of the block: after it, those that are
+    mounted over stay."""
+    with _lock, contextlib.ExitStack() as files:
+        found = {part.name: part for part in [_find_part(owner, source, name, files) for name in mount.kept]}
+        missing = [part for part in found.values() if part.missing_in >= 0]
+        _save(paths, mount, [part.name for part in found.values() if part.ours or part in missing])
+        made = act_as(owner, lambda: [_make(part) for part in missing]) if missing else []
+        refused = {part.name for part, done in zip(missing, made, strict=True) if not done}
+        yield replace(mount, kept=tuple(name for name in found if name not in refused))
 
 
 def remove_placeholders(paths: SandboxPaths, damages: Damages) -> None:
-    """When nothing is mounted there any more. What is noted in a damaged file stays in the project, empty."""
-    with _turn:
+    """Called when nothing is mounted there any more. Those of a damaged record stay in the project, empty."""
+    with _lock:
         try:
-            notes = _read_notes(paths)
+            recorded = _load(paths)
         except Damaged as error:
             damages.set_aside(paths.placeholders, error)
             return
-        for source, uid, part in notes:
+        for source, uid, name in recorded:
             with contextlib.suppress(OSError):  # it was moved, filled, removed, or another sandbox still needs it
-                act_as(find_owner(uid), lambda source=source, part=part: _remove(source, part))  # type: ignore[misc]
+                act_as(find_owner(uid), lambda source=source, name=name: _remove(source, name))  # type: ignore[misc]
         paths.placeholders.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    part: str  # what is to be kept: the part that was asked for, or the first step to it that is missing
-    missing_in: int = -1  # then: the directory that it is to be made in, open
+class _Part:
+    name: str  # the part that was asked for, or the first step to it that is missing
+    missing_in: int = -1  # the directory in which it is to be made, open
     ours: bool = False  # another sandbox made it
 
 
-def _look(owner: Owner, source: int, part: str, opened: contextlib.ExitStack) -> _Look:
-    steps = part.split("/")
+def _find_part(owner: Owner, source: int, name: str, files: contextlib.ExitStack) -> _Part:
+    steps = name.split("/")
     parent = source
-    try:
+    with contextlib.suppress(NotADirectoryError):  # a file or a link is on the way: see kept_parts.py
         for index, step in enumerate(steps):
             so_far = "/".join(steps[: index + 1])
             try:
-                found = os.open(step, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+                parent = files.enter_context(opened(step, PATH, folder=parent))
             except FileNotFoundError:
-                return _Look(so_far, missing_in=parent)
-            opened.callback(os.close, found)
-            parent = found
-            if act_as(owner, lambda found=found: _is_ours(found)):  # type: ignore[misc]
-                return _Look(so_far, ours=True)
-    except NotADirectoryError:
-        pass  # a file or a link is on the way: see keeping.py
-    return _Look(part)
+                return _Part(so_far, missing_in=parent)
+            if act_as(owner, lambda found=parent: _is_ours(found)):  # type: ignore[misc]
+                return _Part(so_far, ours=True)
+    return _Part(name)
 
 
-def _make(look: _Look) -> bool:
-    """As its owner. False when that one may not, and so nobody inside."""
-    name = look.part.rpartition("/")[2]
+def _make(part: _Part) -> bool:
+    """Called with the owner's rights. False when they do not suffice, and so do not inside either."""
+    name = part.name.rpartition("/")[2]
     try:
-        os.mkdir(name, 0o755, dir_fd=look.missing_in)
-        handle = os.open(name, _FOLDER, dir_fd=look.missing_in)
-        try:
-            os.setxattr(handle, MARK, b"")
-        except OSError:
-            os.rmdir(name, dir_fd=look.missing_in)
-            raise
-        finally:
-            os.close(handle)
+        os.mkdir(name, 0o755, dir_fd=part.missing_in)
+        with opened(name, DIRECTORY, folder=part.missing_in) as handle:
+            try:
+                os.setxattr(handle, MARK, b"")
+            except OSError:
+                os.rmdir(name, dir_fd=part.missing_in)
+                raise
     except PermissionError:
         return False
     return True
@@ -99,52 +94,39 @@ def _make(look: _Look) -> bool:
 
 def _is_ours(found: int) -> bool:
     try:
-        handle = os.open(".", _FOLDER, dir_fd=found)
+        with opened(".", DIRECTORY, folder=found) as handle:
+            return not os.listdir(handle) and os.getxattr(handle, MARK) == b""
     except OSError:
         return False
-    try:
-        return not os.listdir(handle) and os.getxattr(handle, MARK) == b""
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
 
 
-def _remove(source: str, part: str) -> None:
-    parent = open_resolved(AT_FDCWD, source, os.O_PATH | os.O_DIRECTORY, NO_MAGICLINKS)
-    try:
-        *steps, name = part.split("/")
+def _remove(source: str, name: str) -> None:
+    *steps, last = name.split("/")
+    with contextlib.ExitStack() as files:
+        parent = openat2(AT_FDCWD, source, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_MAGICLINKS)
+        files.callback(os.close, parent)
         for step in steps:
-            found = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-            os.close(parent)
-            parent = found
-        handle = os.open(name, _FOLDER, dir_fd=parent)
-        try:
-            ours = _is_ours(handle)
-        finally:
-            os.close(handle)
-        if ours:
-            os.rmdir(name, dir_fd=parent)
-    finally:
-        os.close(parent)
+            parent = files.enter_context(opened(step, PATH_OF_DIRECTORY, folder=parent))
+        if _is_ours(files.enter_context(opened(last, DIRECTORY, folder=parent))):
+            os.rmdir(last, dir_fd=parent)
 
 
-def _note(paths: SandboxPaths, mount: Mount, parts: Sequence[str]) -> None:
+def _save(paths: SandboxPaths, mount: Mount, names: Sequence[str]) -> None:
     """All in one go: a file that replaces another is written out by some filesystems before they go on."""
-    if not parts:
+    if not names:
         return
-    noted = [*_read_notes(paths), *((mount.source, mount.owner, part) for part in parts)]
+    recorded = [*_load(paths), *((mount.source, mount.owner, name) for name in names)]
     partial = paths.placeholders.with_suffix(".new")
-    partial.write_text(json.dumps(noted))
+    partial.write_text(json.dumps(recorded))
     partial.rename(paths.placeholders)
 
 
-def _read_notes(paths: SandboxPaths) -> list[tuple[str, int, str]]:
+def _load(paths: SandboxPaths) -> list[tuple[str, int, str]]:
     try:
-        notes = json.loads(read_own(paths.placeholders))
-        if not all([type(value) for value in note] == [str, int, str] for note in notes):
+        recorded = json.loads(read_own(paths.placeholders))
+        if not all([type(value) for value in each] == [str, int, str] for each in recorded):
             raise Damaged("it is no list of placeholders")
-        return [(source, uid, part) for source, uid, part in notes]
+        return [(source, uid, name) for source, uid, name in recorded]
     except FileNotFoundError:
         return []
     except Damaged:

@@ -1,20 +1,17 @@
-"""Places in a sandbox for directories of the machine that nobody has named yet: cut when it is made ahead, filled when
-it becomes somebody's.
+"""Slots: places in a warm sandbox at which directories of the machine are mounted when it is claimed.
 
-What is mounted where the machine shares a mount is mounted in whoever follows that one, too. A native sandbox follows
-at the very place where the directory is to be, and has it from one moment to the next. gVisor's kernel works from what
-it was handed at the start and sees only what is mounted below that: so it follows one small directory, the tray, in
-which the mounts appear, and the agent binds them to their places there (`list_bindings`), each kept part over itself as
-well, for gVisor's kernel has to know those mount points. Until it does, nothing there can be written to. Then the tray
-is gone.
+What is mounted in a shared mount is mounted in its slaves, too. A native sandbox has a slave at the very place where
+the directory is to be, and sees it from one moment to the next. gVisor's kernel works from what it was handed at the
+start and sees only what is mounted below that: so it has one small directory as a slave, the tray, in which the mounts
+appear, and the agent binds them to their places (`list_bindings`), each kept part over itself as well, for gVisor's
+kernel has to know those mount points. Until it does, nothing there can be written to. Then the tray is removed.
 
-The mounts are put together as ever (view.py), where nobody follows, and passed on complete, in one call for each: there
-is no moment at which a part of one could be changed that is to be kept.
+The mounts are put together as ever (mounts.py), where there is no slave, and passed on complete, in one call for each:
+there is no moment at which a kept part could be changed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,64 +19,63 @@ from dataclasses import replace
 from pathlib import Path
 
 from k8e.engine import EngineError, Mount, Shape
-from k8e.engine.local.disk.loop import MS_NODEV, MS_NOSUID
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.mounts.kernel import RDONLY, attach_mount, change_mount, clone_mount
-from k8e.engine.local.mounts.pinning import pin_mounts
-from k8e.engine.local.mounts.view import seal_mounts, show_mounts
+from k8e.engine.local.mounts.detached import cloned
+from k8e.engine.local.mounts.kept_parts import pin_mounts
+from k8e.engine.local.mounts.mounts import attach_mounts, seal_mounts
 from k8e.engine.local.record import Record
 from k8e.engine.local.runtime.bundle import Bind
+from k8e.engine.local.system.calls import (
+    MNT_DETACH,
+    MOUNT_ATTR_RDONLY,
+    MS_NODEV,
+    MS_NOSUID,
+    UMOUNT_NOFOLLOW,
+    mount,
+    mount_setattr,
+    move_mount,
+    umount2,
+)
+from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
 from k8e.link.model import Identity
 
 TRAY = "/run/k8e-slots"  # inside gVisor
 _WORKSPACE = "/workspace"
-_EMPTY = "empty"  # what is at a target until then
-_DETACH = 2 | 8  # and no link is followed
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_libc = ctypes.CDLL(None, use_errno=True)
+_EMPTY = "empty"  # the directory at a target until its slot is filled
 
 
 def cut_slots(paths: SandboxPaths, shape: Shape, *, native: bool) -> list[Bind]:
-    """What the sandbox sees until they are filled: its own workspace, and empty directories."""
+    """Makes them. Returns what the sandbox sees until they are filled: its own workspace, and empty directories."""
     paths.slots.mkdir(mode=0o711, exist_ok=True)
-    paths.slots.chmod(0o711)  # whatever the umask is: root of a native sandbox is nobody here
+    paths.slots.chmod(0o711)  # whatever the umask is: root of a native sandbox is an unknown user here
     workspace = Bind(os.fspath(paths.workspace), _WORKSPACE, writable=not shape.read_only)
     if not native:
-        return [workspace, *_lay_tray(paths.slots, shape.slots)]
+        return [workspace, *_make_tray(paths.slots, shape.slots)]
     binds = [] if _WORKSPACE in shape.slots else [workspace]
     for index, target in enumerate(shape.slots):
         point = paths.slots / str(index)
         point.mkdir(mode=0o755)
-        _share(paths.workspace if target == _WORKSPACE else point, point)
+        with cloned(paths.workspace if target == _WORKSPACE else point) as tree:
+            move_mount(tree, point)
+            mount_setattr(tree, 0, shared=True)
         binds.append(Bind(os.fspath(point), target, target == _WORKSPACE and not shape.read_only, follows=True))
     return binds
 
 
-def _lay_tray(tray: Path, targets: Sequence[str]) -> Iterator[Bind]:
+def _make_tray(tray: Path, targets: Sequence[str]) -> Iterator[Bind]:
     """Read-only inside: an image's own interpreters are parked before it is filled, and could be there first, or rename
-    what is to be kept before gVisor's kernel knows of it."""
-    options = b"size=4k,nr_inodes=16,mode=0700"
-    if _libc.mount(b"k8e", os.fsencode(tray), b"tmpfs", ctypes.c_ulong(MS_NOSUID | MS_NODEV), options) != 0:
-        raise EngineError("slots", f"no tmpfs for them: {os.strerror(ctypes.get_errno())}")
-    (tray / _EMPTY).mkdir(mode=0o755)
-    handle = os.open(tray, _FOLDER)
+    a kept part before gVisor's kernel knows of it."""
     try:
-        change_mount(handle, 0, shared=True)
-    finally:
-        os.close(handle)
+        mount("k8e", tray, "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,nr_inodes=16,mode=0700")
+    except OSError as error:
+        raise EngineError("slots", f"no tmpfs for them: {error.strerror}") from error
+    (tray / _EMPTY).mkdir(mode=0o755)
+    with opened(tray, PATH_OF_DIRECTORY) as handle:
+        mount_setattr(handle, 0, shared=True)
     for target in targets:
         if target != _WORKSPACE:
             yield Bind(os.fspath(tray / _EMPTY), target, writable=False)
     yield Bind(os.fspath(tray), TRAY, writable=False, follows=True)
-
-
-def _share(source: Path, point: Path) -> None:
-    mount = clone_mount(source)
-    try:
-        attach_mount(mount, point)
-        change_mount(mount, 0, shared=True)
-    finally:
-        os.close(mount)
 
 
 def fill_slots(
@@ -90,26 +86,25 @@ def fill_slots(
     user: Identity,
     list_processes: Callable[[], Iterable[int]],
 ) -> Sequence[Bind]:
-    """What the sandbox sees now: natively at its places, in gVisor on the tray. A slot is filled once.
-    `list_processes`: all of the sandbox."""
-    if not mounts or record.slots != tuple(mount.target for mount in mounts):
+    """Mounts the directories, once: natively at their places, in gVisor on the tray. Returns what the sandbox sees now.
+    `list_processes` lists all of the sandbox."""
+    if not mounts or record.slots != tuple(each.target for each in mounts):
         raise EngineError("slots", f"the sandbox has slots for {', '.join(record.slots) or 'nothing'}")
-    binds, sources = show_mounts(mounts, layout, paths, record.first_id, user)
+    native = record.first_id is not None
+    binds, sources = attach_mounts(mounts, layout, paths, record.first_id, user)
     replace(record, sources=sources, slots=()).save(paths.record)
-    if record.first_id is None:
+    if not native:
         pin_mounts(mounts, paths, list_processes)
     points = [paths.slots / str(index) for index in range(len(mounts))]
     for index, point in enumerate(points):
-        # Natively what is followed is the slot, in gVisor the tray.
-        followed = os.open(paths.slots if record.first_id is None else point, _FOLDER)
-        try:
-            if record.first_id is None:
+        # Natively the slot is the shared mount, in gVisor the tray.
+        with opened(point if native else paths.slots, PATH_OF_DIRECTORY) as shared:
+            if not native:
                 point.mkdir(mode=0o755)
-            _pass_on(paths.mounts / f"mount-{index}", point)
-            if record.first_id is not None or point == points[-1]:
-                change_mount(followed, RDONLY, recursive=True)  # private again: what happens here is seen by nobody
-        finally:
-            os.close(followed)
+            with cloned(paths.mounts / f"mount-{index}", recursive=True) as tree:
+                move_mount(tree, point)  # all of it at once
+            if native or point == points[-1]:
+                mount_setattr(shared, MOUNT_ATTR_RDONLY, recursive=True)  # private again: it has no slave any more
     for point in (*points, paths.slots):
         _unmount(point)
     # The directories stay: to remove one would take away what is mounted on it anywhere, in the sandbox too.
@@ -117,24 +112,18 @@ def fill_slots(
     return binds
 
 
-def _pass_on(source: Path, point: Path) -> None:
-    """All of it at once, to whoever follows."""
-    tree = clone_mount(source, recursive=True)
-    try:
-        attach_mount(tree, point)
-    finally:
-        os.close(tree)
-
-
 def _unmount(point: Path) -> None:
-    while _libc.umount2(os.fsencode(point), _DETACH) == 0:
-        pass  # a slot has two, one over the other
-    if ctypes.get_errno() not in (errno.EINVAL, errno.ENOENT):
-        raise EngineError("slots", f"{point} cannot be unmounted: {os.strerror(ctypes.get_errno())}")
+    """A slot has two mounts, one over the other."""
+    try:
+        while True:
+            umount2(point, MNT_DETACH | UMOUNT_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):
+            raise EngineError("slots", f"{point} cannot be unmounted: {error.strerror}") from error
 
 
 def list_bindings(binds: Sequence[Bind]) -> Iterator[tuple[bytes, bytes]]:
-    """What the agent in gVisor is to mount where, in order. All of it is read-only until all of it is there."""
+    """Lists what the agent in gVisor is to mount where, in order. All of it is read-only until all of it is there."""
     places: list[str] = []
     for bind in binds:
         source = bind.target  # a kept part, or on the way to one

@@ -1,42 +1,40 @@
-"""Opening a directory of the machine for a sandbox: as the user who asked for it, once, as a descriptor.
+"""The source of a mount: a directory of the machine, opened once, as the user who asked for it.
 
-Everything after that goes through the descriptor, so whatever is renamed or replaced on the way there later, it is this
-directory that was looked at and this one that is shown.
+Everything after that goes through the descriptor: whatever is renamed or replaced later on the way there, the directory
+that was checked is the one that is mounted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from k8e.engine import Mount, MountRefused
 from k8e.engine.local.layout import Layout
-from k8e.engine.local.mounts.kernel import AT_FDCWD, NO_MAGICLINKS, open_resolved
 from k8e.engine.local.mounts.owner import Owner, act_as
+from k8e.engine.local.system.calls import AT_FDCWD, RESOLVE_NO_MAGICLINKS, openat2
 
-# The kernel's own, and what leads to everything.
+# The kernel's own, and directories that lead to everything.
 _NEVER = ("/proc", "/sys", "/dev")
-_FLAGS = os.O_PATH | os.O_DIRECTORY
 
 
-def open_source(mount: Mount, owner: Owner, layout: Layout) -> int:
-    """MountRefused when its owner cannot get there, or nobody should."""
+@contextlib.contextmanager
+def open_source(mount: Mount, owner: Owner, layout: Layout) -> Iterator[int]:
+    """Raises MountRefused when its owner cannot get there, or when no sandbox may see it."""
     try:
         handle = act_as(owner, lambda: _open_and_enter(mount.source))
     except NotADirectoryError as error:
         raise refusal(mount, "it is not a directory", "Name the directory that it is in.") from error
     except OSError as error:
-        who = f"user {owner.uid}"
-        raise refusal(
-            mount, f"{who} cannot enter it: {error.strerror}", "Name one that this user can enter."
-        ) from error
+        cause = f"user {owner.uid} cannot enter it: {error.strerror}"
+        raise refusal(mount, cause, "Name one that this user can enter.") from error
     try:
-        _judge(mount, handle, owner, layout)
-    except BaseException:
+        _check(mount, handle, owner, layout)
+        yield handle
+    finally:
         os.close(handle)
-        raise
-    return handle
 
 
 def refusal(mount: Mount, cause: str, hint: str = "") -> MountRefused:
@@ -44,12 +42,12 @@ def refusal(mount: Mount, cause: str, hint: str = "") -> MountRefused:
 
 
 def find_path(handle: int) -> str:
-    """Where it is now."""
+    """Returns where it is now."""
     return os.readlink(f"/proc/self/fd/{handle}")
 
 
 def _open_and_enter(path: str) -> int:
-    handle = open_resolved(AT_FDCWD, path, _FLAGS, NO_MAGICLINKS)
+    handle = openat2(AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, RESOLVE_NO_MAGICLINKS)
     try:
         os.stat(".", dir_fd=handle)  # to have found it is not to be allowed in
     except BaseException:
@@ -58,7 +56,7 @@ def _open_and_enter(path: str) -> int:
     return handle
 
 
-def _judge(mount: Mount, handle: int, owner: Owner, layout: Layout) -> None:
+def _check(mount: Mount, handle: int, owner: Owner, layout: Layout) -> None:
     found = os.fstat(handle)
     path = find_path(handle)
     if path == "/" or _is_any_of(found, [Path("/")]):
@@ -68,9 +66,8 @@ def _judge(mount: Mount, handle: int, owner: Owner, layout: Layout) -> None:
     for own in (layout.state, layout.run):
         real = own.resolve()
         if f"{path}/".startswith(f"{real}/") or _is_any_of(found, (real, *real.parents)):
-            raise refusal(
-                mount, "the daemon's own files are in there", "Name a directory that has nothing to do with it."
-            )
+            hint = "Name a directory that has nothing to do with it."
+            raise refusal(mount, "the daemon's own files are in there", hint)
     if mount.writable and owner.home:
         home = Path(owner.home)
         if _is_any_of(found, (home, *home.parents)):
@@ -78,12 +75,10 @@ def _judge(mount: Mount, handle: int, owner: Owner, layout: Layout) -> None:
             raise refusal(mount, f"the whole home of user {owner.uid} cannot be shown writable", hint)
 
 
-def _is_any_of(found: os.stat_result, paths: Iterator[Path] | tuple[Path, ...] | list[Path]) -> bool:
-    """Also where it has another name, by a mount."""
+def _is_any_of(found: os.stat_result, paths: Iterable[Path]) -> bool:
+    """Compares inodes: a mount may give a directory another name."""
     for path in paths:
-        try:
+        with contextlib.suppress(OSError):  # it is not there
             if os.path.samestat(found, os.stat(path)):
                 return True
-        except OSError:
-            continue  # it is not there
     return False

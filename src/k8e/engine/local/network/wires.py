@@ -7,7 +7,6 @@ long as the sandbox: after a crash at any moment the kernel removes what no proc
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import socket
@@ -25,9 +24,9 @@ from k8e.engine.local.network.route import (
     set_alias,
     set_up,
 )
+from k8e.engine.local.system.calls import CLONE_NEWNET, setns, unshare
 from k8e.engine.local.system.own_thread import in_own_thread
 
-_CLONE_NEWNET = 0x40000000
 _LOOPBACK = 1  # its index in every namespace
 _OWN_NAMESPACE = "/proc/thread-self/ns/net"
 # The machine believes nothing that a sandbox says about routes, and has no address on the wire but ours. The rules drop
@@ -41,7 +40,6 @@ _DEAF = {
     "ipv4/conf/{}/route_localnet": "0",
     "ipv4/conf/{}/send_redirects": "0",
 }
-_libc = ctypes.CDLL(None, use_errno=True)
 _HINT = "the daemon needs root, and a kernel with network namespaces and veth"
 
 
@@ -71,12 +69,11 @@ def _new_namespace() -> tuple[int, RouteSocket]:
     """And a way to change what is in there, which stays when this thread is back where it was."""
     before = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check(_libc.unshare(_CLONE_NEWNET), "network namespace")
+        unshare(CLONE_NEWNET)
         try:
             return _furnish()
         finally:
-            if _libc.setns(before, _CLONE_NEWNET) != 0:
-                os._exit(70)  # a thread that is somewhere else than it thinks must not go on
+            setns(before, CLONE_NEWNET)
     finally:
         os.close(before)
 
@@ -93,12 +90,6 @@ def _furnish() -> tuple[int, RouteSocket]:
     except BaseException:
         os.close(namespace)
         raise
-
-
-def _check(status: int, what: str) -> None:
-    if status != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
 def _lay(wire: Wire, sandbox: str, host: RouteSocket, inner: RouteSocket, namespace: int) -> None:

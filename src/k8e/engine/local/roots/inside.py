@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from k8e.engine.local.mounts.kernel import IN_ROOT, NO_MAGICLINKS, open_resolved
+from k8e.engine.local.system.calls import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
 
 
 class Inside:
@@ -137,4 +137,4 @@ class Inside:
                 os.rmdir(name, dir_fd=folder)
 
     def _open(self, path: str, flags: int) -> int:
-        return open_resolved(self._root, path, flags, IN_ROOT | NO_MAGICLINKS)
+        return openat2(self._root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)

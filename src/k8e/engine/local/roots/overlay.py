@@ -10,7 +10,6 @@ sandbox starts.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 from collections.abc import Iterator, Sequence
@@ -18,9 +17,21 @@ from pathlib import Path
 from typing import Final
 
 from k8e.engine import EngineError
-from k8e.engine.local.disk.loop import MS_NOATIME, MS_NODEV, MS_NOSUID
-from k8e.engine.local.mounts.kernel import NODEV, NOSUID, RDONLY, Span, attach_mount, change_mount, clone_mount, id_map
+from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
 from k8e.engine.local.runtime.bundle import ID_COUNT
+from k8e.engine.local.system.calls import (
+    MNT_DETACH,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MS_NOATIME,
+    MS_NODEV,
+    MS_NOSUID,
+    mount,
+    move_mount,
+    umount2,
+)
+from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
 
 MAX_LAYERS: Final = 127
 # redirect_dir: without it a directory of the image could not be renamed (EXDEV), which package managers do. What says
@@ -28,10 +39,8 @@ MAX_LAYERS: Final = 127
 # set. metacopy, index: off, whatever the kernel was built with: the one would believe such attributes of the layers
 # below, the other would refuse a disk that is mounted again. No userxattr: those could be set from inside.
 _OPTIONS: Final = "redirect_dir=on,metacopy=off,index=off,nfs_export=off,xino=auto"
-_DETACH: Final = 2
 _PAGE: Final = 4095
 CONTROL: Final = "image root"
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_layers(
@@ -48,36 +57,28 @@ def mount_layers(
             below = open_files.enter_context(_shown_as(layers, first_id, aside))
         above, scratch = (_open_layer(path, open_files) for path in (upper, work))
         lower = ":".join(f"/proc/self/fd/{layer}" for layer in reversed(below))
-        options = f"{_OPTIONS},upperdir=/proc/self/fd/{above},workdir=/proc/self/fd/{scratch},lowerdir={lower}".encode()
+        options = f"{_OPTIONS},upperdir=/proc/self/fd/{above},workdir=/proc/self/fd/{scratch},lowerdir={lower}"
         if len(options) > _PAGE:
             raise EngineError(CONTROL, f"{len(layers)} layers do not fit into the kernel's page for options")
-        flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV | MS_NOATIME)
-        if _libc.mount(b"k8e", os.fsencode(where), b"overlay", flags, options) != 0:
-            raise _explain(ctypes.get_errno())
+        try:
+            mount("k8e", where, "overlay", MS_NOSUID | MS_NODEV | MS_NOATIME, options)
+        except OSError as error:
+            raise _explain(error) from error
 
 
-def _explain(code: int) -> EngineError:
-    if code == errno.ENODEV:
+def _explain(error: OSError) -> EngineError:
+    if error.errno == errno.ENODEV:
         return EngineError(CONTROL, "this kernel has no overlayfs", "modprobe overlay, or use the image `host`")
-    return EngineError(
-        CONTROL,
-        f"the kernel does not mount the layers: {os.strerror(code)}",
-        "images of the native runtime need Linux 5.19 or newer" if code == errno.EINVAL else "",
-    )
+    hint = "images of the native runtime need Linux 5.19 or newer" if error.errno == errno.EINVAL else ""
+    return EngineError(CONTROL, f"the kernel does not mount the layers: {error.strerror}", hint)
 
 
 def _open_layer(path: Path, files: contextlib.ExitStack) -> int:
     try:
-        handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return files.enter_context(opened(path, PATH_OF_DIRECTORY))
     except OSError as error:
-        raise _missing(path, error) from error
-    files.callback(os.close, handle)
-    return handle
-
-
-def _missing(path: Path, error: OSError) -> EngineError:
-    hint = "remove the image and pull it again"
-    return EngineError("image layer", f"{path} is not there or damaged: {error.strerror}", hint)
+        cause = f"{path} is not there or damaged: {error.strerror}"
+        raise EngineError("image layer", cause, "remove the image and pull it again") from error
 
 
 @contextlib.contextmanager
@@ -96,22 +97,19 @@ def _shown_as(layers: Sequence[Path], first_id: int, aside: Path) -> Iterator[li
                         raise EngineError("image layer", f"{layer} is on another filesystem than {top}")
                 yield shown
             finally:
-                if _libc.umount2(os.fsencode(aside), _DETACH) != 0:
-                    code = ctypes.get_errno()
-                    raise EngineError(CONTROL, f"{aside} cannot be unmounted: {os.strerror(code)}")
+                try:
+                    umount2(aside, MNT_DETACH)
+                except OSError as error:
+                    raise EngineError(CONTROL, f"{aside} cannot be unmounted: {error.strerror}") from error
         finally:
             aside.rmdir()
 
 
 def _mount_shown(top: Path, first_id: int, aside: Path) -> None:
     try:
-        with id_map([Span(0, first_id, ID_COUNT)]) as namespace:
-            mount = clone_mount(top, RDONLY | NOSUID | NODEV)
-            try:
-                change_mount(mount, 0, namespace=namespace)
-                attach_mount(mount, aside)
-            finally:
-                os.close(mount)
+        with cloned(top, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) as tree:
+            map_ids(tree, [IdRange(0, first_id, ID_COUNT)])
+            move_mount(tree, aside)
     except OSError as error:
         hint = "images of the native runtime need a filesystem that can map ids, such as ext4, xfs or btrfs"
         raise EngineError("id-mapped mount", f"the layers in {top} cannot be shown: {error.strerror}", hint) from error

@@ -6,22 +6,18 @@ its own, which is inherited and cannot be taken off: no set-user-id and no set-g
 machine can be written to), no device node, no file by its handle (which would lead around mount points), and none of
 the ways to do these things that a filter cannot look into (openat2, io_uring).
 
-Pure, but for `enter_filter`.
+Pure; the filter is applied by `calls.seccomp`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
-import platform
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32: Final = 0x40000000  # x86_64 knows a second spelling of every call
-_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 
 # By architecture: where a call's mode is among its arguments. aarch64 has only the younger calls.
 _MODES: Final[Mapping[str, Mapping[int, int]]] = {
@@ -102,15 +98,3 @@ def _no_device(index: int) -> list[Line]:
         (_EQUAL, 0, 1, _BLOCK),
         (_RETURN, 0, 0, _DENY),
     ]
-
-
-def enter_filter(program: bytes) -> None:
-    """Puts the calling thread under it, and every process that this thread starts. There is no way back: it is for a
-    thread of its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    lines = ctypes.create_string_buffer(program, len(program))
-    described = struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(lines))
-    number = ctypes.c_long(_SECCOMP[platform.machine()])
-    if libc.syscall(number, ctypes.c_uint(1), ctypes.c_uint(0), ctypes.c_char_p(described)) != 0:
-        raise OSError(ctypes.get_errno(), f"no filter for the runtime: {os.strerror(ctypes.get_errno())}")

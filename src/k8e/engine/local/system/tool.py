@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from k8e.engine import EngineError
-from k8e.engine.local.runtime.host_filter import enter_filter
+from k8e.engine.local.system.calls import seccomp
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -125,7 +125,7 @@ async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) 
 
     def run() -> None:
         try:
-            enter_filter(program)
+            seccomp(program)
             processes.append(_start_quietly(words))
             settle(ended.set_result, processes[0].wait())
         except BaseException as error:  # noqa: BLE001 - all of them are for the one who waits
