@@ -35,9 +35,9 @@ RANDOM_KILLS = int(os.environ.get("K8E_KILLS", "8"))
 ATTEMPTS = 3  # to reach a step
 MOUNTING = ("mounts/", "system/calls.")
 # What the machine's last engine sets back: whether it is the last depends on its neighbours.
-SOMETIMES = {"network/ground.Ground._give_back", "network/forwarding.restore", "network/forwarding._recall"}
+SOMETIMES = {"network/machine.Machine._give_back", "network/ip_forward.restore", "network/ip_forward._recall"}
 # A wire that the kernel removes with the sandbox's namespace, before it is looked for, or after.
-SOMETIMES |= {"network/route.RouteSocket.index_of", "network/route.remove_link"}
+SOMETIMES |= {"network/netlink/route.RouteSocket.index_of", "network/netlink/route.remove_link"}
 
 
 @dataclass(frozen=True, slots=True)

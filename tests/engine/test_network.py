@@ -196,7 +196,7 @@ async def test_who_asks_about_a_sandbox_that_is_being_destroyed_does_not_bring_i
     name = rig.new_name()
     await rig.engine.create(name, rig.spec())
     loop, network = asyncio.get_running_loop(), rig.engine._network
-    remove_wires = network._ground.remove_wires
+    remove_wires = network._machine.remove_wires
     questions = []
 
     def remove_while_asked(sandbox: str, marks: Iterable[int] | None) -> None:
@@ -206,7 +206,7 @@ async def test_who_asks_about_a_sandbox_that_is_being_destroyed_does_not_bring_i
         assert question.result(5) == Observation(alive=False, oom_kills=0)
         remove_wires(sandbox, marks)
 
-    monkeypatch.setattr(network._ground, "remove_wires", remove_while_asked)
+    monkeypatch.setattr(network._machine, "remove_wires", remove_while_asked)
     await rig.engine.destroy(name)
     assert len(questions) == 1
     assert not network.knows(name)

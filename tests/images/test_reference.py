@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.engine.local.images.challenge import Challenge, parse_challenge
+from k8e.engine.local.images.authentication import Challenge, parse_challenge
 from k8e.engine.reference import InvalidReference, Reference, parse_reference
 
 HEX = "0123456789abcdef" * 4

@@ -85,7 +85,7 @@ async def open_resolver(
         resolver.refused.append((sandbox, name, reason))
 
     upstream = upstream or Upstream(servers)
-    resolver = Resolver(NameServer(upstream, admit, refused, lambda: resolver.mirrors, port=port, led_port=None))
+    resolver = Resolver(NameServer(upstream, admit, refused, lambda: resolver.mirrors, port=port, redirected_port=None))
     try:
         yield resolver
     finally:

@@ -13,7 +13,8 @@ import dns.rcode
 import pytest
 
 from k8e.engine.local.dns import listeners
-from k8e.engine.local.dns.allowance import (
+from k8e.engine.local.dns.queries import MAX_QUERY
+from k8e.engine.local.dns.rate_limits import (
     ALL_AT_ONCE,
     ALL_RATE,
     ALL_UPSTREAM,
@@ -26,10 +27,9 @@ from k8e.engine.local.dns.allowance import (
     UPSTREAM,
     UPSTREAM_AT_ONCE,
     Allowance,
-    Crowd,
-    Pace,
+    Load,
+    Throttle,
 )
-from k8e.engine.local.dns.queries import MAX_QUERY
 from tests.engine.dns.rig import PORT, Resolver, open_resolver, texts
 from tests.engine.dns.teacher import Teacher, open_teacher
 from tests.shares import seed
@@ -90,23 +90,23 @@ async def test_a_flood_of_new_names_goes_upstream_at_a_pace(resolver: Resolver, 
 
 
 async def test_many_that_flood_share_what_the_daemon_reads() -> None:
-    crowd = Crowd()
-    assert crowd.rate == RATE
+    load = Load()
+    assert load.rate == RATE
     for busy in (1, 5, 20, 1000):
-        crowd.busy = busy
-        assert crowd.rate == max(LEAST_RATE, min(RATE, ALL_RATE / busy))
+        load.busy = busy
+        assert load.rate == max(LEAST_RATE, min(RATE, ALL_RATE / busy))
 
 
 async def test_a_pace_is_shared_by_a_crowd() -> None:
-    crowd = Crowd()
-    pace = Pace(UPSTREAM, 2, crowd)
-    assert pace.rate == UPSTREAM
-    crowd.busy = 100
-    assert pace.rate == ALL_UPSTREAM / 100
-    crowd.busy = 0
+    load = Load()
+    throttle = Throttle(UPSTREAM, 2, load)
+    assert throttle.rate == UPSTREAM
+    load.busy = 100
+    assert throttle.rate == ALL_UPSTREAM / 100
+    load.busy = 0
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await asyncio.gather(*(pace.take() for _ in range(12)))
+    await asyncio.gather(*(throttle.take() for _ in range(12)))
     assert loop.time() - began >= 9.5 / UPSTREAM, "two at once, then one after the other"
 
 
@@ -209,16 +209,16 @@ async def test_leaving_in_the_middle_of_questions_gives_everything_back(resolver
         while len(teacher.asked) < 10:
             await asyncio.sleep(0.01)
         _, writer = await asyncio.open_connection(str(resolver.addresses["bad"]), PORT)
-        assert resolver.server._crowd.busy == 1
+        assert resolver.server._load.busy == 1
         await resolver.server.leave("bad")
-        assert resolver.server._crowd.busy == 0
+        assert resolver.server._load.busy == 0
     writer.close()
     teacher.silence.set()
     await works(resolver)
 
 
 def test_an_allowance_comes_back_with_time() -> None:
-    allowance = Allowance(Crowd(), now=0.0)
+    allowance = Allowance(Load(), now=0.0)
     asked = 0
     while allowance.may_ask(0.0):
         allowance.begin()
@@ -236,22 +236,22 @@ def test_an_allowance_comes_back_with_time() -> None:
 
 
 def test_many_at_once_share_and_everybody_keeps_a_little() -> None:
-    crowd = Crowd()
-    many = [Allowance(crowd, now=0.0) for _ in range(200)]
+    load = Load()
+    many = [Allowance(load, now=0.0) for _ in range(200)]
     first = many[0]
     while first.may_ask(0.0):
         first.begin()
-    assert crowd == Crowd(busy=1)
+    assert load == Load(busy=1)
     for other in many[1:]:
         assert other.may_ask(0.0)
         other.begin()
-    assert crowd.share == LEAST_AT_ONCE
+    assert load.share == LEAST_AT_ONCE
     assert not first.may_ask(0.0)
     for _ in range(MAX_AT_ONCE):
         first.end()
-    assert crowd.busy == 199
+    assert load.busy == 199
     assert all(other.may_ask(0.0) for other in many)
     for other in many[1:]:
         other.end()
-    assert crowd.busy == 0
-    assert crowd.share == min(MAX_AT_ONCE, ALL_AT_ONCE)
+    assert load.busy == 0
+    assert load.share == min(MAX_AT_ONCE, ALL_AT_ONCE)

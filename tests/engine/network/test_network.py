@@ -22,10 +22,10 @@ from k8e.engine import EngineError
 from k8e.engine.local.network import network as network_module
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import change_messages
+from k8e.engine.local.network.connection_limits import read_connection_limits
 from k8e.engine.local.network.network import Network
-from k8e.engine.local.network.notes import MORE
+from k8e.engine.local.network.refusals import MORE
 from k8e.engine.local.network.rules import KEPT_REFUSALS, MAX_ADDRESSES, wire_sets
-from k8e.engine.local.network.shares import read_shares
 from k8e.engine.local.network.table import Table
 from k8e.policy import HostList
 from tests.egress.internet import Internet
@@ -168,7 +168,7 @@ async def test_questions_do_not_fill_the_machines_memory_of_connections(network:
     """Each address that is asked is another connection, for half a minute, and they all lead to the resolver."""
     asking, inside = await open_with(network, "x", "one.com")
     wire, beside = await open_with(network, "beside", "one.com")
-    before, most = count_connections(), read_shares().questions(asking.index)
+    before, most = count_connections(), read_connection_limits().queries(asking.index)
     await run_inside(inside, sys.executable, "-c", QUESTIONS, str(most + 3000))
     assert most * 0.9 < count_connections() - before <= most + 100
     assert await resolve(beside, wire, "one.com") == ["45.90.31.1"]
@@ -227,7 +227,7 @@ async def test_what_a_wildcard_admits_without_end_is_bounded_in_time_and_number(
     await asyncio.gather(*flood)
     assert time.monotonic() - began >= 55 / network_module.ADMISSIONS
     assert len(network._attachments["x"].admissions.openings) == MAX_ADDRESSES
-    assert len(network._ground.table.elements(f"names4_{network._attachments['x'].wire.index}")) == MAX_ADDRESSES
+    assert len(network._machine.table.elements(f"names4_{network._attachments['x'].wire.index}")) == MAX_ADDRESSES
 
 
 async def test_names_that_flood_stay_bounded(network: Network) -> None:

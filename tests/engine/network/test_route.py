@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from k8e.engine.local.network.netlink import Message, NetlinkError
-from k8e.engine.local.network.route import RouteSocket, remove_link, set_up
+from k8e.engine.local.network.netlink.messages import Message, NetlinkError
+from k8e.engine.local.network.netlink.route import RouteSocket, remove_link, set_up
 
 NOBODY = 2_000_000_000  # no machine has had so many interfaces
 

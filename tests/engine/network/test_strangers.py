@@ -97,7 +97,7 @@ async def test_nor_is_it_where_the_rule_is_gone(network: Network) -> None:
     """A single rule that somebody takes out is not missed for a moment: the sockets hear their own wire only."""
     wire, inside = await open_with(network, "x", "one.com", "two.com")
     network._mend = lambda: None  # type: ignore[method-assign]
-    nft("flush", "chain", "inet", network._ground.table.name, "input")
+    nft("flush", "chain", "inet", network._machine.table.name, "input")
     await assert_only_the_sandbox_is_answered(network, wire, inside)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import BLOCK, Pool, Wire
-from k8e.engine.local.network.elements import (
+from k8e.engine.local.network.netlink.elements import (
     Element,
     add_elements,
     delete_elements,
@@ -26,7 +26,7 @@ from k8e.engine.local.network.elements import (
     read_mark,
     read_target,
 )
-from k8e.engine.local.network.netlink import NetlinkError, NoSuchThing
+from k8e.engine.local.network.netlink.messages import NetlinkError, NoSuchThing
 from k8e.engine.local.network.rules import build_table, build_wires, wire_sets
 from k8e.engine.local.network.table import Table, run_nft
 from k8e.policy import FORBIDDEN, GLOBAL, Address

@@ -10,10 +10,10 @@ A check is a plain async function that takes a `Subject` and raises AssertionErr
 machine, have something refused. It destroys every sandbox that it makes.
 """
 
-from k8e.engine.conformance import lasting, life, network, sharing
+from k8e.engine.conformance import life, network, restart, shares
 from k8e.engine.conformance.subject import CHECKS, Check, Subject, run_check
 
 __all__ = ["CHECKS", "Check", "Subject", "run_check"]
 
 # Importing the modules is what fills the registry.
-_ = (lasting, life, network, sharing)
+_ = (life, network, restart, shares)

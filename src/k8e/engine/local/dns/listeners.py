@@ -14,8 +14,8 @@ import struct
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from ipaddress import IPv6Address
 
-from k8e.engine.local.dns.allowance import MAX_CONNECTIONS, Allowance
 from k8e.engine.local.dns.queries import MAX_QUERY
+from k8e.engine.local.dns.rate_limits import MAX_CONNECTIONS, Allowance
 from k8e.policy import Address
 
 PAUSE = 0.05  # seconds until one who has used up his allowance is looked at again
@@ -35,7 +35,9 @@ Answer = Callable[[bytes, bool], Awaitable[bytes]]
 log = logging.getLogger(__name__)
 
 
-def open_sockets(address: Address, port: int, device: str = "", led_port: int | None = None) -> list[socket.socket]:
+def open_sockets(
+    address: Address, port: int, device: str = "", redirected_port: int | None = None
+) -> list[socket.socket]:
     """UDP and TCP, bound and listening, and UDP on another port if one is given. With a device, what comes in on
     another one does not reach them: not what a process of this machine sends, either, which comes in on loopback
     whatever its address. OSError."""
@@ -44,8 +46,8 @@ def open_sockets(address: Address, port: int, device: str = "", led_port: int | 
         streams = undo.enter_context(_bind(address, datagrams.getsockname()[1], socket.SOCK_STREAM, device))
         streams.listen(MAX_CONNECTIONS)
         opened = [datagrams, streams]
-        if led_port is not None:
-            opened.append(undo.enter_context(_bind(address, led_port, socket.SOCK_DGRAM, device)))
+        if redirected_port is not None:
+            opened.append(undo.enter_context(_bind(address, redirected_port, socket.SOCK_DGRAM, device)))
         undo.pop_all()
     return opened
 

@@ -16,7 +16,7 @@ from k8e.policy import Address
 
 PORT = 53
 # Of our resolvers, for datagrams that were sent to another one and are led here: their answers go back another way.
-LED_PORT = 54
+REDIRECTED_PORT = 54
 MAX_SERVERS = 3
 MAX_SEARCH = 6
 MAX_FILE = 64 << 10

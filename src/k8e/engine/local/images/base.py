@@ -199,7 +199,7 @@ async def _run(argv: Sequence[str], scratch: Path, sources: Sequence[Source], re
 
 
 async def _keep(store: Store, limits: ImageLimits, archive: Path, report: Report) -> Image:
-    from k8e.engine.local.images.pull import in_thread
+    from k8e.engine.local.images.puller import in_thread
 
     size = (await asyncio.to_thread(archive.stat)).st_size
     loop, stop = asyncio.get_running_loop(), threading.Event()

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from k8e.engine import EngineError
-from k8e.engine.local.images.answers import Transient, retry, unreachable
 from k8e.engine.local.images.layers import refused
 from k8e.engine.local.images.manifest import Descriptor
 from k8e.engine.local.images.registry import Registry
+from k8e.engine.local.images.responses import Transient, retry, unreachable
 
 _PIECE: Final = 1 << 20
 _RANGE: Final = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII)
@@ -119,15 +119,15 @@ async def fetch(registry: Registry, blob: Descriptor, partial: Partial, tell: Ca
 
 
 async def _fetch_once(registry: Registry, blob: Descriptor, partial: Partial, tell: Callable[[int], None]) -> None:
-    async with registry.blob(blob.digest, partial.size) as answer:
-        found = _RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if answer.status == 416 or (answer.status == 206 and (found is None or int(found[1]) != partial.size)):
+    async with registry.blob(blob.digest, partial.size) as response:
+        found = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if response.status == 416 or (response.status == 206 and (found is None or int(found[1]) != partial.size)):
             await asyncio.to_thread(partial.restart)
             raise Transient(EngineError("image", "the registry does not continue what it began", reason="unreachable"))
-        if answer.status == 200 and partial.size:
+        if response.status == 200 and partial.size:
             await asyncio.to_thread(partial.restart)
         try:
-            async for piece in answer.pieces():
+            async for piece in response.pieces():
                 if partial.size + len(piece) > blob.size:
                     await asyncio.to_thread(partial.restart)
                     raise refused(f"the registry sends more than the {blob.size} bytes of {blob.digest}")

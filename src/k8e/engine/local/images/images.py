@@ -17,7 +17,7 @@ from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Progress, Report
 from k8e.engine.local.images.layers import refused
 from k8e.engine.local.images.limits import USUAL, ImageLimits
-from k8e.engine.local.images.pull import Puller, in_thread
+from k8e.engine.local.images.puller import Puller, in_thread
 from k8e.engine.local.images.store import Store
 from k8e.engine.local.layout import Layout
 from k8e.engine.reference import InvalidReference, parse_reference

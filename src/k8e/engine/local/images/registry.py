@@ -20,10 +20,12 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials
 from k8e.engine.local.images import manifest as manifests
-from k8e.engine.local.images.answers import (
+from k8e.engine.local.images.authentication import Challenge, parse_challenge
+from k8e.engine.local.images.limits import USUAL, ImageLimits
+from k8e.engine.local.images.responses import (
     ATTEMPTS,
     PAUSE,
-    Answer,
+    Response,
     Transient,
     host_of,
     read_capped,
@@ -32,15 +34,13 @@ from k8e.engine.local.images.answers import (
     retry,
     unreachable,
 )
-from k8e.engine.local.images.challenge import Challenge, parse_challenge
-from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.reference import Reference, is_loopback
 from k8e.policy.addresses import may_list
 
 if TYPE_CHECKING:
     import httpx2
 
-    from k8e.engine.local.images.pinned import Clients
+    from k8e.engine.local.images.transport import Clients
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Registry:
 
     async def __aenter__(self) -> Registry:
         httpx2 = await asyncio.to_thread(_load_client)
-        from k8e.engine.local.images.pinned import Clients
+        from k8e.engine.local.images.transport import Clients
 
         timeout = httpx2.Timeout(_SILENCE, connect=_CONNECT)
         self._clients = Clients(self._context, timeout, proxies=not self._reference.loopback)
@@ -108,14 +108,14 @@ class Registry:
         """By tag or digest: its digest, media type as announced, and content."""
 
         async def ask() -> tuple[str, str, bytes]:
-            async with self._get(f"manifests/{what}", {"Accept": _ACCEPT}) as answer:
-                if answer.status != 200:
-                    raise self._explain(answer.status)
-                content = await read_capped(answer, self._limits.manifest, "manifest")
+            async with self._get(f"manifests/{what}", {"Accept": _ACCEPT}) as response:
+                if response.status != 200:
+                    raise self._explain(response.status)
+                content = await read_capped(response, self._limits.manifest, "manifest")
                 digest = manifests.digest_of(content)
                 if what.startswith("sha256:") and digest != what:
                     raise EngineError("image", f"the registry's {what} is something else", reason="refused")
-                media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
+                media_type = response.headers.get("content-type", "").partition(";")[0].strip()
                 return digest, media_type, content
 
         return await retry(ask, self.pause)
@@ -124,10 +124,10 @@ class Registry:
         """Something that is parsed."""
 
         async def ask() -> bytes:
-            async with self._get(f"blobs/{descriptor.digest}", {}) as answer:
-                if answer.status != 200:
-                    raise self._explain(answer.status)
-                content = await read_capped(answer, min(descriptor.size, self._limits.manifest), "configuration")
+            async with self._get(f"blobs/{descriptor.digest}", {}) as response:
+                if response.status != 200:
+                    raise self._explain(response.status)
+                content = await read_capped(response, min(descriptor.size, self._limits.manifest), "configuration")
             if manifests.digest_of(content) != descriptor.digest:
                 raise EngineError("image", f"the registry's {descriptor.digest} is something else", reason="refused")
             return content
@@ -135,32 +135,32 @@ class Registry:
         return await retry(ask, self.pause)
 
     @contextlib.asynccontextmanager
-    async def blob(self, digest: str, offset: int) -> AsyncIterator[Answer]:
+    async def blob(self, digest: str, offset: int) -> AsyncIterator[Response]:
         """From there to its end. 206: so it is; 200: from its beginning after all; 416: there is no such place."""
         headers = {"Range": f"bytes={offset}-"} if offset else {}
-        async with self._get(f"blobs/{digest}", headers) as answer:
-            if answer.status not in (200, 206, 416):
-                raise self._explain(answer.status)
-            yield answer
+        async with self._get(f"blobs/{digest}", headers) as response:
+            if response.status not in (200, 206, 416):
+                raise self._explain(response.status)
+            yield response
 
     # How it is asked
 
     @contextlib.asynccontextmanager
-    async def _get(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+    async def _get(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Response]:
         """Raises Transient for whatever may pass."""
         async with contextlib.AsyncExitStack() as stack:
             used = self._authorization
-            answer = await self._send(stack, path, headers)
-            if answer.status == 401:
-                await self._authorize(answer.headers.get("www-authenticate", ""), used)
-                answer = await self._send(stack, path, headers)
-            if answer.status == 429:
-                raise Transient(self._explain(429), read_pause(answer.headers.get("retry-after", "")))
-            if answer.status >= 500:
-                raise Transient(self._explain(answer.status))
-            yield answer
+            response = await self._send(stack, path, headers)
+            if response.status == 401:
+                await self._authorize(response.headers.get("www-authenticate", ""), used)
+                response = await self._send(stack, path, headers)
+            if response.status == 429:
+                raise Transient(self._explain(429), read_pause(response.headers.get("retry-after", "")))
+            if response.status >= 500:
+                raise Transient(self._explain(response.status))
+            yield response
 
-    async def _send(self, stack: contextlib.AsyncExitStack, path: str, headers: Mapping[str, str]) -> Answer:
+    async def _send(self, stack: contextlib.AsyncExitStack, path: str, headers: Mapping[str, str]) -> Response:
         url = f"{self._origin}/v2/{self._reference.path}/{path}"
         try:
             return await self._follow(stack, url, headers)
@@ -168,21 +168,21 @@ class Registry:
             self._origin = f"http://{self._host}"
             return await self._follow(stack, f"{self._origin}/v2/{self._reference.path}/{path}", headers)
 
-    async def _follow(self, stack: contextlib.AsyncExitStack, url: str, headers: Mapping[str, str]) -> Answer:
+    async def _follow(self, stack: contextlib.AsyncExitStack, url: str, headers: Mapping[str, str]) -> Response:
         for _ in range(_REDIRECTS):
             own = url.startswith(f"{self._origin}/")
             sent = {**headers, **({"Authorization": self._authorization} if own and self._authorization else {})}
-            answer = await stack.enter_async_context(self._request("GET", url, sent))
-            if answer.status not in (301, 302, 303, 307, 308):
-                return answer
-            url = urljoin(url, answer.headers.get("location", ""))
+            response = await stack.enter_async_context(self._request("GET", url, sent))
+            if response.status not in (301, 302, 303, 307, 308):
+                return response
+            url = urljoin(url, response.headers.get("location", ""))
             self._check_address(url)
         raise EngineError("image", "the registry sends from one place to another", reason="unreachable")
 
     @contextlib.asynccontextmanager
     async def _request(
         self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Response]:
         httpx2 = _load_client()
         self._check_address(url)
         client = await self._clients.choose(url)
@@ -197,13 +197,13 @@ class Registry:
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, ssl.SSLError, OSError) as error:
             raise self._not_reached(url, error) from error
         try:
-            yield Answer(response.status_code, response.headers, lambda: _pieces(httpx2, response, url))
+            yield Response(response.status_code, response.headers, lambda: _pieces(httpx2, response, url))
         finally:
             await response.aclose()
 
     def _check_address(self, url: str) -> None:
         """Where a registry may send us: over TLS, and not to what only this machine can reach. What a name leads to is
-        judged when it is connected to (pinned.py)."""
+        judged when it is connected to (transport.py)."""
         parts = urlsplit(url)
         try:
             host, _ = parts.hostname or "", parts.port
@@ -256,12 +256,12 @@ class Registry:
                 target = values["realm"] + ("&" if "?" in values["realm"] else "?") + urlencode(wanted)
                 basic = self._basic()
                 request = self._request("GET", target, {"Authorization": basic} if basic else {})
-            answer = await stack.enter_async_context(request)
-            if answer.status == 429 or answer.status >= 500:
-                raise Transient(self._explain(answer.status), read_pause(answer.headers.get("retry-after", "")))
-            if answer.status != 200:
+            response = await stack.enter_async_context(request)
+            if response.status == 429 or response.status >= 500:
+                raise Transient(self._explain(response.status), read_pause(response.headers.get("retry-after", "")))
+            if response.status != 200:
                 raise self._explain(401)
-            content = await read_capped(answer, _TOKEN, "token")
+            content = await read_capped(response, _TOKEN, "token")
         return read_token(content)
 
     # What is wrong

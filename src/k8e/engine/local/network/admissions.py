@@ -17,7 +17,8 @@ from ipaddress import ip_address
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Wire
-from k8e.engine.local.network.elements import (
+from k8e.engine.local.network.expiry import ExpiryQueue
+from k8e.engine.local.network.netlink.elements import (
     Element,
     add_elements,
     delete_elements,
@@ -27,8 +28,7 @@ from k8e.engine.local.network.elements import (
     name_element,
     range_element,
 )
-from k8e.engine.local.network.netlink import Message
-from k8e.engine.local.network.queue import Queue
+from k8e.engine.local.network.netlink.messages import Message
 from k8e.engine.local.network.rules import MAX_ADDRESSES, MAX_BLOCKS
 from k8e.policy import EVERYTHING, NOTHING, Address, AddressKind, HostEntry, HostList, excess, kind_of
 
@@ -93,7 +93,7 @@ class Admissions:
     marks: dict[Reason, int] = field(default_factory=dict)
     openings: dict[Target, Opening] = field(default_factory=dict)
     _last: int = field(default=0, compare=False)  # number of the mark that was given last
-    _queues: dict[int, Queue] = field(default_factory=lambda: {4: Queue(), 6: Queue()}, compare=False)
+    _queues: dict[int, ExpiryQueue] = field(default_factory=lambda: {4: ExpiryQueue(), 6: ExpiryQueue()}, compare=False)
     _taken: set[int] = field(default_factory=set, compare=False)  # marks
 
     def __post_init__(self) -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from k8e.damage import Damaged, Damages
 from k8e.engine import EngineError, Refusal
-from k8e.engine.local.dns import NameServer, Pace, Server, Upstream
+from k8e.engine.local.dns import NameServer, Server, Throttle, Upstream
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import Admissions, Change, change_messages
-from k8e.engine.local.network.connections import cut_connections, forget_connections
-from k8e.engine.local.network.elements import Element, delete_elements, live_element
-from k8e.engine.local.network.ground import Ground
-from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
-from k8e.engine.local.network.notes import Notes, Surroundings, read_refusals
+from k8e.engine.local.network.machine import Machine
+from k8e.engine.local.network.netlink.connections import cut_connections, forget_connections
+from k8e.engine.local.network.netlink.elements import Element, delete_elements, live_element
+from k8e.engine.local.network.netlink.messages import Message, NetlinkError, NoSuchThing
 from k8e.engine.local.network.record import EgressRecord, restore
+from k8e.engine.local.network.refusals import RefusalContext, Refusals, read_refusals
 from k8e.engine.local.network.table import is_own_address
 from k8e.engine.local.network.watch import Watch
 from k8e.engine.local.network.wires import open_wire, wire_exists
@@ -47,9 +47,9 @@ class Attachment:
     record: Path
     admissions: Admissions
     namespace: int = -1  # a descriptor, until the sandbox is in there
-    notes: Notes = field(default_factory=Notes)
+    refusals: Refusals = field(default_factory=Refusals)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    pace: Pace = field(default_factory=lambda: Pace(ADMISSIONS, ADMISSIONS_AT_ONCE))
+    throttle: Throttle = field(default_factory=lambda: Throttle(ADMISSIONS, ADMISSIONS_AT_ONCE))
 
 
 class Network:
@@ -66,7 +66,7 @@ class Network:
         mirrors: Callable[[], frozenset[str]] = frozenset,
         damages: Damages,
     ) -> None:
-        self._ground = Ground(tag, pool)
+        self._machine = Machine(tag, pool)
         self._record_of = record_of
         self._damages = damages
         self._attachments: dict[str, Attachment] = {}
@@ -85,7 +85,7 @@ class Network:
         until `let_go`. On failure `remove` has to be called, as after a crash."""
         async with self._preparing:
             await self._prepare()
-            wire = await finish_in_thread(self._ground.take_wire, sandbox)
+            wire = await finish_in_thread(self._machine.take_wire, sandbox)
             for former in [name for name, each in self._attachments.items() if each.wire == wire]:
                 await self._detach(former)  # removed by somebody else
         admissions, change = Admissions(wire).adopt(hosts, time.monotonic())
@@ -104,31 +104,31 @@ class Network:
         """Only the addresses of a wire."""
         async with self._preparing:
             await self._prepare()
-            return await finish_in_thread(self._ground.take_wire, name)
+            return await finish_in_thread(self._machine.take_wire, name)
 
     async def _prepare(self, *, doubtful: bool = False) -> None:
         if self._watch is None:
             doubtful = True  # whatever happened while nobody watched
-            self._watch = Watch(self._ground.table.name, self._has_wire, self._mend)
-        if await finish_in_thread(self._ground.prepare, doubtful=doubtful):
+            self._watch = Watch(self._machine.table.name, self._has_wire, self._mend)
+        if await finish_in_thread(self._machine.prepare, doubtful=doubtful):
             # Somebody removed our rules. New ones let nothing out, so what is open has to be told to the kernel again.
             for sandbox, attachment in list(self._attachments.items()):
-                if await finish_in_thread(self._ground.wire_of, sandbox) != attachment.wire:
+                if await finish_in_thread(self._machine.wire_of, sandbox) != attachment.wire:
                     continue  # removed by somebody else
                 fresh, change = Admissions(attachment.wire).adopt(attachment.admissions.hosts, time.monotonic())
                 attachment.admissions = fresh
-                await finish_in_thread(forget_connections, self._ground.table.kernel, attachment.wire)
+                await finish_in_thread(forget_connections, self._machine.table.kernel, attachment.wire)
                 await finish_in_thread(self._fill, attachment, change)
 
     def _fill(self, attachment: Attachment, change: Change) -> None:
         """A wire that is free has no connections and nothing in its sets: its lease is the last thing to go."""
-        table, wire = self._ground.table, attachment.wire
+        table, wire = self._machine.table, attachment.wire
         EgressRecord.of(attachment.admissions).save(attachment.record)
         self._commit(change_messages(table.name, wire, change, time.monotonic()))
 
     def _commit(self, messages: Sequence[Message]) -> None:
         try:
-            self._ground.table.commit(messages)
+            self._machine.table.commit(messages)
         except NetlinkError as error:
             raise EngineError("network rules", f"the kernel refused a change: {error}") from error
 
@@ -165,20 +165,20 @@ class Network:
             self._attachments[sandbox] = attachment
 
     def _recall(self, sandbox: str) -> Attachment:
-        ground = self._ground
-        wire, path = ground.wire_of(sandbox), self._record_of(sandbox)
+        machine = self._machine
+        wire, path = machine.wire_of(sandbox), self._record_of(sandbox)
         if wire is None:
             raise EngineError("network", f"{sandbox} has none")
-        found = [each for version in (4, 6) for each in ground.table.elements(f"names{version}_{wire.index}")]
+        found = [each for version in (4, 6) for each in machine.table.elements(f"names{version}_{wire.index}")]
         now = time.monotonic()
-        restored = restore(wire, self._load_record(path), found, ground.live_marks(wire), now)
+        restored = restore(wire, self._load_record(path), found, machine.live_marks(wire), now)
         admissions, change = restored.admissions.adopt(restored.admissions.hosts, now)
         EgressRecord.of(admissions).save(path)
-        messages = delete_elements(ground.table.name, "live", map(live_element, restored.dead))
+        messages = delete_elements(machine.table.name, "live", map(live_element, restored.dead))
         for each in restored.unknown:
             name = f"names{4 if len(each.key) == 8 else 6}_{wire.index}"
-            messages += delete_elements(ground.table.name, name, [Element(each.key)])
-        self._commit(messages + change_messages(ground.table.name, wire, change, now))
+            messages += delete_elements(machine.table.name, name, [Element(each.key)])
+        self._commit(messages + change_messages(machine.table.name, wire, change, now))
         return Attachment(wire, path, admissions)
 
     def _load_record(self, path: Path) -> EgressRecord:
@@ -201,7 +201,7 @@ class Network:
             if self._names is not None:
                 self._names.set_hosts(sandbox, hosts)
             if change.dead:
-                kernel, dead = self._ground.table.kernel, frozenset(change.dead)
+                kernel, dead = self._machine.table.kernel, frozenset(change.dead)
                 await finish_in_thread(cut_connections, kernel, attachment.wire, dead)
 
     async def _apply(self, attachment: Attachment, after: Admissions, change: Change) -> None:
@@ -213,7 +213,7 @@ class Network:
             if (before.hosts, before.marks) != (after.hosts, after.marks):
                 EgressRecord.of(after).save(attachment.record)
             try:
-                self._commit(change_messages(self._ground.table.name, attachment.wire, change, time.monotonic()))
+                self._commit(change_messages(self._machine.table.name, attachment.wire, change, time.monotonic()))
             except EngineError:
                 EgressRecord.of(before).save(attachment.record)
                 raise
@@ -229,10 +229,10 @@ class Network:
     ) -> None:
         """Bounded in time: what a sandbox has its name servers say costs all of us the kernel's and the loop's time."""
         attachment = self._attachment(sandbox)
-        attachment.notes.learn(name, addresses)
+        attachment.refusals.learn(name, addresses)
         if not attachment.admissions.admit(entry, addresses, seconds, time.monotonic()):
             return
-        await attachment.pace.take()
+        await attachment.throttle.take()
         async with attachment.lock:
             change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
             if change:
@@ -245,7 +245,7 @@ class Network:
         def apply() -> None:
             if change.reasons:
                 EgressRecord.of(known, more=change.reasons).save(attachment.record)
-            self._commit(change_messages(self._ground.table.name, attachment.wire, change, time.monotonic()))
+            self._commit(change_messages(self._machine.table.name, attachment.wire, change, time.monotonic()))
 
         try:
             await finish_in_thread(apply)
@@ -255,7 +255,7 @@ class Network:
 
     def _refuse_name(self, sandbox: str, name: str, reason: str, address: str) -> None:
         if attachment := self._attachments.get(sandbox):
-            attachment.notes.refuse_name(name, reason, address, time.time())
+            attachment.refusals.refuse_name(name, reason, address, time.time())
 
     def reach_resolver(self, sandbox: str) -> tuple[str, ...]:
         """A command that works inside when the wire does."""
@@ -268,11 +268,11 @@ class Network:
     def refusals(self, sandbox: str) -> list[Refusal]:
         """Since it was last asked. Two short questions to the kernel, that wait for nobody: not worth a thread."""
         attachment = self._attachment(sandbox)
-        told = attachment.notes.take_names()
-        table, pool = self._ground.table, self._ground.pool
-        around = Surroundings(
+        told = attachment.refusals.take_names()
+        table, pool = self._machine.table, self._machine.pool
+        around = RefusalContext(
             attachment.admissions.hosts,
-            lambda address: attachment.notes.known.get(address, ""),
+            lambda address: attachment.refusals.known.get(address, ""),
             is_own_address,
             (pool.v4,) if pool.v6 is None else (pool.v4, pool.v6),
             lambda address, port: attachment.admissions.is_open((address, port), time.monotonic()),
@@ -304,8 +304,8 @@ class Network:
         return any(each.wire.interface == interface for each in self._attachments.values())
 
     def _mend(self) -> None:
-        """Somebody took rules away, perhaps ours, perhaps we ourselves. Nothing passes meanwhile (guard.py). Who has no
-        sandboxes looks when the first one comes."""
+        """Rules went, perhaps ours, perhaps by our own hand. Nothing passes meanwhile (policy_routing.py). An engine
+        without sandboxes looks when the first one comes."""
         if self._attachments and (self._mending is None or self._mending.done()):
             self._mending = asyncio.ensure_future(self._keep_repairing())
 
@@ -334,13 +334,13 @@ class Network:
 
     def sandboxes(self) -> set[str]:
         """Every one of which there is a trace."""
-        return self._ground.sandboxes()
+        return self._machine.sandboxes()
 
     async def remove(self, sandbox: str) -> None:
         """Whatever is there. Nothing of the sandbox runs any more."""
         attachment = await self._detach(sandbox)
         marks = None if attachment is None else tuple(attachment.admissions.marks.values())
-        await finish_in_thread(self._ground.remove_wires, sandbox, marks)
+        await finish_in_thread(self._machine.remove_wires, sandbox, marks)
 
     async def _detach(self, sandbox: str) -> Attachment | None:
         if self._names is not None:
@@ -362,7 +362,7 @@ class Network:
             await self._names.close()
             self._names = None
         self._attachments.clear()
-        await finish_in_thread(self._ground.leave)
+        await finish_in_thread(self._machine.leave)
 
 
 def _open(attachment: Attachment, sandbox: str) -> None:

@@ -14,7 +14,7 @@ from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.admissions import Admissions, Opening, Reason, Target
-from k8e.engine.local.network.elements import Found, read_mark, read_target
+from k8e.engine.local.network.netlink.elements import Found, read_mark, read_target
 from k8e.policy import HostEntry, HostList, InvalidEntry
 
 

@@ -6,7 +6,7 @@ cost no more than one.
 
     prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver;
                  keeps no track of those that are sent there anyway (and output none of the answers);
-                 says with a bit of the packet's mark that it was here, without which nothing is routed (guard.py)
+                 says with a bit of the packet's mark that it was here, without which nothing is routed
     input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only,
                  but for services of the machine that its own users ask there, and never the resolver
     forward      from a wire: established connections whose reason still holds, new ones that the sets allow
@@ -25,9 +25,9 @@ from ipaddress import IPv4Address
 from itertools import product
 from typing import Any, TypeAlias
 
-from k8e.engine.local.dns.resolv_conf import LED_PORT, PORT
+from k8e.engine.local.dns.resolv_conf import PORT, REDIRECTED_PORT
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Network, Wire
-from k8e.engine.local.network.shares import USUAL, Shares
+from k8e.engine.local.network.connection_limits import USUAL, ConnectionLimits
 
 Json: TypeAlias = dict[str, Any]
 
@@ -77,7 +77,7 @@ _PORT = _payload("th", "dport")
 _ACCEPT: Json = {"accept": None}
 _DROP: Json = {"drop": None}
 _WITH_PORTS = _is(_L4, {"set": ["tcp", "udp"]})
-_ASKED = _is(_PORT, {"set": [PORT, LED_PORT]})
+_ASKED = _is(_PORT, {"set": [PORT, REDIRECTED_PORT]})
 _FROM_WIRE = _is(_IIF, "@wires")
 _TO_WIRE = _is(_OIF, "@wires")
 _LIVE = _is(_ct("mark"), "@live")
@@ -119,13 +119,13 @@ class TableBuilder:
         self.add("element", name=name, elem=list(elements))
 
 
-def name_edition(shares: Shares) -> str:
+def name_edition(shares: ConnectionLimits) -> str:
     """The name of an empty chain that says which rules a table has."""
     return f"{EDITION}_{shares.size}"
 
 
 def build_table(
-    table: str, forbidden: Iterable[Network], public: Iterable[Network], shares: Shares = USUAL
+    table: str, forbidden: Iterable[Network], public: Iterable[Network], shares: ConnectionLimits = USUAL
 ) -> list[Json]:
     """Everything that does not depend on which wires there are. `forbidden` is what no list can open, `public` what a
     list opens that has everything on it."""
@@ -195,7 +195,7 @@ def _build_arrival(build: TableBuilder) -> None:
     _leave_untracked(build)
 
     build.hook("questions", "nat", "prerouting", -100)
-    for version, (protocol, port) in product((4, 6), (("tcp", PORT), ("udp", LED_PORT))):
+    for version, (protocol, port) in product((4, 6), (("tcp", PORT), ("udp", REDIRECTED_PORT))):
         resolver = {"map": {"key": _IIF, "data": f"@answering{version}"}}
         build.rule(
             "questions",
@@ -280,7 +280,7 @@ def _end_what_comes_too_late(build: TableBuilder, hook: str) -> None:
         build.rule(hook, late, _is(_OIF, f"{INTERFACE_PREFIX}*", "!="), _DROP)
 
 
-def build_wires(table: str, wires: Iterable[Wire], shares: Shares = USUAL) -> list[Json]:
+def build_wires(table: str, wires: Iterable[Wire], shares: ConnectionLimits = USUAL) -> list[Json]:
     """The rules of wires, which let nothing out yet: that is what filling their sets does."""
     build = TableBuilder(table)
     chosen = list(wires)
@@ -307,11 +307,11 @@ def _ends(wire: Wire, version: int) -> list[tuple[str, str]]:
     return [(str(host.ip), str(inner.ip)) for host, inner in wire.pairs if host.version == version]
 
 
-def _build_wire(build: TableBuilder, wire: Wire, shares: Shares) -> None:
+def _build_wire(build: TableBuilder, wire: Wire, shares: ConnectionLimits) -> None:
     number = wire.index
     build.chain(f"ask_{number}")
     # The kernel remembers a question that was led to the resolver for half a minute, and a connection while it is open.
-    too_many = {"ct count": {"val": shares.questions(number), "inv": True}}
+    too_many = {"ct count": {"val": shares.queries(number), "inv": True}}
     build.rule(f"ask_{number}", _is(_ct("state"), "new"), too_many, _DROP)
     build.rule(f"ask_{number}", _ACCEPT)
     build.chain(f"refuse_{number}")

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Wire
-from k8e.engine.local.network.elements import Found, flush_set, get_elements, read_elements
-from k8e.engine.local.network.netlink import (
+from k8e.engine.local.network.connection_limits import USUAL, ConnectionLimits
+from k8e.engine.local.network.netlink.elements import Found, flush_set, get_elements, read_elements
+from k8e.engine.local.network.netlink.messages import (
     NFTABLES,
     Message,
     NetfilterSocket,
@@ -34,7 +35,6 @@ from k8e.engine.local.network.rules import (
     remove_table,
     wire_sets,
 )
-from k8e.engine.local.network.shares import USUAL, Shares
 from k8e.engine.local.system.tool import bound_to, find_tool
 from k8e.policy import FORBIDDEN, GLOBAL
 
@@ -73,7 +73,7 @@ def run_nft(commands: Sequence[Json]) -> None:
 class Table:
     """One per engine, named after its state directory."""
 
-    def __init__(self, name: str, shares: Shares = USUAL) -> None:
+    def __init__(self, name: str, shares: ConnectionLimits = USUAL) -> None:
         self.name = name
         self._shares = shares
         try:

@@ -1,7 +1,7 @@
 """Hears from the kernel when rules go: those of our table, or routing rules of wires. Whose doing it was is not asked.
 
-Nothing opens meanwhile (guard.py); this is so that sandboxes have their network back at once, and not with their next
-command. Addresses and refusals come and go all the time and are passed over.
+Nothing opens meanwhile (policy_routing.py); this is so that sandboxes have their network back at once, and not with
+their next command. Addresses and refusals come and go all the time and are passed over.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from k8e.engine.local.network.netlink import NFTABLES, netfilter_attributes, read_messages
-from k8e.engine.local.network.route import DELRULE, read_rule
+from k8e.engine.local.network.netlink.messages import NFTABLES, netfilter_attributes, read_messages
+from k8e.engine.local.network.netlink.route import DELRULE, read_rule
 
 _NETFILTER, _ROUTE = 12, 0
 _RULES_GROUP = 1 << 6  # NFNLGRP_NFTABLES

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import INNER_INTERFACE, Network, Wire
-from k8e.engine.local.network.route import (
+from k8e.engine.local.network.netlink.route import (
     RouteSocket,
     add_address,
     add_default_route,

@@ -9,7 +9,7 @@ from typing import Final
 
 from k8e.engine import Refusal
 from k8e.engine.local.network.addresses import Network
-from k8e.engine.local.network.elements import Found, read_refused
+from k8e.engine.local.network.netlink.elements import Found, read_refused
 from k8e.engine.local.network.rules import KEPT_REFUSALS, REFUSAL_SECONDS
 from k8e.policy import Address, AddressKind, HostList, kind_of
 
@@ -30,7 +30,7 @@ _KNOWN_ADDRESSES = 4096
 
 
 @dataclass(slots=True)
-class Notes:
+class Refusals:
     """Of one sandbox. Bounded: what is too much is said to be."""
 
     names: OrderedDict[tuple[str, str, str], float] = field(default_factory=OrderedDict)  # name, address, reason: when
@@ -62,7 +62,7 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RefusalContext:
     """What explains a refusal."""
 
     hosts: HostList
@@ -72,7 +72,7 @@ class Surroundings:
     is_open: Callable[[Address, int], bool] = lambda address, port: False  # by a name, at this moment
 
 
-def explain(address: Address, protocol: int, port: int, around: Surroundings) -> str:
+def explain(address: Address, protocol: int, port: int, around: RefusalContext) -> str:
     """Why it was refused, in the order in which the rules decide."""
     kind = kind_of(address)
     if kind is AddressKind.METADATA:
@@ -93,7 +93,7 @@ def explain(address: Address, protocol: int, port: int, around: Surroundings) ->
     return PORT_NOT_LISTED if listed or named else ADDRESS_NOT_LISTED
 
 
-def read_refusals(found: Iterable[Found], around: Surroundings, now: float) -> list[Refusal]:
+def read_refusals(found: Iterable[Found], around: RefusalContext, now: float) -> list[Refusal]:
     """What the kernel noted, the oldest first."""
     told = []
     for each in found:

@@ -12,27 +12,27 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from k8e.engine import EngineError
-from k8e.engine.local.network import forwarding
+from k8e.engine.local.network import ip_forward
 from k8e.engine.local.network.addresses import BLOCK, Pool, Wire
-from k8e.engine.local.network.connections import forget_connections
-from k8e.engine.local.network.elements import delete_elements, live_element, read_mark
-from k8e.engine.local.network.guard import guard_wires, leave_rules, make_room, unguard_wire
+from k8e.engine.local.network.connection_limits import read_connection_limits
 from k8e.engine.local.network.leases import Leases, own_ledger
-from k8e.engine.local.network.netlink import Message, NetlinkError, NoSuchThing
-from k8e.engine.local.network.shares import read_shares
+from k8e.engine.local.network.netlink.connections import forget_connections
+from k8e.engine.local.network.netlink.elements import delete_elements, live_element, read_mark
+from k8e.engine.local.network.netlink.messages import Message, NetlinkError, NoSuchThing
+from k8e.engine.local.network.policy_routing import guard_wires, leave_rules, make_room, unguard_wire
 from k8e.engine.local.network.table import Table
 from k8e.engine.local.network.wires import known_networks, remove_wire
 
 _FORWARDING = "forwarding.json"
 
 
-class Ground:
+class Machine:
     """One per engine."""
 
     def __init__(self, tag: str, pool: Pool) -> None:
         ledger = own_ledger()
         self.pool = pool if _has_ipv6() else Pool(pool.v4, None)
-        self._shares = read_shares()
+        self._shares = read_connection_limits()
         self._leases = Leases(tag, self.pool, ledger, self._shares.wires)
         self._memory = ledger / _FORWARDING
         self._name = f"k8e_{tag}"
@@ -76,7 +76,7 @@ class Ground:
 
     def _forward(self) -> None:
         with self._leases.locked():
-            forwarding.switch_on(self._memory)
+            ip_forward.switch_on(self._memory)
 
     def take_wire(self, sandbox: str) -> Wire:
         """Whose rules are there, and its sets empty."""
@@ -143,7 +143,7 @@ class Ground:
 
     def _give_back(self) -> None:
         leave_rules()
-        forwarding.restore(self._memory)
+        ip_forward.restore(self._memory)
 
 
 def _has_ipv6() -> bool:

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Wire
-from k8e.engine.local.network.netlink import Message, NetlinkError
-from k8e.engine.local.network.route import RouteSocket, RoutingRule, own_addresses, prohibit_unmarked
+from k8e.engine.local.network.netlink.messages import Message, NetlinkError
+from k8e.engine.local.network.netlink.route import RouteSocket, RoutingRule, own_addresses, prohibit_unmarked
 from k8e.engine.local.network.rules import PASS
 
 _HINT = "the daemon needs root, and a kernel with policy routing (IP_MULTIPLE_TABLES, IPV6_MULTIPLE_TABLES)"

@@ -4,7 +4,7 @@ Linux forwards for all interfaces or for none that matters here, so this is a se
 before is written down first, once, whoever comes first. A machine that finds its router by advertisements would stop
 listening to them as soon as it forwards (`accept_ra` 1); 2 means: listen all the same. A machine that checks whether
 answers come back the way that questions took (`rp_filter`) has to go by their mark (`src_valid_mark`), because without
-one there is no way (guard.py).
+one there is no way (policy_routing.py).
 """
 
 from __future__ import annotations

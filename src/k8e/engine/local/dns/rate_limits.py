@@ -25,7 +25,7 @@ ALL_UPSTREAM = 400.0
 
 
 @dataclass(slots=True)
-class Crowd:
+class Load:
     """How many sandboxes have questions under way."""
 
     busy: int = 0
@@ -39,19 +39,19 @@ class Crowd:
         return max(LEAST_AT_ONCE, min(MAX_AT_ONCE, ALL_AT_ONCE // max(1, self.busy)))
 
 
-class Pace:
-    """So many turns per second, in the order in which they were asked for. With a crowd, fewer when it is large."""
+class Throttle:
+    """So many turns per second, in the order in which they were asked for. With a load, fewer when it is large."""
 
-    def __init__(self, rate: float, at_once: float, crowd: Crowd | None = None) -> None:
+    def __init__(self, rate: float, at_once: float, load: Load | None = None) -> None:
         self._rate = rate
         self._at_once = at_once
-        self._crowd = crowd
+        self._load = load
         self._turns = at_once  # below zero: so many wait
         self._since = 0.0
 
     @property
     def rate(self) -> float:
-        return self._rate if self._crowd is None else min(self._rate, ALL_UPSTREAM / max(1, self._crowd.busy))
+        return self._rate if self._load is None else min(self._rate, ALL_UPSTREAM / max(1, self._load.busy))
 
     async def take(self) -> None:
         now, rate = asyncio.get_running_loop().time(), self.rate
@@ -64,8 +64,8 @@ class Pace:
 class Allowance:
     """The caller tells the time, so that this can be tested without waiting."""
 
-    def __init__(self, crowd: Crowd, now: float) -> None:
-        self._crowd = crowd
+    def __init__(self, load: Load, now: float) -> None:
+        self._load = load
         self._tokens = BURST
         self._since = now
         self._at_once = 0
@@ -75,10 +75,10 @@ class Allowance:
         return self.connections < MAX_CONNECTIONS and self._can_pay(now)
 
     def may_ask(self, now: float) -> bool:
-        return self._at_once < self._crowd.share and self._can_pay(now)
+        return self._at_once < self._load.share and self._can_pay(now)
 
     def _can_pay(self, now: float) -> bool:
-        self._tokens = min(BURST, self._tokens + (now - self._since) * self._crowd.rate)
+        self._tokens = min(BURST, self._tokens + (now - self._since) * self._load.rate)
         self._since = now
         return self._tokens >= 1
 
@@ -91,9 +91,9 @@ class Allowance:
 
     def begin(self) -> None:
         self._tokens -= 1
-        self._crowd.busy += self._at_once == 0
+        self._load.busy += self._at_once == 0
         self._at_once += 1
 
     def end(self) -> None:
         self._at_once -= 1
-        self._crowd.busy -= self._at_once == 0
+        self._load.busy -= self._at_once == 0

@@ -32,7 +32,7 @@ class Transient(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """To a request whose body is still to come."""
 
     status: int
@@ -53,9 +53,9 @@ async def retry(work: Callable[[], Awaitable[T]], pause: float = PAUSE) -> T:
     raise AssertionError("unreachable")
 
 
-async def read_capped(answer: Answer, limit: int, what: str) -> bytes:
+async def read_capped(response: Response, limit: int, what: str) -> bytes:
     content = bytearray()
-    async for piece in answer.pieces():
+    async for piece in response.pieces():
         content += piece
         if len(content) > limit:
             raise EngineError("image", f"the registry's {what} has more than {limit} bytes", reason="refused")

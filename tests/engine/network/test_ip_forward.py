@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError
-from k8e.engine.local.network import forwarding
+from k8e.engine.local.network import ip_forward
 
 
 def read(settings: Path) -> dict[str, str]:
@@ -36,7 +36,7 @@ def settings(tmp_path: Path) -> Path:
 def test_a_machine_forwards_and_still_hears_its_router(settings: Path, tmp_path: Path) -> None:
     before = read(settings)
     memory = tmp_path / "memory"
-    forwarding.switch_on(memory, settings)
+    ip_forward.switch_on(memory, settings)
     after = read(settings)
     changed = {name: value for name, value in after.items() if value != before[name]}
     assert changed == {
@@ -45,8 +45,8 @@ def test_a_machine_forwards_and_still_hears_its_router(settings: Path, tmp_path:
         "ipv6/conf/default/accept_ra": "2",
         "ipv6/conf/eth0/accept_ra": "2",
     }
-    forwarding.switch_on(memory, settings)
-    forwarding.restore(memory, settings)
+    ip_forward.switch_on(memory, settings)
+    ip_forward.restore(memory, settings)
     assert read(settings) == before
     assert not memory.exists()
 
@@ -55,8 +55,8 @@ def test_what_was_so_before_stays_so(settings: Path, tmp_path: Path) -> None:
     (settings / "ipv4/ip_forward").write_text("1")
     (settings / "ipv6/conf/all/forwarding").write_text("1")
     before = read(settings)
-    forwarding.switch_on(tmp_path / "memory", settings)
-    forwarding.restore(tmp_path / "memory", settings)
+    ip_forward.switch_on(tmp_path / "memory", settings)
+    ip_forward.restore(tmp_path / "memory", settings)
     assert read(settings) == before
 
 
@@ -64,17 +64,17 @@ def test_the_first_memory_counts(settings: Path, tmp_path: Path) -> None:
     """Somebody switches it off in between: our own 1 is not what was there before."""
     memory = tmp_path / "memory"
     before = read(settings)
-    forwarding.switch_on(memory, settings)
+    ip_forward.switch_on(memory, settings)
     (settings / "ipv4/ip_forward").write_text("0")
-    forwarding.switch_on(memory, settings)
-    forwarding.restore(memory, settings)
+    ip_forward.switch_on(memory, settings)
+    ip_forward.restore(memory, settings)
     assert read(settings) == before
 
 
 def test_a_machine_without_ipv6(tmp_path: Path) -> None:
     (tmp_path / "net/ipv4").mkdir(parents=True)
     (tmp_path / "net/ipv4/ip_forward").write_text("0")
-    forwarding.switch_on(tmp_path / "memory", tmp_path / "net")
+    ip_forward.switch_on(tmp_path / "memory", tmp_path / "net")
     assert (tmp_path / "net/ipv4/ip_forward").read_text() == "1"
 
 
@@ -88,14 +88,14 @@ def test_what_cannot_be_switched_on_refuses(settings: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(EngineError) as raised:
-        forwarding.switch_on(tmp_path / "memory", settings)
+        ip_forward.switch_on(tmp_path / "memory", settings)
     assert raised.value.control == "network forwarding"
 
 
 def test_the_real_thing(machine: None, tmp_path: Path) -> None:
     files = [Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding")]
     before = [file.read_text() for file in files]
-    forwarding.switch_on(tmp_path / "memory")
+    ip_forward.switch_on(tmp_path / "memory")
     assert [file.read_text() for file in files] == ["1\n", "1\n"]
-    forwarding.restore(tmp_path / "memory")
+    ip_forward.restore(tmp_path / "memory")
     assert [file.read_text() for file in files] == before

@@ -19,8 +19,8 @@ import dns.rdatatype
 from dns.rdtypes.IN.SRV import SRV
 
 from k8e.engine.local.dns.answers import MAX_TTL, MIN_TTL, Finding, build_reply
+from k8e.engine.local.dns.decisions import ADDRESS_KINDS, ADDRESS_NOT_PUBLIC, Forward, LocalAnswer, Rules, decide
 from k8e.engine.local.dns.queries import Query, host_name
-from k8e.engine.local.dns.verdicts import ADDRESS_KINDS, ADDRESS_NOT_PUBLIC, Ask, Rules, Say, judge
 from k8e.policy import Address, HostEntry, HostList, may_answer
 
 
@@ -61,21 +61,21 @@ Result = Finding | Failure | None
 
 
 def answer_query(query: Query, rules: Callable[[], Rules]) -> Generator[Step, Result, dns.message.Message]:
-    verdict = judge(query, rules())
-    if isinstance(verdict, Say):
-        return (yield from _say(query, verdict))
+    decision = decide(query, rules())
+    if isinstance(decision, LocalAnswer):
+        return (yield from _answer_locally(query, decision))
     finding = yield AskUpstream(query.name, query.kind)
     if not isinstance(finding, Finding):
         return _fail(query, finding)
     now = rules()
-    verdict = judge(query, now)
-    if isinstance(verdict, Say):
-        return (yield from _say(query, verdict))
+    decision = decide(query, now)
+    if isinstance(decision, LocalAnswer):
+        return (yield from _answer_locally(query, decision))
     if not finding.exists:
         return build_reply(query, dns.rcode.NXDOMAIN)
     ttl = min(max(finding.ttl, MIN_TTL), MAX_TTL)
     if query.kind in ADDRESS_KINDS:
-        return (yield from _answer_addresses(query, rules, verdict, finding, ttl))
+        return (yield from _answer_addresses(query, rules, decision, finding, ttl))
     records = finding.records
     if query.kind == dns.rdatatype.SRV:
         records = tuple(record for record in records if _leads_to(record, now.hosts))
@@ -83,7 +83,7 @@ def answer_query(query: Query, rules: Callable[[], Rules]) -> Generator[Step, Re
 
 
 def _answer_addresses(
-    query: Query, rules: Callable[[], Rules], asked: Ask, finding: Finding, ttl: int
+    query: Query, rules: Callable[[], Rules], asked: Forward, finding: Finding, ttl: int
 ) -> Generator[Step, Result, dns.message.Message]:
     now = rules()
     opened, records = choose_addresses(finding, now.hosts, registry=query.name in now.mirrors)
@@ -97,9 +97,9 @@ def _answer_addresses(
             result = yield Admit(entry, query.name, opened, float(ttl))
             if isinstance(result, Failure):
                 return _fail(query, result)
-        verdict = judge(query, rules())
-        if isinstance(verdict, Say):
-            return (yield from _say(query, verdict))
+        decision = decide(query, rules())
+        if isinstance(decision, LocalAnswer):
+            return (yield from _answer_locally(query, decision))
     return build_reply(query, records=records, ttl=ttl)
 
 
@@ -125,10 +125,10 @@ def _leads_to(record: dns.rdata.Rdata, hosts: HostList) -> bool:
     return isinstance(record, SRV) and bool(hosts.entries_for_name(host_name(record.target)))
 
 
-def _say(query: Query, verdict: Say) -> Generator[Step, Result, dns.message.Message]:
-    if verdict.refused:
-        yield Tell(query.name or query.shown, verdict.refused)
-    return build_reply(query, verdict.rcode, verdict.records, verdict.ttl, remark=verdict.remark)
+def _answer_locally(query: Query, decision: LocalAnswer) -> Generator[Step, Result, dns.message.Message]:
+    if decision.refused:
+        yield Tell(query.name or query.shown, decision.refused)
+    return build_reply(query, decision.rcode, decision.records, decision.ttl, remark=decision.remark)
 
 
 def _fail(query: Query, result: Result) -> dns.message.Message:

@@ -40,14 +40,14 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Forward:
     """Upstream is asked, on behalf of these entries."""
 
     entries: tuple[HostEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class LocalAnswer:
     """Answered here and now; no packet leaves the machine."""
 
     rcode: dns.rcode.Rcode = dns.rcode.NOERROR
@@ -57,16 +57,16 @@ class Say:
     refused: str = ""  # the reason, when it is a refusal to be told
 
 
-def judge(query: Query, rules: Rules) -> Ask | Say:
+def decide(query: Query, rules: Rules) -> Forward | LocalAnswer:
     name = query.name
     if not name:
         if query.shown != ".":
             return _refuse(INVALID_NAME, "this is not a host name")
-        return Say(dns.rcode.REFUSED)  # the root: of no use to anybody whose names are resolved for him
+        return LocalAnswer(dns.rcode.REFUSED)  # the root: of no use to anybody whose names are resolved for him
     if 128 <= query.kind < dns.rdatatype.ANY:
-        return Say(dns.rcode.REFUSED)  # zone transfers and their like
+        return LocalAnswer(dns.rcode.REFUSED)  # zone transfers and their like
     if name == "localhost" or name.endswith(".localhost") or name == rules.hostname:
-        return Say(records=_loopback(query.kind), ttl=3600)
+        return LocalAnswer(records=_loopback(query.kind), ttl=3600)
     if name == "arpa" or name.endswith(".arpa"):
         return _reverse(name, query.kind)
     if is_metadata_name(name):
@@ -75,11 +75,13 @@ def judge(query: Query, rules: Rules) -> Ask | Say:
         quiet = is_search_noise(name, rules)
         return _refuse("" if quiet else NAME_NOT_LISTED, "this name is not on the sandbox's list of allowed hosts")
     if query.kind in ASKED_KINDS:
-        return Ask(entries)
+        return Forward(entries)
     if query.kind == dns.rdatatype.ANY:
-        return Say(records=(_record("HINFO", '"RFC8482" ""'),), ttl=3600)
+        return LocalAnswer(records=(_record("HINFO", '"RFC8482" ""'),), ttl=3600)
     # HTTPS and SVCB above all: with their hints, targets and keys a client would go where no answer of ours leads.
-    return Say(remark=(dns.edns.EDECode.FILTERED, "of an allowed name only A, AAAA, SRV and TXT are answered here"))
+    return LocalAnswer(
+        remark=(dns.edns.EDECode.FILTERED, "of an allowed name only A, AAAA, SRV and TXT are answered here")
+    )
 
 
 def entries_for(query: Query, hosts: HostList) -> tuple[HostEntry, ...]:
@@ -103,9 +105,9 @@ def is_search_noise(name: str, rules: Rules) -> bool:
     return any(stem != name and (stem in rules.refused or rules.hosts.entries_for_name(stem)) for stem in stems)
 
 
-def _refuse(reason: str, text: str) -> Say:
+def _refuse(reason: str, text: str) -> LocalAnswer:
     # NXDOMAIN, and not REFUSED: to glibc and Go that is a broken server to be asked again, to musl no answer at all.
-    return Say(dns.rcode.NXDOMAIN, remark=(dns.edns.EDECode.BLOCKED, text), refused=reason)
+    return LocalAnswer(dns.rcode.NXDOMAIN, remark=(dns.edns.EDECode.BLOCKED, text), refused=reason)
 
 
 def _record(kind: str, text: str) -> dns.rdata.Rdata:
@@ -123,8 +125,10 @@ def _loopback(kind: int) -> tuple[dns.rdata.Rdata, ...]:
 _LOOPBACK_REVERSE = ("1.0.0.127.in-addr.arpa", "1." + "0." * 31 + "ip6.arpa")
 
 
-def _reverse(name: str, kind: int) -> Say:
+def _reverse(name: str, kind: int) -> LocalAnswer:
     """Addresses have no names here. Not told as a refusal: libraries look up their own address for no reason."""
     if name in _LOOPBACK_REVERSE:
-        return Say(records=(_record("PTR", "localhost."),) if kind == dns.rdatatype.PTR else (), ttl=3600)
-    return Say(dns.rcode.NXDOMAIN, remark=(dns.edns.EDECode.FILTERED, "addresses are not turned into names here"))
+        return LocalAnswer(records=(_record("PTR", "localhost."),) if kind == dns.rdatatype.PTR else (), ttl=3600)
+    return LocalAnswer(
+        dns.rcode.NXDOMAIN, remark=(dns.edns.EDECode.FILTERED, "addresses are not turned into names here")
+    )

@@ -12,13 +12,13 @@ from k8e.damage import Damaged
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import Pool
 from k8e.engine.local.network.admissions import Admissions
-from k8e.engine.local.network.elements import Found, mark_bytes, target_key
-from k8e.engine.local.network.notes import TOO_MANY, Surroundings, explain
+from k8e.engine.local.network.netlink.elements import Found, mark_bytes, target_key
 from k8e.engine.local.network.record import EgressRecord, restore
+from k8e.engine.local.network.refusals import TOO_MANY, RefusalContext, explain
 from k8e.policy import HostList
 
 WIRE = Pool().wire(9)
-AROUND = Surroundings(
+AROUND = RefusalContext(
     hosts=HostList.parse(["one.com", "two.com:8443", "192.0.2.0/24"]),
     known=lambda address: {"45.90.31.1": "one.com", "45.90.31.9": "gone.com"}.get(str(address), ""),
     is_machine=lambda address: str(address) in ("192.168.1.5", "10.203.0.0"),

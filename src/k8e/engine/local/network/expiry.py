@@ -11,7 +11,7 @@ Target = tuple[Address, int]
 _SLACK = 64
 
 
-class Queue:
+class ExpiryQueue:
     """A heap whose entries are not looked for when they are replaced or removed: they count for nothing from then on,
     and go when they come to the top, or when there are more of them than of the others. All of one family."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from k8e.engine.local.network.netlink import (
+from k8e.engine.local.network.netlink.messages import (
     CREATE,
     NFTABLES,
     Message,

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface, ip_network
 
 from k8e.engine.local.network.addresses import Network
-from k8e.engine.local.network.netlink import CREATE, Message, NetlinkSocket, attribute, attributes_of, nested, text
+from k8e.engine.local.network.netlink.messages import (
+    CREATE,
+    Message,
+    NetlinkSocket,
+    attribute,
+    attributes_of,
+    nested,
+    text,
+)
 from k8e.policy import Address
 
 _LINK = struct.Struct("=BxHiII")  # family, kind of device, index, flags, which of them to change

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
 
 from k8e.engine.local.network.addresses import Wire
-from k8e.engine.local.network.netlink import (
+from k8e.engine.local.network.netlink.messages import (
     CONNTRACK,
     NetfilterSocket,
     NetlinkError,

@@ -12,9 +12,9 @@ import dns.rdata
 import pytest
 
 from k8e.engine.local.dns.answers import Finding
-from k8e.engine.local.dns.dialogue import Admit, AskUpstream, Failure, Result, Step, Tell, answer_query
+from k8e.engine.local.dns.decisions import Rules
 from k8e.engine.local.dns.queries import Query, read_query
-from k8e.engine.local.dns.verdicts import Rules
+from k8e.engine.local.dns.resolution import Admit, AskUpstream, Failure, Result, Step, Tell, answer_query
 from k8e.policy import HostList
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from k8e.engine.local.network.addresses import BLOCK
-from k8e.engine.local.network.netlink import CONNTRACK, NetfilterSocket, netfilter_message
+from k8e.engine.local.network.netlink.messages import CONNTRACK, NetfilterSocket, netfilter_message
 
 LEAST: Final = 32  # entries: three quarters are connections, the rest questions that have to be led to the resolver
 MOST: Final = 8192
@@ -30,7 +30,7 @@ _STATISTICS: Final = 4  # the shortest question there is
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ConnectionLimits:
     size: int = _USUAL  # of the machine's table
 
     @property
@@ -56,21 +56,21 @@ class Shares:
         return LEAST  # one from a time when the table was larger
 
     def connections(self, index: int) -> int:
-        return self.of(index) - self.questions(index)
+        return self.of(index) - self.queries(index)
 
-    def questions(self, index: int) -> int:
+    def queries(self, index: int) -> int:
         """To other resolvers, and over TCP: the others take no entry."""
         return self.of(index) // 4
 
 
-USUAL: Final = Shares()
+USUAL: Final = ConnectionLimits()
 
 
-def read_shares() -> Shares:
+def read_connection_limits() -> ConnectionLimits:
     """Of this machine."""
     with contextlib.suppress(OSError):
         if not _SIZE.exists():  # not needed yet since the machine started: asking makes the kernel load it
             with NetfilterSocket() as kernel:
                 kernel.dump(netfilter_message(CONNTRACK, _STATISTICS, socket.AF_UNSPEC, b""))
-        return Shares(int(_SIZE.read_text()) or _USUAL)
+        return ConnectionLimits(int(_SIZE.read_text()) or _USUAL)
     return USUAL

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.engine import EngineError
-from k8e.engine.local.network import ground, shares
+from k8e.engine.local.network import connection_limits
+from k8e.engine.local.network import machine as machine_module
 from k8e.engine.local.network.addresses import BLOCK, MAX_WIRES, Pool
+from k8e.engine.local.network.connection_limits import LEAST, ConnectionLimits, read_connection_limits
 from k8e.engine.local.network.leases import Leases
-from k8e.engine.local.network.shares import LEAST, Shares, read_shares
 from tests.engine.network.rig import Place, open_with
 from tests.sandboxes import needs_root
 
@@ -25,13 +26,13 @@ SMALL = 2048  # entries: of a machine whose table the test can fill
 
 @given(st.integers(64, 1 << 26))
 def test_shares_never_add_up_to_more_than_half(size: int) -> None:
-    machine = Shares(size)
+    machine = ConnectionLimits(size)
     assert sum(wires * share for wires, share in machine.tiers) <= size // 2
     number = 0
     for wires, share in machine.tiers:
         for index in (number, number + wires - 1):
             assert machine.of(index) == share
-            assert machine.connections(index) + machine.questions(index) <= share
+            assert machine.connections(index) + machine.queries(index) <= share
         number += wires
     assert number == machine.wires >= BLOCK
     assert machine.wires % BLOCK == 0
@@ -40,19 +41,19 @@ def test_shares_never_add_up_to_more_than_half(size: int) -> None:
 
 
 def test_on_a_usual_machine() -> None:
-    assert Shares(1 << 18).tiers == ((16, 2048), (64, 512), (256, 128), (1024, 32))
-    assert Shares(1 << 16).tiers == ((16, 682), (64, 170), (256, 42))
+    assert ConnectionLimits(1 << 18).tiers == ((16, 2048), (64, 512), (256, 128), (1024, 32))
+    assert ConnectionLimits(1 << 16).tiers == ((16, 682), (64, 170), (256, 42))
 
 
 def test_who_asks_for_more_wires_than_there_is_room_for_is_told_why(tmp_path: Path) -> None:
-    leases = Leases("a", Pool(IPv4Network("10.0.0.0/16"), None), tmp_path / "l", Shares(8192).wires)
-    for _ in range(Shares(8192).wires // BLOCK):
+    leases = Leases("a", Pool(IPv4Network("10.0.0.0/16"), None), tmp_path / "l", ConnectionLimits(8192).wires)
+    for _ in range(ConnectionLimits(8192).wires // BLOCK):
         leases.lease_block([])
     with pytest.raises(EngineError) as refused:
         leases.lease_block([])
     assert refused.value.control == "network connections"
     assert "nf_conntrack_max" in refused.value.hint
-    assert Shares().wires < MAX_WIRES
+    assert ConnectionLimits().wires < MAX_WIRES
 
 
 FILL = """
@@ -76,7 +77,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "read_shares", lambda: Shares(SMALL))
+    monkeypatch.setattr(machine_module, "read_connection_limits", lambda: ConnectionLimits(SMALL))
 
 
 @needs_root
@@ -84,7 +85,7 @@ async def test_many_sandboxes_that_try_to_fill_it_do_not(small_table: None, plac
     """Sixteen, each with as many connections and questions as it can have. The shares are those of a small table; the
     kernel that holds them is the real one."""
     network = place.network()
-    most = Shares(SMALL)
+    most = ConnectionLimits(SMALL)
     insides = [(await open_with(network, f"x{number}", "45.90.40.0/24"))[1] for number in range(16)]
     before = count_entries()
     running = []
@@ -119,5 +120,5 @@ def count_entries() -> int:
 
 @needs_root
 def test_the_size_is_the_machines(machine: None) -> None:
-    assert read_shares().size == int(shares._SIZE.read_text()) > 0
-    assert os.path.exists(shares._SIZE)
+    assert read_connection_limits().size == int(connection_limits._SIZE.read_text()) > 0
+    assert os.path.exists(connection_limits._SIZE)
