@@ -51,7 +51,7 @@ GROUPS: dict[str, Group] = {
 
 
 async def collect(quick: bool, names: list[str]) -> tuple[list[Measure], list[str]]:
-    """What was measured, and what became of groups that failed: the others are measured all the same."""
+    """Measures each group; returns the measurements and the groups that failed."""
     measures, failures = list[Measure](), list[str]()
     for name in names:
         scratch = Path(tempfile.mkdtemp(prefix="k8e-bench-"))

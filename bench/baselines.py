@@ -1,4 +1,4 @@
-"""What others need for the same thing: one command in a fresh sandbox, as a whole process.
+"""Baselines: what other tools need for one command in a fresh sandbox, as a whole process.
 
 Installed where the package registries have it; what is not to be had is left out of the table, and said.
 """

@@ -1,6 +1,6 @@
 """A daemon of the bench's own, and a client that keeps its connections, as a program that calls all day would.
 
-It runs as it does for everybody: the real engine, its defaults, a network for each session. What differs is where it
+It runs as for any user: the real engine, its defaults, a network for each session. What differs is where it
 keeps its state, and the settings that a measurement asks for.
 """
 
@@ -42,7 +42,7 @@ class Daemon:
         return environment_of(self.folder)
 
     async def call(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One exchange on a connection that nobody else uses."""
+        """One exchange on a connection of its own."""
         reader, writer = self._idle.pop() if self._idle else await self.connect()
         writer.write(encode(method, target, body))
         head = await reader.readuntil(b"\r\n\r\n")
@@ -160,7 +160,7 @@ async def serving(folder: Path, settings: str = "") -> AsyncIterator[Daemon]:
 
 
 async def sweep(folder: Path) -> None:
-    """What waits for the next daemon: there is none."""
+    """Removes what a next daemon would take over: there is none."""
     engine = LocalEngine(folder / "state", folder / "run")
     for sandbox in await engine.list():
         await engine.destroy(sandbox)

@@ -65,7 +65,7 @@ async def measure_exec(daemon: Daemon, client: AsyncSandboxClient, session: str,
 async def measure_cpu(
     daemon: Daemon, client: AsyncSandboxClient, session: str, runtime: str, count: int
 ) -> list[Measure]:
-    """What the daemon itself computes for each `true`, over the socket and over gRPC, by turns of fifty."""
+    """Measures the daemon's CPU time for each `true`, over the socket and over gRPC, by turns of fifty."""
     turns: dict[str, Callable[[], Awaitable[object]]] = {
         "the unix socket": lambda: execute(daemon, session),
         "gRPC and TLS": lambda: client.exec(session, TRUE),

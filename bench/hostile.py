@@ -1,8 +1,8 @@
-"""What a hostile session costs a quiet one: `true` beside a sandbox that has its name server admit addresses without
-end, compared with the same session alone, taken in turn.
+"""Measures what a hostile session costs a quiet one: `true` beside a sandbox that has its name server admit addresses
+without end, compared with the same session alone, taken in turn.
 
 The hostile one has a wildcard on its list, and the name server of that domain is its friend: every question is for
-another name, and every answer has sixteen addresses that nobody has heard of, to be admitted for an hour. It asks a few
+another name, and every answer has sixteen new addresses, to be admitted for an hour. It asks a few
 times as often as it may. Nothing leaves the machine: the name server is on its loopback.
 """
 

@@ -1,4 +1,4 @@
-"""What a warm sandbox costs while nothing happens in it, against the bare runtime with a process that sleeps.
+"""Measures the memory of an idle warm sandbox, against the bare runtime with a process that sleeps.
 
 Memory is the proportional share (PSS) of every process in the sandbox's control group, its runtime's own included, so
 that what they have in common with others counts once.

@@ -1,4 +1,4 @@
-"""What an agent waits for: from starting `k8e sandbox-mcp` to its answer to `initialize`, beside a server on the same
+"""Measures the time from starting `k8e sandbox-mcp` to its answer to `initialize`, beside a server on the same
 SDK that says hello; and one call of a tool on a connection that is open."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What README and docs/performance.md show of a run: the picture, and the tables between their marks. Written by the
-run itself, so that they are of one run, misses included."""
+"""Writes what README and docs/performance.md show of a run: the picture, and the tables between their marks. Used by
+the run itself, so that they are of one run, misses included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured: samples with their percentiles, compared with a named baseline of the same run."""
+"""Samples with their percentiles, compared with a named baseline of the same run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ WARNINGS += ["-Wno-sign-conversion"]
 # Where we develop. A release is not stopped by a warning that only its compiler has.
 PEDANTIC = ["-Werror"]
 SMALL = ["-Os", "-static", "-s", "-ffunction-sections", "-fdata-sections"]
-SMALL += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]  # nobody unwinds; clang wants both
+SMALL += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]  # no unwinding; clang wants both
 SMALL_LINK = ["-Wl,--gc-sections", "-Wl,--build-id=none"]
 # No library of its own: it finds what it needs in the interpreter that it is loaded into.
 LOADER = [
@@ -118,7 +118,7 @@ def build_dev(folder: Path, target: Path) -> None:
     compile_agent([compiler], flags, folder, target)
     library = target.with_name("k8e-loader.so")
     compile_loader(["gcc"], [*LANGUAGE, *WARNINGS, *PEDANTIC], folder / "park", library)
-    # The host verifies these like a pin; it notices a torn or foreign file, not somebody who may write here.
+    # The host verifies these like a pin; it detects a broken or foreign file, not a user who may write here.
     for built in (target, library):
         built.with_name(built.name + ".sha256").write_text(hash_file(built) + "\n")
 

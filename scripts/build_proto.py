@@ -29,7 +29,7 @@ def generate(folder: Path) -> list[Path]:
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}", f"--python_out={draft}"]
         subprocess.run([*command, f"--pyi_out={draft}", SOURCE], check=True)
         made = Path(draft, SOURCE).parent
-        # Under their names only when they are whole: somebody may be importing them.
+        # Under their names only when they are complete: another process may be importing them.
         return [(made / name).replace(folder / name) for name in MODULES]
 
 

@@ -73,7 +73,7 @@ def list_message(message: DescriptorProto, name: str) -> Iterator[str]:
 
 
 def find_faults(file: FileDescriptorProto) -> Iterator[str]:
-    """What is not documented, or not named like the rest."""
+    """Returns what is not documented, or not named like the rest."""
     documented = {tuple(place.path) for place in file.source_code_info.location if place.leading_comments.strip()}
 
     def check(path: tuple[int, ...], pattern: re.Pattern[str], name: str, where: str) -> Iterator[str]:

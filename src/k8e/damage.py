@@ -1,7 +1,7 @@
-"""Reads files that are the daemon's own, and sets those aside that are not what they should be.
+"""Reads the daemon's own files and sets damaged ones aside.
 
-One damaged file costs what it describes and nothing else: its reader goes on without it, the file is moved to
-`damaged/` of the state directory, and what happened is told once (`take`), for the log and the audit log.
+A damaged file costs only what it describes: its reader goes on without it, the file is moved to `damaged/` in the state
+directory, and `take` reports the damage once, for the daemon log and the audit log.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = "damaged"
-KEPT: Final = 100  # files and directories that were set aside; the oldest go
+KEPT: Final = 100  # files and directories that were set aside; the oldest are removed
 _LONGEST: Final = 64 << 20
 _TOLD: Final = 1000
-# What says something of the file. All else says something of the machine, as that it has no descriptors or no memory
-# left, and a good file must not be set aside for it. Root is refused nothing, so EACCES is a matter of the machine too.
+# Errors that show damage of the file. Any other error is the machine's (no descriptors, no memory), and a good file
+# must not be set aside for it. Root may open every file, so EACCES is the machine's, too.
 _OF_THE_FILE: Final = (
     *(errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR),  # a link, a socket, a directory
     *(errno.EIO, errno.EUCLEAN, errno.EBADMSG),  # the disk has lost it
@@ -33,19 +33,19 @@ _OF_THE_FILE: Final = (
 
 
 class Damaged(ValueError):
-    """A file is not what it should be."""
+    """A file is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
     path: str
     cause: str
-    aside: str  # where it is now; empty: where it was, or gone
+    aside: str  # its new path; empty: it was not moved, or it is gone
 
 
 def read_own(path: Path) -> bytes:
-    """The content of a file that is ours alone. FileNotFoundError, Damaged when it is no such file, or another OSError
-    when that cannot be said now."""
+    """Reads a file that only the daemon may have written. Raises FileNotFoundError, Damaged, or another OSError when
+    the machine could not read it."""
     try:
         # O_NONBLOCK: a pipe in its place has no reader, and is not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,14 +69,14 @@ def _judge(error: OSError, verb: str) -> Exception:
 
 
 def check_file(path: Path) -> None:
-    """As `check_own`. A device is not ours to move: the administrator who configured one hears what it answers."""
+    """Does what `check_own` does, but accepts a device: the administrator has configured it, and it is not moved."""
     found = path.lstat()
     if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
         check_own(found)
 
 
 def check_own(found: os.stat_result, *, directory: bool = False) -> None:
-    """Damaged, unless only we could have written it."""
+    """Raises Damaged unless only the daemon's user could have written it."""
     if not (stat.S_ISDIR if directory else stat.S_ISREG)(found.st_mode):
         raise Damaged(f"it is no {'directory' if directory else 'regular file'}")
     if found.st_uid != os.geteuid():
@@ -84,7 +84,7 @@ def check_own(found: os.stat_result, *, directory: bool = False) -> None:
 
 
 class Damages:
-    """Any thread may call it."""
+    """Collects damage and sets files aside. Any thread may call it."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -93,7 +93,7 @@ class Damages:
         self._told: deque[Damage] = deque(maxlen=_TOLD)
 
     def set_aside(self, path: Path, cause: object) -> None:
-        """Out of the way, whatever it is. OSError when even that is not possible."""
+        """Moves a damaged file to `damaged/`. Raises OSError when that is not possible."""
         with self._lock:
             self._make_folder()
             self._put_aside(path, cause)
@@ -101,19 +101,19 @@ class Damages:
                 self._forget_old()
 
     def tell(self, path: Path, cause: object) -> None:
-        """Of one that stays where it is, or that was made anew."""
+        """Notes a damaged file that stays where it is or was made again."""
         with self._lock:
             self._told.append(Damage(os.fspath(path), str(cause), ""))
 
     def take(self) -> Sequence[Damage]:
-        """What was found since this was last asked."""
+        """Returns the damage found since the last call."""
         with self._lock:
             told = list(self._told)
             self._told.clear()
         return told
 
     def _make_folder(self) -> None:
-        """What is there instead is the first that it takes."""
+        """Makes `damaged/`; a file in its place is the first one set aside."""
         try:
             check_own(self._folder.lstat(), directory=True)
         except FileNotFoundError:
@@ -146,7 +146,7 @@ class Damages:
             if error.errno != errno.EXDEV:
                 raise
             if not path.is_relative_to(self._state) or path.is_fifo() or path.is_socket():
-                _remove(path)  # it is below /run: nothing of that is worth keeping
+                _remove(path)  # below /run, where nothing is worth keeping
                 return None
             shutil.move(path, aside)  # the administrator gave a part of the state a disk of its own
         return aside
@@ -159,8 +159,8 @@ class Damages:
 
 
 def own_directory(path: Path, mode: int, damages: Damages) -> None:
-    """Makes it, where there is none; what is there instead is set aside. A link of ours to a directory of ours is one:
-    the administrator put it on another disk."""
+    """Makes a directory if there is none; sets aside what is in its place. A link of root's to a directory of root's is
+    accepted: the administrator put the directory on another disk."""
     try:
         found = path.lstat()
         linked = stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and path.is_dir()
@@ -174,7 +174,7 @@ def own_directory(path: Path, mode: int, damages: Damages) -> None:
 
 
 def list_damaged(state: Path) -> Sequence[str]:
-    """What was set aside here and is still there."""
+    """Returns the names of the files in `damaged/`."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(os.listdir(state / FOLDER))
     return []
@@ -187,5 +187,5 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Of which every sandbox has one: the sandbox's name is what tells them apart.
+# Every sandbox has one of each: the sandbox's name tells them apart.
 _SHARED_NAMES: Final = ("sandbox.json", "egress.json", "placeholders.json", "place.json")

@@ -18,6 +18,7 @@ from k8e.cli.process import Failure
 from k8e.cli.remote.connection import log_in, open_channel, read_detail, renew
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.identity import anonymous
+from k8e.identity.api_key import ApiKey, BadKey, state_login, verify_login
 from k8e.identity.authority import (
     CLIENT_LIFE,
     SERVER_LIFE,
@@ -27,7 +28,6 @@ from k8e.identity.authority import (
     read_request,
     request_content,
 )
-from k8e.identity.keytext import ApiKey, BadKey, state_login, verify_login
 from k8e.identity.register import KeyRecord, Register
 from tests.cli.machine import wait_until
 from tests.gateway.house import House

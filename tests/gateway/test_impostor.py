@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from k8e.identity.api_key import ApiKey
 from k8e.identity.authority import Authority
-from k8e.identity.keytext import ApiKey
 from tests.cli.machine import Done, Machine
 
 

@@ -28,8 +28,8 @@ from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.mcp.certificates import OwnCertificates
 from k8e.doors.mcp.listener import bind
 from k8e.doors.mcp.neighbours import find_user
+from k8e.identity.api_key import ApiKey
 from k8e.identity.authority import Authority, make_request
-from k8e.identity.keytext import ApiKey
 from tests.cli.machine import DEADLINE, Machine, wait_until
 from tests.gateway.house import House, open_house
 from tests.mcp.agents import INITIALIZE, INITIALIZED, call, fail

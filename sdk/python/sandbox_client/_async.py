@@ -286,7 +286,7 @@ class AsyncSandboxClient:
         return SessionInfo.read(response.session)
 
     async def list_images(self) -> list[ImageInfo]:
-        """What sessions can be made of, besides the machine's own tools."""
+        """Lists the images that sessions can be made of, besides the machine's own tools."""
         response = await self._call("ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
         return [ImageInfo.read(image) for image in response.images]
 
@@ -327,7 +327,7 @@ class AsyncSandboxClient:
         return Approval.read(response.approval)
 
     async def approve_action(self, approval_id: str, approved: bool = True, *, reason: str = "") -> Approval:
-        """Answers a question of somebody else, once. With an API key this needs the scope operator."""
+        """Answers another caller's approval, once. With an API key this needs the scope operator."""
         request = pb.ApproveActionRequest(approval_id=approval_id, approved=approved, reason=reason)
         return Approval.read((await self._call("ApproveAction", request, pb.ApproveActionResponse)).approval)
 
@@ -431,7 +431,7 @@ class AsyncSandboxClient:
         except grpc.RpcError as error:
             raise translate(error, runs=name in _RUNS) from error
         finally:
-            call.cancel()  # for whoever leaves early; afterwards it means nothing
+            call.cancel()  # for a caller that leaves early; after the end it has no effect
 
 
 class AsyncExecStream:
@@ -449,7 +449,7 @@ class AsyncExecStream:
         return self._result
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        # Kept nowhere: whoever leaves the loop lets go of it, and so ends the command.
+        # No reference is kept: a caller that leaves the loop drops the last one, which ends the command.
         reader = ChunkReader()
         try:
             async for frame in self._frames:

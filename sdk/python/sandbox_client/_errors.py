@@ -1,10 +1,10 @@
-"""What can go wrong. Which class it is follows from the status code by a table here, never from a name that came over
+"""The errors of the client. The class follows from the status code by a table here, never from a name that came over
 the wire.
 
     SandboxError                 code, error, detail, hint, field, retry_after
     ├─ InvalidArgument           the request is wrong; `field` says where
     │   └─ NotText               the file is no UTF-8 text: read_bytes takes it
-    ├─ NotFound                  no such session, run or file, or it is somebody else's
+    ├─ NotFound                  no such session, run or file, or it belongs to another caller
     ├─ Conflict                  the id is taken, or the state does not allow it
     ├─ PermissionDenied          known, and not allowed
     ├─ Unauthenticated           the key or certificate does not count (any more)
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DETAIL = "sandbox-error-bin"
 # gRPC says one status for a connection that never came to be and for one that broke; these are its words for the first.
-# What has other words counts as broken, so that a command that may have run is never called one that did not.
+# Any other text counts as broken, so that a command that may have run is never called one that did not.
 NEVER_SENT = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
 

@@ -29,7 +29,7 @@ PREFIX: Final = "k8e_"
 _PURPOSE: Final = b"k8e-login-v1\0"
 SECONDS: Final = 20.0
 
-# The certificate of nobody, which every client has: gRPC wants one before it lets anybody ask for one of their own.
+# The anonymous certificate, which every client has: gRPC requires one before a client can ask for its own.
 NOBODY_CERTIFICATE: Final = b"""\
 -----BEGIN CERTIFICATE-----
 MIIBPjCB5qADAgECAgEBMAoGCCqGSM49BAMCMBUxEzARBgNVBAMMCms4ZSBub2Jv
@@ -179,7 +179,7 @@ def find_authority(address: str, fingerprint: bytes) -> bytes:
     for certificate in chain:
         if hashlib.sha256(certificate).digest() == fingerprint:
             return ssl.DER_cert_to_PEM_cert(certificate).encode()
-    hint = "either the address is wrong, or somebody is in between: nothing was sent"
+    hint = "either the address is wrong, or the connection is intercepted: nothing was sent"
     raise ServerNotTrusted(
         f"{address} is not the gateway that this key was made for", code="server_not_trusted", hint=hint
     )

@@ -1,4 +1,4 @@
-"""What calls give back, as plain data. Output is text, decoded as UTF-8 with U+FFFD for what is none, and beside it the
+"""The results of calls, as plain data. Output is text, decoded as UTF-8 with U+FFFD for what is none, and beside it the
 exact bytes."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ChunkReader:
         return Chunk.of(self._decoders[stream].decode(output.data), stream, output.data)
 
     def rest(self) -> list[Chunk]:
-        """What was begun and never finished: half a character at the very end."""
+        """Returns the rest: an incomplete character at the very end."""
         last = [(decoder.decode(b"", True), stream) for stream, decoder in self._decoders.items()]
         return [Chunk.of(text, stream, b"") for text, stream in last if text]
 
@@ -196,7 +196,7 @@ class Approval:
     asked_at: float
     expires_at: float
     answered_by: str
-    answered_at: float  # 0: nobody did
+    answered_at: float  # 0: not answered
     reason: str
 
     @classmethod

@@ -285,7 +285,7 @@ class SandboxClient:
         return SessionInfo.read(response.session)
 
     def list_images(self) -> list[ImageInfo]:
-        """What sessions can be made of, besides the machine's own tools."""
+        """Lists the images that sessions can be made of, besides the machine's own tools."""
         response = self._call("ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
         return [ImageInfo.read(image) for image in response.images]
 
@@ -324,7 +324,7 @@ class SandboxClient:
         return Approval.read(response.approval)
 
     def approve_action(self, approval_id: str, approved: bool = True, *, reason: str = "") -> Approval:
-        """Answers a question of somebody else, once. With an API key this needs the scope operator."""
+        """Answers another caller's approval, once. With an API key this needs the scope operator."""
         request = pb.ApproveActionRequest(approval_id=approval_id, approved=approved, reason=reason)
         return Approval.read((self._call("ApproveAction", request, pb.ApproveActionResponse)).approval)
 
@@ -428,7 +428,7 @@ class SandboxClient:
         except grpc.RpcError as error:
             raise translate(error, runs=name in _RUNS) from error
         finally:
-            call.cancel()  # for whoever leaves early; afterwards it means nothing
+            call.cancel()  # for a caller that leaves early; after the end it has no effect
 
 
 class ExecStream:
@@ -446,7 +446,7 @@ class ExecStream:
         return self._result
 
     def __iter__(self) -> Iterator[Chunk]:
-        # Kept nowhere: whoever leaves the loop lets go of it, and so ends the command.
+        # No reference is kept: a caller that leaves the loop drops the last one, which ends the command.
         reader = ChunkReader()
         try:
             for frame in self._frames:

@@ -22,7 +22,7 @@ export interface Target {
 
 /** `authority` is the CAs that its certificate may come from; null: those of the system. */
 export function makeTarget(address: string, authority: Buffer | null, key: Buffer, certificate: Buffer, renewAt = Infinity): Target {
-  // Node warns about addresses as names in a handshake; every gateway is localhost, too, for whoever is on its machine.
+  // Node warns about addresses as names in a handshake; every gateway is also localhost for clients on its machine.
   const options = address.startsWith("127.0.0.1:") ? { "grpc.ssl_target_name_override": "localhost" } : {};
   return { address, renewAt, options, credentials: () => credentials.createSsl(authority, key, certificate) };
 }

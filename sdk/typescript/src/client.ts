@@ -175,7 +175,7 @@ export class SandboxClient {
         await this.destroySession(await session);
       }
     } catch (error) {
-      // Gone already; or it was never made, which whoever wanted it has heard.
+      // Gone already; or it was never made, and its caller has had that error.
       if (!(error instanceof SandboxError)) {
         throw error;
       }
@@ -332,7 +332,7 @@ export class SandboxClient {
     return readApproval((await this.#call("ConfirmAction", request, timeout + MARGIN)).approval);
   }
 
-  /** Answers a question of somebody else, once. With an API key this needs the scope operator. */
+  /** Answers another caller's approval, once. With an API key this needs the scope operator. */
   async approveAction(approvalId: string, approved = true, options: { reason?: string } = {}): Promise<Approval> {
     const request = { approval_id: approvalId, approved, reason: options.reason ?? "" };
     return readApproval((await this.#call("ApproveAction", request)).approval);
@@ -471,12 +471,12 @@ export class SandboxClient {
     } catch (error) {
       throw translate(error as ServiceError, RUNS.has(name));
     } finally {
-      call.cancel(); // for whoever leaves early; afterwards it means nothing
+      call.cancel(); // for a caller that leaves early; after the end it has no effect
     }
   }
 }
 
-/** Of what is no number, or has no end, grpc-js makes an exception that nobody can catch: the process would end. */
+/** grpc-js turns NaN and infinity into an exception that cannot be caught: the process would end. */
 function deadline(seconds: number): Date {
   if (!(seconds >= 0 && seconds < 1e8)) {
     const hint = "seconds, more than 0 and at most 86400";

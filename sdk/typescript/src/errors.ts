@@ -5,7 +5,7 @@
  * SandboxError             code, error, detail, hint, field, retryAfter
  * ├─ InvalidArgument       the request is wrong; `field` says where
  * │   └─ NotText           the file is no UTF-8 text: readBytes takes it
- * ├─ NotFound              no such session, run or file, or it is somebody else's
+ * ├─ NotFound              no such session, run or file, or it belongs to another caller
  * ├─ Conflict              the id is taken, or the state does not allow it
  * ├─ PermissionDenied      known, and not allowed
  * ├─ Unauthenticated       the key or certificate does not count (any more)

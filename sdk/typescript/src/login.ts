@@ -18,7 +18,7 @@ const PREFIX = "k8e_";
 const PURPOSE = Buffer.from("k8e-login-v1\0", "latin1");
 const SECONDS = 20;
 
-/** The certificate of nobody, which every client has: gRPC wants one before it lets anybody ask for one of their own. */
+/** The anonymous certificate, which every client has: gRPC requires one before a client can ask for its own. */
 export const NOBODY_CERTIFICATE = Buffer.from(`-----BEGIN CERTIFICATE-----
 MIIBPjCB5qADAgECAgEBMAoGCCqGSM49BAMCMBUxEzARBgNVBAMMCms4ZSBub2Jv
 ZHkwIBcNMjAwMTAxMDAwMDAwWhgPOTk5OTEyMzEyMzU5NTlaMBUxEzARBgNVBAMM
@@ -189,7 +189,7 @@ export async function findAuthority(address: string, fingerprint: Uint8Array): P
   });
   const authority = chain.find((certificate) => sha256(certificate).equals(fingerprint));
   if (!authority) {
-    const hint = "either the address is wrong, or somebody is in between: nothing was sent";
+    const hint = "either the address is wrong, or the connection is intercepted: nothing was sent";
     const error = `${address} is not the gateway that this key was made for`;
     throw new ServerNotTrusted(error, { code: "server_not_trusted", hint });
   }

@@ -97,7 +97,7 @@ export interface Approval {
   askedAt: number;
   expiresAt: number;
   answeredBy: string;
-  /** 0: nobody did. */
+  /** 0: not answered. */
   answeredAt: number;
   reason: string;
 }

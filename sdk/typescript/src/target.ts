@@ -3,7 +3,7 @@
  *
  * 1. an endpoint: the option, K8E_SANDBOX_ENDPOINT, or that of a profile (option, K8E_SANDBOX_PROFILE). Its identity: an
  *    API key (option, K8E_SANDBOX_APIKEY); the files K8E_SANDBOX_CERT and K8E_SANDBOX_KEY; a profile for the same
- *    endpoint; the daemon of this machine, where the endpoint is its own; else nobody, with a CA to check the server by
+ *    endpoint; the daemon of this machine, where the endpoint is its own; else anonymously, with a CA to check the server by
  * 2. the daemon of this machine, through its unix socket; root starts it when it is not there
  * 3. 127.0.0.1:50051, as in 1
  *
@@ -92,7 +92,7 @@ async function chooseIdentity(
     }
   }
   const roots = certificateFile ? readFile(certificateFile, "K8E_SANDBOX_CERT") : findRoots();
-  // As nobody, so that the gateway's answer says what is missing.
+  // Anonymously, so that the gateway's answer says what is missing.
   return makeTarget(address, roots, NOBODY_KEY, NOBODY_CERTIFICATE);
 }
 

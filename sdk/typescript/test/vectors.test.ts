@@ -96,7 +96,7 @@ describe("files", () => {
 });
 
 describe("approvals", () => {
-  // Somebody else than who asks.
+  // Another caller than the one that asks.
   const boss = new sdk.SandboxClient({
     endpoint: process.env["K8E_TEST_ENDPOINT"] ?? "",
     apiKey: process.env["K8E_TEST_ADMIN_KEY"] ?? "",

@@ -1,4 +1,4 @@
-"""What a check is run against, and the few ways in which checks use it."""
+"""The sandbox that a check runs against, and the functions with which checks use it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class LinkControl(Protocol):
-    """The harness's hand on the connection under the sandbox."""
+    """Lets the test harness cut the connection to the sandbox."""
 
     async def drop(self) -> None:
         """Cuts the connection, wherever it is in a frame. It may come back at once."""
@@ -39,8 +39,8 @@ class LinkControl(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     sandbox: Sandbox
-    directory: bytes  # empty, for this check alone, owned by `user` and writable for everybody
-    user: Identity  # anybody but root
+    directory: bytes  # empty, for this check alone, owned by `user` and writable for all users
+    user: Identity  # not root
     path: bytes = DEFAULT_PATH
     bulk: int = 256 << 20  # bytes in the largest streams
     link: LinkControl | None = None  # "link": the connection can be cut

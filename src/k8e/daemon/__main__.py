@@ -1,4 +1,4 @@
-"""How the command line starts it."""
+"""Runs the daemon detached; the command line starts it this way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`k8e doctor`: what works on this machine, beside a daemon or without one."""
+"""`k8e doctor`: examines the machine and prints what works; runs beside a daemon or without one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def run_doctor(*, as_json: bool, fix: bool = False) -> int:
-    """1 when the default would not be safe. Works beside a daemon, and without one."""
+    """Returns the exit code: 1 when the default runtime would not be safe."""
     from k8e.engine import EngineError
     from k8e.engine.local.doctor import doctor, treatment
     from k8e.settings.file import USUAL, find_file
 
     file = find_file()
-    load_settings()  # a daemon would not start with a broken file, and so there is nothing to examine
+    load_settings()  # with a broken file no daemon would start, so there is nothing to examine
     steps: list[treatment.Step] = []
     try:
         if fix:
@@ -51,7 +51,7 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
 
 
 async def put_right() -> list[treatment.Step]:
-    """A state directory with a database is one in which a daemon will be started again."""
+    """Fixes what can be fixed. A state directory that has a database is kept: a daemon will use it again."""
     from k8e.engine.local.doctor.treatment import treat
 
     return [step async for step in treat(lambda state: Paths(state, state).database.exists())]

@@ -1,4 +1,4 @@
-"""Where a daemon lives: its directories, which nobody else may change, and the lock that keeps a second one out."""
+"""The daemon's directories, which only its own user may change, and the lock that excludes a second daemon."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Paths:
         return self.state_dir / "identity"
 
     def prepare(self) -> None:
-        """Others may walk through and see nothing: to the socket, which has its own mode, and, as the users that native
-        sandboxes have, to those sandboxes' disks."""
+        """Makes the directories. Other users may pass through but not list them: clients reach the socket, which has
+        its own mode, and the users of native sandboxes reach those sandboxes' disks."""
         make_directory(self.state_dir, 0o711)
         make_directory(self.run_dir, 0o711)
 
@@ -77,14 +77,14 @@ def make_directory(path: Path, mode: int) -> None:
     if not trustworthy:
         raise StartRefused(
             "directory_untrusted",
-            f"{path} could be changed by somebody else",
-            detail="it is no directory, or not ours, or writable for others",
-            hint=f"remove it, or make it a directory of uid {os.geteuid()} that nobody else can write",
+            f"{path} can be changed by other users",
+            detail="it is not a directory, has another owner, or is writable for others",
+            hint=f"remove it, or make it a directory of uid {os.geteuid()} that other users cannot write",
         )
 
 
 def take_lock(path: Path, patience: float) -> int:
-    """The descriptor that holds it: one daemon per directory, however it was started. The kernel lets go for us."""
+    """Takes the lock and returns its descriptor: one daemon per directory. The kernel releases it with the process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
     def give_up(number: int, frame: object) -> None:
@@ -107,7 +107,7 @@ def take_lock(path: Path, patience: float) -> int:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    # In one step and always as long, over what a dead daemon left: who looks finds one number or the other.
+    # In one write, always of the same length: a reader finds the old process id or the new one.
     note = b"%-10d\n" % os.getpid()
     os.pwrite(descriptor, note, 0)
     os.ftruncate(descriptor, len(note))

@@ -1,4 +1,4 @@
-"""A daemon from its first moment to its last: everything is put together, serves, and is taken apart in order."""
+"""Runs the daemon: puts engine, store, core and doors together, serves, and shuts them down in order."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from k8e.engine import Engine
     from k8e.settings import Settings
 
-GRACE = 10.0  # for requests that are under way when we are told to stop
-SUCCESSION = 20.0  # for a daemon that is stopping to be gone
+GRACE = 10.0  # seconds for requests that are under way when the daemon stops
+SUCCESSION = 20.0  # seconds to wait for a daemon that is still stopping
 
 STDERR = 2
 LOG_SIZE = 16 << 20  # of each of two files
@@ -73,20 +73,20 @@ def run_daemon(
     announce: Callable[[], None],
     detached: bool = False,
 ) -> None:
-    """Until it is told to stop. Raises StartRefused when it cannot begin; `announce` is called when it listens."""
+    """Runs until a signal stops it. Raises StartRefused when it cannot start; calls `announce` when it listens."""
     require_root()
     paths = Paths.from_environment()
     settings = load_settings()
-    os.umask(0o022)  # whoever started us may have another, and what we make is made for other users too
+    os.umask(0o022)  # not that of the process that started the daemon: some files are for other users too
     raise_descriptor_limit()
     forbid_core_dumps()
     engine = make_engine(paths, settings)
     paths.prepare()
-    # A directory, a link or another user's file in place of one of ours: it describes nothing that we need.
+    # A directory, a link or another user's file in their place is damage: the daemon needs nothing in it.
     damages = Damages(paths.state_dir)
     for path in (paths.lock, paths.log):
         set_aside_strange(path, damages)
-    # Whoever starts us because there is no socket may have come upon a daemon that is just leaving.
+    # A client that found no socket may have started this daemon while another one was still stopping.
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", handlers=[handler])
@@ -107,7 +107,7 @@ def set_aside_strange(path: Path, damages: Damages) -> None:
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """Which only we can read. `descriptor` stays open, and leads to the newest of its files at any time."""
+    """A log file that only the daemon's user can read. `descriptor` stays open and always refers to the newest file."""
 
     descriptor: int = -1  # until the first is open
 
@@ -188,7 +188,7 @@ async def serve_watched(
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()
-    # Whoever started us by hand wants it, and so does whoever has a key; anybody else asks for it when they need it.
+    # The gateway is opened at once under `k8e server`, or when there are API keys; else when a client asks for it.
     opening = asyncio.create_task(gateway.attempt()) if not detached or keys.in_use else None
     preparing = asyncio.create_task(agents.prepare())
     await stop.wait()
@@ -200,7 +200,7 @@ async def serve_watched(
     closing_gateway = asyncio.create_task(gateway.close(GRACE))
     paths.socket.unlink(missing_ok=True)
     unfinished = await door.close(GRACE)
-    # Ends what is still waited for, so that whoever waits is told.
+    # Ends the runs whose callers still wait, so that each caller gets an answer.
     await service.close()
     if unfinished:
         await door.close(GRACE)
@@ -211,7 +211,7 @@ async def serve_watched(
 
 
 def heed_signals() -> asyncio.Event:
-    """Set when we are told to stop. Told a second time, we go at once: that is always safe."""
+    """Returns an event that the first signal sets. A second signal ends the process at once, which is always safe."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -226,12 +226,12 @@ def heed_signals() -> asyncio.Event:
 
 
 def forbid_core_dumps() -> None:
-    """Of ourselves and of all that we start: what sessions were given as secrets is in our memory."""
+    """Forbids core dumps of the daemon and its children: secrets of sessions are in its memory."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def raise_descriptor_limit() -> None:
-    """A descriptor or two for each client and sandbox: the usual 1024 are soon used up."""
+    """Raises the limit of open files: each client and each sandbox needs one or two."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -245,7 +245,7 @@ def run_in_foreground() -> None:
 
 
 def run_detached(ready: int, make_engine: MakeEngine = make_local_engine) -> int:
-    """Says on that descriptor how it went, once; whoever started us waits there."""
+    """Runs the daemon; writes to the descriptor `ready` once whether it started. The starting process waits there."""
     os.set_inheritable(ready, False)
 
     def announce() -> None:

@@ -1,11 +1,12 @@
-"""Notices an event loop that no longer turns, says where it stands, and ends the daemon if it stays so.
+"""Detects an event loop that hangs, logs where every thread stands, and ends the daemon if the loop stays so.
 
-While the loop does not turn no client is answered, whatever the cause. Sandboxes outlive the daemon and the next one
-goes on with them, so one that is gone is worth more than one that hangs: systemd or the next command starts another.
+While the loop hangs no client is answered. Sandboxes outlive the daemon, so a daemon that ended is better than one
+that hangs: systemd or the next command starts another, which goes on with them.
 
-A thread of ours watches the loop's beat. Behind it is faulthandler's thread, which needs no interpreter lock: it acts
-when ours cannot run, because something holds that lock for good. It counts from the last time that ours ran; so it
-also ends a daemon that was stopped (SIGSTOP, a frozen cgroup) for longer than that, when it goes on.
+The watchdog's thread checks the loop's heartbeat. Behind it is faulthandler's thread, which needs no interpreter lock:
+it acts when the watchdog's thread cannot run because something holds that lock for good. It counts from the last time
+that the watchdog's thread ran; so it also ends a daemon that was stopped (SIGSTOP, a frozen cgroup) for longer than
+that, when the daemon goes on.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import time
 from contextlib import closing
 from typing import Final
 
-SAID: Final = 10.0  # seconds without a beat, after which the log says where every thread stands
+SAID: Final = 10.0  # seconds without a heartbeat, after which the log says where every thread stands
 ENDED: Final = 60.0  # and after which the daemon is ended
 MARGIN: Final = 30.0  # more, until faulthandler ends it
 BEAT: Final = 1.0
-STOPPED: Final = 5.0  # our own thread did not run for that long: all of us were stopped, and the loop is not to blame
+STOPPED: Final = 5.0  # the watchdog's thread did not run for that long: the whole process was stopped, not the loop
 
 
 class Watchdog:
-    """Of the loop that runs when it is entered. `log` is a descriptor that stays open."""
+    """Watches the loop that runs when it is entered. `log` is a descriptor that stays open."""
 
     def __init__(self, log: int, *, said: float = SAID, ended: float = ENDED) -> None:
         self._log = log
@@ -39,7 +40,7 @@ class Watchdog:
         self._systemd = is_watched_by_systemd()
 
     def __enter__(self) -> None:
-        faulthandler.enable(self._log)  # systemd's own watchdog ends us with SIGABRT
+        faulthandler.enable(self._log)  # systemd's own watchdog ends the daemon with SIGABRT
         self._beat()
         self._thread.start()
 
@@ -77,22 +78,22 @@ class Watchdog:
                 os._exit(1)
 
     def _say(self, text: str) -> None:
-        """Past `logging`, whose locks the loop may hold."""
+        """Writes to the log directly: the loop may hold the locks of `logging`."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 CRITICAL k8e.daemon {text}\n"
         try:
             os.write(self._log, line.encode())
         except OSError:
-            pass  # a full disk does not keep us
+            pass  # a full disk does not stop the watchdog
 
 
 def is_watched_by_systemd() -> bool:
-    """Which then wants to hear a beat (WatchdogSec= in the unit)."""
+    """Whether systemd expects heartbeats (WatchdogSec= in the unit)."""
     wanted = os.environ.get("WATCHDOG_PID", str(os.getpid()))
     return bool(os.environ.get("WATCHDOG_USEC")) and wanted == str(os.getpid())
 
 
 def tell_systemd(message: bytes) -> None:
-    """When it is systemd that started us. Never waits: a beat that finds no room is not missed."""
+    """Notifies systemd, if systemd started the daemon. Never waits: one lost heartbeat does no harm."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         with closing(socket.socket(socket.AF_UNIX, kind)) as notifier:

@@ -1,4 +1,4 @@
-"""Who is who, by cryptography: our own certificate authority, API keys, and the certificates they are exchanged for.
+"""Identities: the daemon's certificate authority, API keys, and the certificates for which they are exchanged.
 
-The lowest room, with no I/O but two small files. What somebody may do with an identity is decided in core.
+No I/O but three small files. Core decides what an identity may do.
 """

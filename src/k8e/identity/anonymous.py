@@ -1,8 +1,8 @@
-"""The certificate of nobody: with it whoever has no certificate yet comes as far as `Login`, and no further.
+"""The anonymous certificate: a client without a certificate of its own uses it to call `Login`, and nothing else.
 
-gRPC for Python either requires client certificates on a port or does not ask for them. We require them, and publish one
-together with its key. It proves nothing and is meant to: the gateway knows it as nobody's. Every client has the same
-(docs/gateway.md, sdk/), so it never changes.
+gRPC for Python either requires client certificates on a port or does not ask for them. The gateway requires them, so
+one is published together with its key. It proves nothing: the gateway treats its holder as unauthenticated. Every
+client has the same (docs/gateway.md, sdk/), so it never changes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Our own certificate authority: P-256, made when it is first needed, kept in two files.
+"""The daemon's certificate authority: P-256, made when it is first needed, kept in two files.
 
-    ca.crt   for everybody: what API keys have the fingerprint of
-    ca.key   for the daemon alone
+    ca.crt   public: API keys contain its fingerprint
+    ca.key   readable for the daemon alone
 
-Server certificates live in memory and for a month. Client certificates name one identity, `k8e:key:ID` or
-`k8e:uid:N`, as a URI, and are good for nothing but clients.
+Server certificates are kept in memory and valid for a month. A client certificate names one identity, `k8e:key:ID` or
+`k8e:uid:N`, as a URI, and is valid for clients only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CA_LIFE: Final = 20 * 365 * 86_400.0
 SERVER_LIFE: Final = 30 * 86_400.0
 CLIENT_LIFE: Final = 90 * 86_400.0
 LOCAL_LIFE: Final = 86_400.0
-_SKEW: Final = 300.0  # clocks of clients that are a little behind
+_SKEW: Final = 300.0  # for clients whose clock is behind
 _MAX_REQUEST: Final = 16 << 10
 
 KEY_SCHEME: Final = "k8e:key:"
@@ -40,7 +40,7 @@ USER_SCHEME: Final = "k8e:uid:"
 
 
 class BadRequest(ValueError):
-    """This is no request for a certificate that we could issue."""
+    """The certificate request cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class ServerCertificate:
     expires: float
 
     def is_worn(self, now: float) -> bool:
-        """A third of its life is left."""
+        """Whether less than a third of its life is left."""
         return now > self.expires - SERVER_LIFE / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom a certificate of ours names."""
+    """The identity in a certificate that this authority issued."""
 
     identity: str
     expires: float
@@ -68,16 +68,16 @@ class Authority:
         self._key = key
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
         self.fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
-        # The same few certificates come again with every call.
+        # Every call brings one of the same few certificates.
         self.identify = functools.lru_cache(maxsize=4096)(self._identify)
 
     @classmethod
     def open(cls, directory: Path, now: float) -> Self:
-        """Made at the first time. OSError and ValueError when the files are not what they should be."""
+        """Opens the authority; makes it the first time. OSError and ValueError when the files cannot be used."""
         directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         directory.chmod(0o711)
         certificate_file, key_file = directory / "ca.crt", directory / "ca.key"
-        # The key is put into place last: with it there is an authority, without it there is none yet.
+        # The key is written last: without it there is no authority yet.
         if not os.path.lexists(key_file):
             certificate, key = _found(now)
             replace_file(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -97,7 +97,7 @@ class Authority:
         return ServerCertificate(_write_key(key), self._sign(builder) + self.certificate, expires)
 
     def issue_client(self, request: str, identity: str, now: float, expires: float) -> bytes:
-        """PEM. Only the public key is taken from the request: who it is for is not the client's to say."""
+        """Returns a certificate (PEM). Only the public key is taken from the request; the caller names the identity."""
         builder = _begin(identity, read_request(request).public_key(), now, expires)
         builder = builder.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity)]), False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False)
@@ -110,10 +110,10 @@ class Authority:
         return signed.public_bytes(serialization.Encoding.PEM)
 
     def _identify(self, certificate: bytes) -> Peer | None:
-        """Whom a certificate (PEM) names, if we issued it for a client. TLS has shown that the peer has its key.
+        """Returns the identity in a certificate (PEM), if this authority issued it for a client. TLS has shown that the
+        peer has its key.
 
-        The signature is checked here once more: what the handshake accepts is wider than what we issued
-        (`anonymous`, and whatever a TLS library makes of it).
+        The signature is checked once more, because the handshake accepts more than this authority issued (`anonymous`).
         """
         try:
             peer = x509.load_pem_x509_certificate(certificate)
@@ -129,7 +129,7 @@ class Authority:
 
 
 def read_request(text: str) -> x509.CertificateSigningRequest:
-    """A PKCS#10 request in PEM, signed with the P-256 key that it asks a certificate for."""
+    """Reads a PKCS#10 request in PEM, signed with the P-256 key for which it asks a certificate."""
     if len(text) > _MAX_REQUEST:
         raise BadRequest("is too long")
     try:
@@ -137,7 +137,7 @@ def read_request(text: str) -> x509.CertificateSigningRequest:
         key = request.public_key()
         usual = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
         whole = usual and request.is_signature_valid
-    except Exception as error:  # whatever a library makes of a stranger's bytes
+    except Exception as error:  # untrusted bytes: any error of the library
         raise BadRequest("is not a PKCS#10 request in PEM") from error
     if not whole:
         raise BadRequest("is not signed by a P-256 key")
@@ -145,7 +145,7 @@ def read_request(text: str) -> x509.CertificateSigningRequest:
 
 
 def make_request() -> tuple[bytes, str]:
-    """A client's part: a new key (PEM) and the request for a certificate for it (PEM)."""
+    """Makes, for a client, a new key (PEM) and the request for its certificate (PEM)."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name("k8e client"))
     request = builder.sign(key, hashes.SHA256())
@@ -153,12 +153,12 @@ def make_request() -> tuple[bytes, str]:
 
 
 def request_content(text: str) -> bytes:
-    """DER: what a login is signed over."""
+    """Returns the request as DER, over which a login is signed."""
     return read_request(text).public_bytes(serialization.Encoding.DER)
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, also when the power goes."""
+    """Replaces a file atomically, also when the power fails."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)

@@ -1,6 +1,6 @@
-"""The API keys that there are, in one small file. What is kept of a key cannot be used as one: its public half.
+"""The register of API keys, in one small file. It stores the public half of each key.
 
-A key that was revoked stays on record, so that whoever still has it is told why it is refused.
+A revoked key stays on record, so that a client that still uses it is told why it is refused.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class KeyRecord:
 
 
 class Register:
-    """In memory, and in the file before anybody is answered. Its methods may block; any thread may call them."""
+    """Keeps the keys in memory, and writes each change to the file before it returns. Methods may block; any thread may
+    call them."""
 
     def __init__(self, path: Path) -> None:
-        """OSError and ValueError when the file is not what it should be: then nobody is let in."""
+        """Raises OSError or ValueError when the file cannot be used: then the gateway refuses all callers."""
         self._path = path
         self._lock = threading.Lock()
         self._keys: dict[str, KeyRecord] = {}
@@ -52,14 +53,14 @@ class Register:
         return self._keys.get(key_id)
 
     def living(self) -> list[KeyRecord]:
-        """Oldest first; those that have expired are among them."""
+        """Returns the keys that are not revoked, oldest first, expired ones included."""
         return [record for record in list(self._keys.values()) if record.revoked is None]
 
     def named(self, name: str) -> KeyRecord | None:
         return next((record for record in self.living() if record.name == name), None)
 
     def add(self, record: KeyRecord) -> bool:
-        """False when the name is taken."""
+        """Adds a key; returns False when the name is taken."""
         with self._lock:
             if self.named(record.name) is not None:
                 return False

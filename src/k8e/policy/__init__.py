@@ -1,6 +1,4 @@
-"""Which hosts a session may reach, as pure logic: one canonical form of a list decides everywhere.
-
-No I/O, and nothing of ours is imported."""
+"""Lists of hosts, as pure logic: one canonical form of a list decides everywhere. No I/O."""
 
 from k8e.policy.addresses import FORBIDDEN, GLOBAL, Address, AddressKind, Network, kind_of, may_answer, may_list
 from k8e.policy.entries import DEFAULT_PORTS, EVERYTHING, HostEntry

@@ -1,9 +1,9 @@
-"""What kind of address it is, and what follows from that.
+"""Kinds of addresses, and which of them a list of hosts can open.
 
-Every spelling that leads to an IPv4 address (mapped, NAT64, 6to4, Teredo) is judged as that address. `FORBIDDEN` says
-the same as `may_list` in blocks, for rules in the kernel, which always win over any list; `GLOBAL` the same as the
-kind PUBLIC. The tables are ours and not those of `ipaddress`, which change from one version of Python to the next: a
-name, a rule and a parent's list have to agree. No address that it calls not global is public here.
+An address that contains an IPv4 address (mapped, NAT64, 6to4, Teredo) is treated as that IPv4 address. `FORBIDDEN` has
+the blocks that `may_list` refuses, for kernel rules that come before every list; `GLOBAL` has the blocks of kind
+PUBLIC. The tables are our own, because those of `ipaddress` change between versions of Python, and a name, a rule and a
+parent's list have to agree. No address that `ipaddress` calls not global is public here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AddressKind(enum.Enum):
 _METADATA_4 = tuple(
     IPv4Network(text)
     for text in (
-        "169.254.169.254",  # nearly everybody
+        "169.254.169.254",  # most providers
         "169.254.170.2",  # credentials of container tasks
         "100.100.100.200",
         "192.0.0.192",
-        "168.63.129.16",  # public by number, and answers on the host's own wire
+        "168.63.129.16",  # a public address that the machine's own network answers
     )
 )
 _METADATA_6 = tuple(IPv6Network(text) for text in ("fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254"))
@@ -60,7 +60,7 @@ _SIX_TO_FOUR = IPv6Network("2002::/16")
 _TEREDO = IPv6Network("2001::/32")
 _LINK_LOCAL_6 = IPv6Network("fe80::/10")
 _LOOPBACK_6 = IPv6Address("::1")
-# What may be an endpoint at all; everything else is unspecified, multicast, or not given to anybody.
+# Addresses that can be endpoints; all others are unspecified, multicast or unassigned.
 _UNICAST_6 = tuple(IPv6Network(text) for text in ("2000::/3", "fc00::/7", "fe80::/10", "fec0::/10"))
 
 _PRIVATE_6 = tuple(
@@ -77,7 +77,7 @@ _LISTABLE = frozenset({AddressKind.PUBLIC, AddressKind.PRIVATE})
 
 
 def plain(address: Address) -> Address:
-    """An IPv4 address for one written as IPv6: the kernel sends such connections over IPv4."""
+    """Returns the IPv4 address of one written as IPv6: the kernel sends such connections over IPv4."""
     return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
 
@@ -92,7 +92,7 @@ def kind_of(address: Address) -> AddressKind:
 
 
 def may_answer(address: Address, *, registry: bool) -> bool:
-    """Whether a listed name may stand for it. A registry of the machine's own configuration may be private."""
+    """Whether a listed name may resolve to it. A registry of the machine's own configuration may be private."""
     kind = kind_of(address)
     return kind is AddressKind.PUBLIC or (registry and kind is AddressKind.PRIVATE)
 
@@ -133,7 +133,7 @@ def _kind_of_6(address: IPv6Address) -> AddressKind:
     if address in _SIX_TO_FOUR:
         return _kind_of_4(IPv4Address(int(address) >> 80 & 0xFFFF_FFFF))
     if address in _TEREDO:
-        # A tunnel through one address to another, and nobody's server: what leads to no worse place is unusable.
+        # A tunnel from one address to another, never a server: unusable, unless it leads to something worse.
         server, client = (int(address) >> 64 & 0xFFFF_FFFF, ~int(address) & 0xFFFF_FFFF)
         kinds = {_kind_of_4(IPv4Address(number)) for number in (server, client)}
         return next((kind for kind in _WORST if kind in kinds), AddressKind.UNUSABLE)
@@ -171,7 +171,7 @@ def _forbidden_6(forbidden_4: Iterable[IPv4Network]) -> Iterator[IPv6Network]:
 
 
 def _embedding(networks: Iterable[IPv4Network]) -> Iterator[IPv6Network]:
-    """The blocks that lead there."""
+    """Returns the blocks of IPv6 that contain an address of these IPv4 blocks."""
     for network in networks:
         number = int(network.network_address)
         for prefix in (_NAT64, _LOCAL_NAT64):

@@ -1,4 +1,4 @@
-"""One entry of a list of hosts: from what people write to the one form that decides."""
+"""One entry of a list of hosts: parses what people write into the canonical form."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def excess(child: HostList, parent: HostList) -> tuple[HostEntry, ...]:
 
 
 def common(one: HostList, other: HostList) -> HostList:
-    """What both reach: of two entries that overlap, the narrower one; never more. (Of `*` and a block that is not
-    public as a whole, which overlap without either being narrower, nothing.)"""
+    """Returns what both lists reach: of two entries that overlap, the narrower one; never more. (Of `*` and a block
+    that is not public as a whole, which overlap without either being narrower, nothing.)"""
     one, other = _split_ports(one), _split_ports(other)
     within = set(one.minus(HostList(excess(one, other))).entries)
     within.update(other.minus(HostList(excess(other, one))).entries)
@@ -94,7 +94,7 @@ def _split_ports(hosts: HostList) -> HostList:
 
 
 class _Grant:
-    """What a list gives on one port. Blocks that together make a larger one count as that one."""
+    """The part of a list for one port. Blocks that together make a larger one count as that one."""
 
     def __init__(self, hosts: HostList, port: int) -> None:
         self._everything = EVERYTHING in hosts.entries

@@ -1,4 +1,4 @@
-"""Host names: their one form, and those that no list can open."""
+"""Host names: their canonical form, and those that no list can open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METADATA_NAMES = frozenset(
 
 
 class InvalidEntry(ValueError):
-    """`text` is no entry: `cause` says why, `hint` what to write instead."""
+    """The text is not an entry of a list of hosts: `cause` says why, `hint` what to write instead."""
 
     def __init__(self, text: str, cause: str, hint: str = "") -> None:
         self.text = text
@@ -37,7 +37,7 @@ class InvalidEntry(ValueError):
 
 
 def canonical_name(text: str) -> str:
-    """The one form of a host name (IDNA, lower case, no trailing dot). Raises InvalidEntry."""
+    """Returns the canonical form of a host name (IDNA, lower case, no trailing dot). Raises InvalidEntry."""
     if len(text) > MAX_TEXT:
         raise InvalidEntry(text[:80] + "...", f"it has {len(text)} characters", f"a name has {MAX_NAME} at most")
     name = (text if text.isascii() else _to_ascii(text)).lower().removesuffix(".")
@@ -59,12 +59,12 @@ def canonical_name(text: str) -> str:
 
 
 def is_metadata_name(name: str) -> bool:
-    """Whether it is a cloud provider's own, refused whatever a list says; the name is in canonical form."""
+    """Whether it is a cloud provider's metadata name, which no list opens; the name is in canonical form."""
     return _is_under(name, METADATA_NAMES)
 
 
 def is_local_name(name: str) -> bool:
-    """Whether it means the machine itself, by definition and not by anybody's answer."""
+    """Whether the name means the machine itself by definition, without a DNS query."""
     return _is_under(name, {"localhost", "localhost.localdomain"})
 
 

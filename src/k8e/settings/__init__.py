@@ -1,8 +1,8 @@
-"""k8e.toml: what the administrator of a machine decides, read once when the daemon starts.
+"""Reads k8e.toml, the administrator's settings, once when the daemon starts.
 
-Strict, because a setting that is misspelt and ignored is a machine that is configured differently than somebody thinks:
-whatever is not understood is an error that names the file, the key and what is allowed there. The lowest room: nothing
-of ours but `k8e.policy` is imported.
+Strict: an unknown key or a wrong value is an error that names the file, the key and the allowed values. If the daemon
+ignored it, the machine would be configured differently than its administrator expects. Of k8e only `k8e.policy`,
+`k8e.errors` and `k8e.damage` may be imported.
 
 A new section is a frozen dataclass whose fields are made by `key`, a line in `Settings` (sections.py), and its table in
 docs/settings.md (tests/settings shows when these disagree).

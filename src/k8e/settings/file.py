@@ -1,4 +1,4 @@
-"""The file: where it is, who may have written it, what is wrong with it."""
+"""Finds and reads the file of settings, and refuses one that other users can write."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from k8e.errors import ExplainedError
 from k8e.settings.sections import Settings
-from k8e.settings.values import Kind
+from k8e.settings.values import ValueType
 
 USUAL: Final = Path("/etc/k8e/k8e.toml")
 MAX_FILE: Final = 1 << 20
 
 
 class SettingsError(ExplainedError):
-    """The file is not one that the daemon can work with. `key` is `section.key`, or empty."""
+    """The daemon cannot use the file. `key` is `section.key`, or empty."""
 
     def __init__(self, code: str, file: Path, error: str, *, key: str = "", detail: str = "", hint: str = "") -> None:
         super().__init__(code, error, detail=detail, hint=hint)
@@ -28,7 +28,7 @@ class SettingsError(ExplainedError):
 
 
 def find_file() -> Path | None:
-    """The one that K8E_CONFIG names, else the usual one if it is there."""
+    """Returns the file that K8E_CONFIG names, else the usual one if it exists."""
     named = os.environ.get("K8E_CONFIG")
     if named:
         return Path(named).absolute()
@@ -36,7 +36,7 @@ def find_file() -> Path | None:
 
 
 def load() -> Settings:
-    """Without a file the defaults. Raises SettingsError."""
+    """Reads the settings; without a file, the defaults. Raises SettingsError."""
     file = find_file()
     return Settings() if file is None else read_file(file)
 
@@ -54,9 +54,9 @@ def read_file(file: Path) -> Settings:
     if not stat.S_ISREG(found.st_mode) or len(content) > MAX_FILE:
         raise SettingsError("settings_unreadable", file, f"{file} is no file of settings")
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        # Whoever can write it decides what sandboxes may do.
+        # A user who can write the file decides what sandboxes may do.
         hint = f"chown root {file}; chmod go-w {file}"
-        raise SettingsError("settings_untrusted", file, f"{file} could be changed by somebody else", hint=hint)
+        raise SettingsError("settings_untrusted", file, f"{file} can be written by other users", hint=hint)
     try:
         return read_table(file, tomllib.loads(content.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def _read_section(file: Path, section: str, kind: type[Any], content: Mapping[st
         if name not in known:
             error = f"{file}: there is no key {name} in [{section}]"
             raise SettingsError("settings_unknown", file, error, key=where, hint=_list(known))
-        allowed: Kind[Any] = known[name].metadata["kind"]
+        allowed: ValueType[Any] = known[name].metadata["kind"]
         try:
             values[name] = allowed.read(value)
         except ValueError as error:

@@ -37,7 +37,7 @@ class EgressSettings:
 
 @dataclass(frozen=True, slots=True)
 class LimitsSettings:
-    """What a session gets that says nothing."""
+    """The defaults of a session."""
 
     cpus: float = key(0.5, number(0.01, 1024))
     memory: int = key("512m", size("16m", "16t"))
@@ -48,8 +48,8 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True)
 class QuotasSettings:
-    """What one payer may have at the same time. 0 is no limit. Left out, a tenant of the gateway has a share of the
-    machine where doors listen beyond loopback (core/quotas.py), and all others no limit."""
+    """The quotas of one payer; 0 is no limit. Where `cpus`, `memory` and `disk` are left out there is no limit, but a
+    tenant of the gateway gets a share of the machine when a door listens beyond loopback (core/access/quotas.py)."""
 
     sessions: int = key(256, count(0, 1_000_000))
     children: int = key(16, count(0, 1_000_000))
@@ -65,7 +65,7 @@ class QuotasSettings:
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Sandboxes that are made ahead."""
+    """Warm sandboxes."""
 
     enabled: bool = key(True, FLAG)
     min: int = key(1, count(0, 1000))
@@ -76,7 +76,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Who comes from other machines."""
+    """The gRPC door for other machines."""
 
     listen: str = key("127.0.0.1:50051", LISTEN)
     names: tuple[str, ...] = key([], NAMES)
@@ -84,7 +84,7 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """The log of who did what."""
+    """The audit log and the refusal log."""
 
     required: bool = key(False, FLAG)
     code: bool = key(False, FLAG)
@@ -94,7 +94,7 @@ class AuditSettings:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalsSettings:
-    """Who answers for people."""
+    """Approvals: who may answer, and for how long."""
 
     same_user: bool = key(False, FLAG)
     life: float = key("1h", span("1s", "1d"))
@@ -102,7 +102,7 @@ class ApprovalsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ImagesSettings:
-    """How much of a stranger's image is taken."""
+    """Limits on unpacking images."""
 
     layer_bytes: int = key("16g", size("1m", "16t"))
     layer_entries: int = key(2_000_000, count(1, 100_000_000))

@@ -1,4 +1,4 @@
-"""Kinds of values in k8e.toml: how each is read, and what is allowed, in words."""
+"""The types of values in k8e.toml: how each is read, and what is allowed, in words."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ValueType(Generic[T]):
     allowed: str  # for people; docs/settings.md has the same words
     read: Callable[[Any], T]  # from TOML; ValueError says what is wrong
 
 
-def key(default: object, kind: Kind[T]) -> T:
-    """A field of a section. The default is spelt as in the file."""
+def key(default: object, kind: ValueType[T]) -> T:
+    """Makes a field of a section. The default is written as in the file."""
     value: Any = field(default=kind.read(default), metadata={"kind": kind, "default": default})
     return value  # type: ignore[no-any-return]
 
 
-def optional(kind: Kind[T]) -> Kind[T | None]:
-    """May be left out; None is how its default is spelt."""
-    return Kind(kind.allowed, lambda value: None if value is None else kind.read(value))
+def optional(kind: ValueType[T]) -> ValueType[T | None]:
+    """Makes a type whose key may be left out; its default is None."""
+    return ValueType(kind.allowed, lambda value: None if value is None else kind.read(value))
 
 
 def _expect(value: Any, kind: type[T], noun: str) -> T:
@@ -38,26 +38,28 @@ def _expect(value: Any, kind: type[T], noun: str) -> T:
 
 
 def _within(value: T, lowest: Any, highest: Any) -> T:
-    if not lowest <= value <= highest:  # which a NaN is not
+    if not lowest <= value <= highest:  # NaN is not
         raise ValueError("is out of range")
     return value
 
 
-FLAG: Final = Kind("true or false", lambda value: _expect(value, bool, "true or false"))
+FLAG: Final = ValueType("true or false", lambda value: _expect(value, bool, "true or false"))
 
 
-def count(lowest: int, highest: int) -> Kind[int]:
-    return Kind(f"{lowest} to {highest}", lambda value: _within(_expect(value, int, "a whole number"), lowest, highest))
+def count(lowest: int, highest: int) -> ValueType[int]:
+    return ValueType(
+        f"{lowest} to {highest}", lambda value: _within(_expect(value, int, "a whole number"), lowest, highest)
+    )
 
 
-def number(lowest: float, highest: float) -> Kind[float]:
+def number(lowest: float, highest: float) -> ValueType[float]:
     def read(value: Any) -> float:
         given: float = (
             _expect(value, float, "a number") if isinstance(value, float) else _expect(value, int, "a number")
         )
         return _within(float(given), lowest, highest)
 
-    return Kind(f"{lowest:g} to {highest:g}", read)
+    return ValueType(f"{lowest:g} to {highest:g}", read)
 
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -74,31 +76,33 @@ def _read_quantity(value: Any, units: Mapping[str, int], noun: str) -> int:
     return _expect(value, int, noun)
 
 
-def size(lowest: str, highest: str) -> Kind[int]:
+def size(lowest: str, highest: str) -> ValueType[int]:
     """Bytes."""
     noun = 'a size (bytes, or text such as "512m")'
     limits = tuple(_read_quantity(text, _UNITS, noun) for text in (lowest, highest))
-    return Kind(f"a size, {lowest} to {highest}", lambda value: _within(_read_quantity(value, _UNITS, noun), *limits))
+    return ValueType(
+        f"a size, {lowest} to {highest}", lambda value: _within(_read_quantity(value, _UNITS, noun), *limits)
+    )
 
 
-def span(lowest: str, highest: str) -> Kind[float]:
+def span(lowest: str, highest: str) -> ValueType[float]:
     """Seconds."""
     noun = 'a time (seconds, or text such as "15m")'
     limits = tuple(_read_quantity(text, _SPANS, noun) for text in (lowest, highest))
-    return Kind(
+    return ValueType(
         f"a time, {lowest} to {highest}",
         lambda value: float(_within(_read_quantity(value, _SPANS, noun), *limits)),
     )
 
 
-def many(kind: Kind[T], noun: str, most: int = 64) -> Kind[tuple[T, ...]]:
+def many(kind: ValueType[T], noun: str, most: int = 64) -> ValueType[tuple[T, ...]]:
     def read(value: Any) -> tuple[T, ...]:
         values = _expect(value, list, "a list")
         if len(values) > most:
             raise ValueError(f"has {len(values)} entries, the limit is {most}")
         return tuple(kind.read(each) for each in values)
 
-    return Kind(f"a list of {noun}", read)
+    return ValueType(f"a list of {noun}", read)
 
 
 def _read_text(value: Any) -> str:
@@ -108,7 +112,7 @@ def _read_text(value: Any) -> str:
     return text
 
 
-ADDRESS: Final[Kind[Address]] = Kind("an address", lambda value: ipaddress.ip_address(_read_text(value)))
+ADDRESS: Final[ValueType[Address]] = ValueType("an address", lambda value: ipaddress.ip_address(_read_text(value)))
 
 
 def _read_pool4(value: Any) -> IPv4Network:
@@ -125,8 +129,8 @@ def _read_pool6(value: Any) -> IPv6Network:
     return network
 
 
-POOL4: Final = Kind("a private block, /8 to /24", _read_pool4)
-POOL6: Final = Kind("a block within fc00::/7, /32 to /96", _read_pool6)
+POOL4: Final = ValueType("a private block, /8 to /24", _read_pool4)
+POOL6: Final = ValueType("a block within fc00::/7, /32 to /96", _read_pool6)
 
 
 def _read_hosts(value: Any) -> HostList:
@@ -137,7 +141,7 @@ def _read_hosts(value: Any) -> HostList:
         raise ValueError(f"has an entry {error.text!r} which {error.cause}") from error
 
 
-HOSTS: Final = Kind("a list of hosts, as --allowed-hosts takes them", _read_hosts)
+HOSTS: Final = ValueType("a list of hosts, as --allowed-hosts takes them", _read_hosts)
 
 
 def _read_listen(value: Any) -> str:
@@ -164,5 +168,5 @@ def _read_name(value: Any) -> str:
         return text
 
 
-LISTEN: Final = Kind("ADDRESS:PORT, or empty", _read_listen)
-NAMES: Final = many(Kind("a name or an address", _read_name), "names and addresses")
+LISTEN: Final = ValueType("ADDRESS:PORT, or empty", _read_listen)
+NAMES: Final = many(ValueType("a name or an address", _read_name), "names and addresses")

@@ -24,7 +24,7 @@ from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.identity import anonymous
 
 if TYPE_CHECKING:
-    from k8e.identity.keytext import ApiKey
+    from k8e.identity.api_key import ApiKey
 
 PORT = 50051
 LOG = "a command that was running may still be: `k8e sandbox log SESSION` lists them"
@@ -81,7 +81,7 @@ def unreachable(endpoint: str, cause: object) -> Failure:
 
 
 def read_key(text: str) -> ApiKey:
-    from k8e.identity.keytext import ApiKey, BadKey  # cryptography takes a while, and is needed to log in only
+    from k8e.identity.api_key import ApiKey, BadKey  # cryptography takes a while, and is needed to log in only
 
     try:
         return ApiKey.parse(text)

@@ -1,4 +1,4 @@
-"""A command that ends by itself: its answer waits for nobody, and its background children live on undisturbed."""
+"""A command that ends by itself: its result does not wait for its background children, and they go on undisturbed."""
 
 from __future__ import annotations
 

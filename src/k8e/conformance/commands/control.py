@@ -1,4 +1,4 @@
-"""Running commands as objects: signals, the list of them, letting go of one and taking hold of it again."""
+"""Running commands: signals, the list of commands, detaching and attaching."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def check_detached_command_goes_on_and_is_attached_again(subject: Subject)
     position = process.stdout.position
     await process.detach()
     info = await find_info(subject, process.id)
-    holds("it runs and nobody is attached", info is not None and info.running and not info.attached, info)
+    holds("it runs and no caller is attached", info is not None and info.running and not info.attached, info)
     again = await subject.sandbox.attach(process.id, stdout_from=position)
     equal("pid", again.pid, process.pid)
     await again.write(b"words\n")

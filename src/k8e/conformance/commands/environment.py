@@ -1,4 +1,4 @@
-"""What a command finds when it starts: exactly what was asked for, and nothing of the agent's."""
+"""The environment of a command: exactly what was asked for, and nothing of the agent's."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ async def check_bulk_output_with_a_slow_reader_in_flat_memory(subject: Subject) 
         stream.take(chunk)
         reads += 1
         if reads % 256 == 0:
-            # Slow, by doing something else in between: nobody takes the output meanwhile.
+            # A slow reader: it does something else between two reads.
             ended("a command in between", await run(subject, "true"), exit_code=0)
             peak = max(peak, resident_bytes() - before)
     process.discard()

@@ -155,7 +155,7 @@ async def check_output_while_the_link_is_down_keeps_head_and_tail(subject: Subje
 
 @check(needs="link")
 async def check_command_starts_once_although_the_link_drops(subject: Subject) -> None:
-    # The link is cut while the request is on its way, before or after it arrived: nobody on our side can know.
+    # The link is cut while the request is on its way: the host cannot know whether it arrived.
     for number in range(21):
         start = asyncio.create_task(
             subject.sandbox.start(command(subject, "sh", "-c", f"echo ran >> ran-{number}; exit {number}"))
@@ -169,7 +169,7 @@ async def check_command_starts_once_although_the_link_drops(subject: Subject) ->
 
 
 async def leave_behind(subject: Subject, code: str, *argv: str) -> CommandInfo:
-    """A command that ended while nobody was attached."""
+    """Starts a command that ends while no caller is attached."""
     process = await subject.sandbox.start(python(subject, code, *argv, detached=True))
     await process.close_stdin()
     await process.detach()

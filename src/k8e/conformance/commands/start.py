@@ -104,7 +104,7 @@ async def check_cwd_without_permission_is_not_started(subject: Subject) -> None:
 
 @check()
 async def check_uid_is_the_one_asked_for_or_nothing_runs(subject: Subject) -> None:
-    # Whether an id exists depends on the user namespace. Whatever it says, nothing runs as somebody else.
+    # Whether an id exists depends on the user namespace. In no case does a command run as another user.
     odd = Identity(uid=4_000_000_000, gid=4_000_000_001)
     try:
         process = await subject.sandbox.start(command(subject, "sh", "-c", "id -u; id -g", identity=odd, cwd=b"/"))

@@ -74,7 +74,7 @@ async def check_signal_after_output_keeps_the_output(subject: Subject) -> None:
 
 @check()
 async def check_last_output_before_exit_is_never_lost(subject: Subject) -> None:
-    # The exit and the last bytes reach the agent at the same time; whoever forgets to read once more fails this.
+    # The exit and the last bytes reach the agent at the same time: it has to read once more after the exit.
     for number in range(100):
         done = await run(subject, "sh", "-c", f"echo {number}; echo {number} >&2; exit 3")
         ended(f"run {number}", done, exit_code=3)

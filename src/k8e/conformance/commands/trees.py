@@ -165,7 +165,7 @@ with open(sys.argv[1] + ".lock") as file:
 async def all_gone(subject: Subject, what: str, mark: bytes) -> None:
     equal(f"processes left of {what}", await find_processes(subject, mark), [])
     done = await run_python(subject, TAKE_LOCK, mark)
-    ended(f"taking the lock that nobody of {what} may hold any more", done, exit_code=0)
+    ended(f"taking the lock that no process of {what} may hold any more", done, exit_code=0)
 
 
 async def stands(subject: Subject, what: str, process: Process, tree: Tree, mark: bytes) -> None:
@@ -317,7 +317,7 @@ async def check_timeout_ends_a_command_that_nobody_reads(subject: Subject) -> No
 
 @check()
 async def check_timeout_ends_commands_that_others_stop(subject: Subject) -> None:
-    # Somebody with the same uid stops everything of that uid again and again, also what has only just been started.
+    # A process with the same uid stops every process of that uid again and again, new ones included.
     code = """
 import os, signal
 os.write(1, b".")

@@ -1,4 +1,4 @@
-"""Moving, removing and changing modes: what was asked for, nothing beside it, and never through a symlink."""
+"""Moves, removals and changes of mode: exactly what was asked for, and never through a symlink."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def check_remove_never_follows_a_symlink(subject: Subject) -> None:
 
 @check()
 async def check_remove_never_follows_a_symlink_swapped_in(subject: Subject) -> None:
-    # Somebody exchanges a directory for a symlink all the time, hoping to be caught between look and removal.
+    # A process exchanges a directory for a symlink in a loop, to be hit between the check and the removal.
     code = """
 import os, sys
 os.makedirs("kept/sub")

@@ -11,7 +11,7 @@ from k8e.link.model import AGENT, Identity
 
 
 def attempts(subject: Subject, who: Identity) -> dict[str, Awaitable[object]]:
-    """Everything somebody may try on root's own private things."""
+    """Returns every operation that an unprivileged user may try on root's private files."""
     sandbox, secret, closed = subject.sandbox, subject.inside(b"root", b"secret"), subject.inside(b"root", b"closed")
     public, new = subject.inside(b"root", b"public"), subject.inside(b"root", b"new")
     return {

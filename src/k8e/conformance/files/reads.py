@@ -1,4 +1,4 @@
-"""Reading files and their properties: exact ranges, odd names, and nothing that blocks."""
+"""Reads of files and their properties: exact ranges, unusual names, and nothing that blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def check_path_through_a_file_is_not_a_directory(subject: Subject) -> None
 
 @check()
 async def check_fifo_never_blocks(subject: Subject) -> None:
-    # With and without somebody at the other end.
+    # With and without a process at the other end.
     fifo = subject.inside(b"fifo")
     await prepare(subject, "mkfifo", "-m", "666", "fifo")
     holder = await subject.sandbox.start(

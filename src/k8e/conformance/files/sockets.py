@@ -99,7 +99,7 @@ async def check_connect_to_a_unix_socket(subject: Subject) -> None:
     await echoes(await subject.sandbox.connect(path=subject.inside(b"socket"), identity=subject.user))
     await stop(server)
     attempt = subject.sandbox.connect(path=subject.inside(b"socket"), identity=subject.user)
-    await refused("connect to a socket that nobody listens on", attempt, Code.REFUSED)
+    await refused("connect to a socket without a listener", attempt, Code.REFUSED)
 
 
 @check()
@@ -170,7 +170,7 @@ async def check_server_that_never_reads_blocks_its_writer_only(subject: Subject)
     holds("writer is waiting", not writer.done(), writer)
     await stop(server)
     (result,) = await asyncio.gather(writer, return_exceptions=True)
-    holds("the writer is told that nobody reads", isinstance(result, LinkError), result)
+    holds("the writer is told that the reader is gone", isinstance(result, LinkError), result)
     holds("flow control held the writer", written < 64 << 20, written)
     await connection.close()
 

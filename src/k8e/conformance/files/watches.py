@@ -1,4 +1,4 @@
-"""Watching a path: every change in order, and the loss of any said."""
+"""Watched paths: every change in order, and every loss reported."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ async def check_watch_delivers_many_events_in_order(subject: Subject) -> None:
 
 @check(needs="inotify_limit")
 async def check_watch_says_when_events_were_lost(subject: Subject) -> None:
-    # Nobody reads: first the window fills, then the kernel's queue. What comes afterwards is lost, and said.
+    # The caller does not read: first the window fills, then the kernel's queue. Later events are lost, which is
+    # reported.
     count = (subject.inotify_limit or 0) * 2 + 20_000
     watcher = await subject.sandbox.watch(subject.directory, identity=subject.user)
     code = """

@@ -1,4 +1,4 @@
-"""Writing files: all of it or nothing of it is seen, and no temporary name stays behind."""
+"""Writes are atomic: a reader sees all of the content or none, and no temporary file stays behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def check_stream_with_empty_and_odd_blocks(subject: Subject) -> None:
 
 @check()
 async def check_replacing_is_atomic(subject: Subject) -> None:
-    # Somebody has the old file open and sees it unchanged; another name of it keeps the old content.
+    # A process that has the old file open sees it unchanged; another name of it keeps the old content.
     path = subject.inside(b"file")
     await subject.sandbox.write_file(path, b"old", identity=subject.user)
     await prepare(subject, "ln", "file", "other")

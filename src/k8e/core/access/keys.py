@@ -109,7 +109,7 @@ class Keys:
 
     async def create(self, caller: Caller, spec: KeySpec) -> tuple[KeyRecord, str]:
         """What is kept of it, and the key itself."""
-        from k8e.identity.keytext import ApiKey
+        from k8e.identity.api_key import ApiKey
         from k8e.identity.register import MAX_KEYS, KeyRecord
 
         require_scope(caller, Scope.ADMIN)
@@ -157,8 +157,8 @@ class Keys:
 
     async def login(self, key_id: str, request: str, signature: bytes) -> Certificate:
         """For whoever proves that they have the key."""
+        from k8e.identity.api_key import state_login, verify_login
         from k8e.identity.authority import KEY_SCHEME
-        from k8e.identity.keytext import state_login, verify_login
 
         authority, register = await self.open()
         content = _read_request(request)
@@ -222,8 +222,8 @@ class Keys:
 
     async def admit_bearer(self, text: str) -> Admission:
         """Whom an API key stands for that was sent as it is, over a connection that nobody else can read."""
+        from k8e.identity.api_key import ApiKey, BadKey
         from k8e.identity.authority import KEY_SCHEME
-        from k8e.identity.keytext import ApiKey, BadKey
 
         authority, register = await self.open()
         try:

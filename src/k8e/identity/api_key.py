@@ -1,13 +1,12 @@
-"""An API key as people pass it on: one word that is enough to find out whether a gateway is the right one, and to prove
-oneself to it without sending anything secret.
+"""An API key as text: enough for a client to verify its gateway, and to log in without sending a secret.
 
     k8e_ + base64url without padding of:
-        8 bytes   the key's id, which is no secret
-       32 bytes   SHA-256 of the gateway's CA certificate (DER): whom to trust
-       32 bytes   an Ed25519 private key: the secret, which never leaves the client
-        4 bytes   the first of SHA-256 over the 72 before: a key that was mistyped or cut off is noticed at once
+        8 bytes   the key's id, which is not secret
+       32 bytes   SHA-256 of the gateway's CA certificate (DER), to verify the gateway
+       32 bytes   an Ed25519 private key, the secret; it never leaves the client
+        4 bytes   the first bytes of SHA-256 over the 72 before, to detect a mistyped key
 
-The gateway keeps the public key, so whoever reads its files can impersonate nobody.
+The gateway stores the public key only: its files do not allow a reader to impersonate a client.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PURPOSE: Final = b"k8e-login-v1\0"
 
 
 class BadKey(ValueError):
-    """This is no API key."""
+    """The text is not an API key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,8 @@ class ApiKey:
 
 
 def state_login(fingerprint: bytes, key_id: bytes, request: bytes) -> bytes:
-    """What is signed. Names the gateway and the request, so that it is good for nothing else: whoever copies it gets a
-    certificate for somebody else's key."""
+    """Returns the statement that a login signs. It names the gateway and the request: an attacker who copies it gets a
+    certificate for a key that the attacker does not have."""
     return _PURPOSE + fingerprint + key_id + hashlib.sha256(request).digest()
 
 
