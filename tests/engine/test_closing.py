@@ -109,7 +109,7 @@ async def test_closed_while_it_creates() -> None:
 async def test_destroying_a_silent_one_waits_for_no_caller_who_waits_for_it(rig: Rig) -> None:
     """Each of them would dial its agent, one after the other, and wait for an answer."""
     async with rig.room() as room:
-        await rig.engine._links.pop(room.name).close()
+        await rig.engine._links._open.pop(room.name).close()
         for pid in rig.host_processes(room.name):
             os.kill(pid, signal.SIGSTOP)
         callers = [asyncio.create_task(rig.engine.attach(room.name)) for _ in range(5)]
@@ -120,4 +120,4 @@ async def test_destroying_a_silent_one_waits_for_no_caller_who_waits_for_it(rig:
 
 
 async def _is_dialled(rig: Rig, name: str) -> bool:
-    return name in rig.engine._dialling
+    return name in rig.engine._links._dialling

@@ -14,42 +14,39 @@ import hashlib
 import importlib.metadata
 import os
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import EngineError, Limits, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
-from k8e.engine.local.construction import Construction, Furnish, lay_out, lay_out_again, put_down
+from k8e.engine.local.construction import Construction, Furnish, lay_out, lay_out_again
 from k8e.engine.local.disk import disk
 from k8e.engine.local.disk.template import Templates
 from k8e.engine.local.dns import Server
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.layout import Layout, SandboxPaths
+from k8e.engine.local.links import Links
 from k8e.engine.local.mounts.kept_parts import pin_mounts
 from k8e.engine.local.mounts.mounts import seal_mounts
-from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.mounts.slots import TRAY, fill_slots, list_bindings
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.presence import Presence
-from k8e.engine.local.record import IdRanges, Record, all_sandboxes, find_slot
+from k8e.engine.local.record import IdRanges, Record, Records
+from k8e.engine.local.removal import Removal
 from k8e.engine.local.roots.roots import Roots
 from k8e.engine.local.runtime.cgroup import Cgroups
-from k8e.engine.local.runtime.runtime import OciRuntime, forget_sandbox, known_sandboxes
+from k8e.engine.local.runtime.runtime import OciRuntime
 from k8e.engine.local.runtime.trials import Trials
 from k8e.engine.local.system.tool import cancel_and_wait, finish, finish_in_thread
 from k8e.engine.local.toolchain.registries import CA_BUNDLE
-from k8e.link import AgentLink
 from k8e.link.binary import agent_binary, loader_library
-from k8e.link.dial import UnixDialer
-from k8e.link.errors import LinkError, LinkLost
+from k8e.link.errors import LinkError
 from k8e.link.model import ExecSpec, Sandbox
 from k8e.policy import Address, HostList
 
@@ -83,6 +80,7 @@ class LocalEngine:
         self._templates = Templates(self.layout, self._tools, self._damages)
         self._images = LocalImages(self.layout, trust=self._more_trusted, limits=image_limits, damages=self._damages)
         self._roots = Roots(self._templates, self._tools, self._images.store)
+        self._records = Records(self.layout, self._damages)
         self._ids = IdRanges(self.layout)
         self._network = Network(
             self.layout.tag,
@@ -93,13 +91,13 @@ class LocalEngine:
             damages=self._damages,
         )
         self._construction = Construction(self.layout, self._cgroups, self._roots, self._network)
+        self._removal = Removal(
+            *(self.layout, self._cgroups, self._network), records=self._records, ids=self._ids, damages=self._damages
+        )
         self._presence = Presence(self.layout, damages=self._damages)
         self._presence.take()
-        self._links: dict[str, AgentLink] = {}
+        self._links = Links(self.layout, self._records)
         self._places: dict[str, Place] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # gone with their last user
-        self._dialling: dict[str, asyncio.Task[AgentLink]] = {}
-        self._ending: Counter[str] = Counter()
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._trials = Trials(self._try_out)
 
@@ -113,7 +111,7 @@ class LocalEngine:
         return await self._trials.reports()
 
     def runtime(self, runtime: Runtime) -> OciRuntime:
-        """What a runtime that was found available is here."""
+        """The program behind a runtime that was found available."""
         return self._trials.found(runtime)
 
     async def _try_out(self, runtime: OciRuntime) -> None:
@@ -129,7 +127,7 @@ class LocalEngine:
         except LinkError as error:
             raise EngineError("probe", str(error)) from error
         finally:
-            await finish(self.destroy(name))  # whoever closes us may do so at this very moment
+            await finish(self.destroy(name))  # the engine may be closed at this very moment
         if outcome.exit_code != 0:
             raise EngineError("probe", f"a command that asks for its resolver ended with {outcome}")
 
@@ -159,7 +157,7 @@ class LocalEngine:
         await self._take_on(sandbox, self._make(sandbox, spec, runtime, template))
 
     async def _take_on(self, sandbox: str, making: Coroutine[Any, Any, None]) -> None:
-        """Whoever stops or destroys it meanwhile ends this first."""
+        """Makes, starts or binds it in a task, which `stop` and `destroy` end first."""
         work = self._creating[sandbox] = asyncio.create_task(making)
         try:
             await asyncio.shield(work)
@@ -174,7 +172,7 @@ class LocalEngine:
     async def _make(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
-            async with self._lock(sandbox):  # a destroy that came first would take away what it finds
+            async with self._links.lock(sandbox):  # a destroy that came first would take away what it finds
                 # Not in a thread: cancelled there, it could still happen afterwards.
                 os.mkdir(paths.top, 0o700)
                 os.chmod(paths.top, 0o711 if runtime.native else 0o700)  # whatever the umask is
@@ -185,7 +183,7 @@ class LocalEngine:
         try:
             await self._build(sandbox, spec, runtime, template, paths)
         except BaseException as error:
-            await finish(self._remove(sandbox))
+            await finish(self._destroy(sandbox))
             if isinstance(error, OSError):
                 raise EngineError("disk", str(error)) from error
             raise
@@ -211,7 +209,7 @@ class LocalEngine:
         """From a directory with a record to an agent that answers."""
         await self._construction.bring_up(sandbox, spec, runtime, record, mounting, furnish)
         try:
-            await self._open_link(sandbox)
+            await self._links.open(sandbox)
         except LinkError as error:
             raise EngineError("agent", f"no answer from the sandbox: {error}") from error
         if spec.shape.mounts or spec.shares:
@@ -233,8 +231,8 @@ class LocalEngine:
         paths = self.layout.sandbox(sandbox)
         _, place = await self.attach(sandbox)
         try:
-            link = await self._open_link(sandbox)
-            record = await asyncio.to_thread(self._load_record, sandbox)
+            link = await self._links.open(sandbox)
+            record = await asyncio.to_thread(self._records.load, sandbox)
             processes = partial(self._cgroups.processes, sandbox)
             binds = await finish_in_thread(fill_slots, mounts, self.layout, paths, record, place.user, processes)
             if record.first_id is None:
@@ -252,7 +250,7 @@ class LocalEngine:
         if not self._cgroups.alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is not running")
         try:
-            link = await self._open_link(sandbox)
+            link = await self._links.open(sandbox)
             await self._resume_network(sandbox)
             return link, await self._find_place(sandbox)
         except (LinkError, OSError) as error:
@@ -261,7 +259,7 @@ class LocalEngine:
     async def _find_place(self, sandbox: str) -> Place:
         if sandbox not in self._places:
             paths = self.layout.sandbox(sandbox)
-            record = await asyncio.to_thread(self._load_record, sandbox)
+            record = await asyncio.to_thread(self._records.load, sandbox)
             try:
                 self._places[sandbox] = await self._roots.of(record.image).place(paths)
             except Damaged as error:
@@ -269,75 +267,12 @@ class LocalEngine:
                 raise EngineError("record", f"what commands of {sandbox} start with is damaged: {error}") from error
         return self._places[sandbox]
 
-    def _load_record(self, sandbox: str) -> Record:
-        """FileNotFoundError, also from the second time on that one is damaged."""
-        path = self.layout.sandbox(sandbox).record
-        try:
-            return Record.load(path)
-        except Damaged as error:
-            self._damages.set_aside(path, error)
-            raise EngineError("record", f"what was known of {sandbox} is damaged: {error}") from error
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise EngineError("record", f"what is known of {sandbox} cannot be read now: {error}") from error
-
-    def _find_slot(self, paths: SandboxPaths) -> int | None:
-        try:
-            return find_slot(paths)
-        except OSError as error:
-            raise EngineError("record", f"{paths.record} cannot be read now: {error}") from error
-
-    async def _open_link(self, sandbox: str) -> AgentLink:
-        async with self._lock(sandbox):
-            if self._ending[sandbox]:
-                raise LinkLost("the sandbox is being ended")
-            if sandbox in self._links and self._links[sandbox].failure:
-                await self._links.pop(sandbox).close()
-            if sandbox not in self._links:
-                paths = self.layout.sandbox(sandbox)
-                record = await asyncio.to_thread(self._load_record, sandbox)
-                instance = bytes.fromhex(record.instance)
-                dialling = asyncio.create_task(AgentLink.open(UnixDialer(paths.socket), instance=instance))
-                self._links[sandbox] = await self._dial(sandbox, dialling)
-            return self._links[sandbox]
-
-    async def _dial(self, sandbox: str, dialling: asyncio.Task[AgentLink]) -> AgentLink:
-        """Until the agent answers, or the sandbox is stopped or destroyed: no caller waits for a silent one's end."""
-        self._dialling[sandbox] = dialling
-        try:
-            await asyncio.wait({dialling})
-        except asyncio.CancelledError:
-            await cancel_and_wait(dialling)
-            if not dialling.cancelled() and dialling.exception() is None:
-                await dialling.result().close()
-            raise
-        finally:
-            del self._dialling[sandbox]
-        if dialling.cancelled():
-            raise LinkLost("the sandbox is being ended")
-        return dialling.result()
-
-    @contextlib.asynccontextmanager
-    async def _alone_with(self, sandbox: str) -> AsyncIterator[None]:
-        """To end it: a caller who dials it, or waits for a turn to do so, is sent away first."""
-        self._ending[sandbox] += 1
-        if dialling := self._dialling.get(sandbox):
-            dialling.cancel()
-        try:
-            async with self._lock(sandbox):
-                yield
-        finally:
-            self._ending[sandbox] -= 1
-            if not self._ending[sandbox]:
-                del self._ending[sandbox]
-
     async def observe(self, sandbox: str) -> Observation:
         # The kernel answers from memory, sooner than a thread could be told; this is on the way of every command.
         alive, oom_kills = self._cgroups.alive(sandbox), self._cgroups.oom_kills(sandbox)
         refusals: tuple[Refusal, ...] = ()
         unknown = ""
-        if not self._ending[sandbox]:  # else its network goes, and is not to be brought back
+        if not self._links.is_ending(sandbox):  # else its network goes, and is not to be brought back
             try:
                 await self._resume_network(sandbox)
                 refusals = tuple(self._network.refusals(sandbox))
@@ -349,24 +284,17 @@ class LocalEngine:
                 unknown = str(error)
         return Observation(alive, oom_kills, refusals, unknown)
 
-    def _lock(self, sandbox: str) -> asyncio.Lock:
-        """Held while a sandbox's link is opened, or everything of it is destroyed."""
-        lock = self._locks.get(sandbox)
-        if lock is None:
-            lock = self._locks[sandbox] = asyncio.Lock()
-        return lock
-
     # Network ---------------------------------------------------------------------------------------------------------
 
     async def default_egress(self) -> HostList:
         return (await self._templates.registries()).hosts
 
     async def _resume_network(self, sandbox: str) -> None:
-        """Of a sandbox that another daemon made. Not while it is being destroyed: it would hold on to addresses that
-        are the next one's."""
+        """Of a sandbox that an earlier daemon made. Not while it is being destroyed: the network would hold on to
+        addresses that are the next sandbox's. FileNotFoundError when there is no such sandbox."""
         if not self._network.knows(sandbox):
-            async with self._lock(sandbox):
-                record = await asyncio.to_thread(self._load_record, sandbox)
+            async with self._links.lock(sandbox):
+                record = await asyncio.to_thread(self._records.load, sandbox)
                 await self._network.resume(sandbox, record.hostname)
 
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
@@ -377,7 +305,7 @@ class LocalEngine:
         await self._network.set_hosts(sandbox, hosts)
 
     async def reserve_wire(self, name: str) -> Wire:
-        """For something that is no sandbox, until `destroy`: its addresses are nobody else's."""
+        """For something that is no sandbox, until `destroy`: no sandbox gets its addresses."""
         return await self._network.reserve(name)
 
     @property
@@ -385,7 +313,7 @@ class LocalEngine:
         return self._images
 
     async def _more_trusted(self) -> str:
-        """Whom this machine's package clients trust, its image registries may be signed by too."""
+        """The certificates that the machine's package clients trust: its image registries may be signed by them too."""
         files = dict((await self._templates.registries()).files)
         return files.get(CA_BUNDLE, b"").decode()
 
@@ -395,19 +323,11 @@ class LocalEngine:
         work = self._creating.get(sandbox)
         if work is not None:
             await cancel_and_wait(work)
-        await self._rest(sandbox)
+        await self._stop(sandbox)
 
-    async def _rest(self, sandbox: str) -> None:
-        """What stays is the directory with the record, which keeps the range of ids, and the disk's image."""
-        paths = self.layout.sandbox(sandbox)
-        async with self._alone_with(sandbox):
-            await self._halt(sandbox)
-            try:
-                await finish_in_thread(put_down, paths)
-            except FileNotFoundError:
-                raise EngineError("sandbox", f"{sandbox} does not exist") from None
-            except OSError as error:
-                raise EngineError("disk", str(error)) from error
+    async def _stop(self, sandbox: str) -> None:
+        async with self._ended(sandbox):
+            await self._removal.stop(sandbox)
 
     async def start(self, sandbox: str, spec: SandboxSpec) -> None:
         runtime, _ = await self._trials.require(spec.runtime)
@@ -420,7 +340,7 @@ class LocalEngine:
     async def _wake(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
-            former = self._load_record(sandbox)
+            former = self._records.load(sandbox)
         except FileNotFoundError as error:
             hint = "its disk is kept: docs/local-engine.md says how to get at the files"
             raise EngineError("sandbox", f"{sandbox} cannot be started: it has no record", hint) from error
@@ -428,7 +348,7 @@ class LocalEngine:
             raise EngineError("sandbox", f"{sandbox} was made with {former.runtime}, not {spec.runtime.value}")
         if former.ready and self._cgroups.alive(sandbox):
             raise EngineError("sandbox", f"{sandbox} is running already")
-        await self._rest(sandbox)
+        await self._stop(sandbox)
         record = replace(former, instance=secrets.token_bytes(16).hex(), ready=False)
         try:
             record.save(paths.record)
@@ -436,7 +356,7 @@ class LocalEngine:
             await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out_again)
             replace(record, ready=True).save(paths.record)
         except BaseException as error:
-            await finish(self._rest(sandbox))
+            await finish(self._stop(sandbox))
             if isinstance(error, OSError):
                 raise EngineError("disk", str(error)) from error
             raise
@@ -447,72 +367,35 @@ class LocalEngine:
         work = self._creating.get(sandbox)
         if work is not None:
             await cancel_and_wait(work)
-        await self._remove(sandbox)
-
-    async def _remove(self, sandbox: str) -> None:
-        async with self._alone_with(sandbox):
-            await self._destroy(sandbox)
+        await self._destroy(sandbox)
 
     async def _destroy(self, sandbox: str) -> None:
-        paths = self.layout.sandbox(sandbox)
-        slot = self._find_slot(paths)
-        await self._halt(sandbox)
-        await asyncio.to_thread(disk.remove_tree, paths.top)
-        self._ids.release(slot)
-
-    async def _halt(self, sandbox: str) -> None:
-        """Everything but its directory goes, in whatever state it is."""
-        self._places.pop(sandbox, None)
-        link = self._links.pop(sandbox, None)
-        if link is not None:
-            await link.close()
-        await asyncio.to_thread(self._cgroups.kill, sandbox)
-        await asyncio.to_thread(forget_sandbox, self.layout, sandbox)
-        await self._network.remove(sandbox)
-        await disk.unmount_below(self.layout.sandbox(sandbox).top)
-        try:
-            await asyncio.to_thread(remove_placeholders, self.layout.sandbox(sandbox), self._damages)
-        except OSError as error:
-            raise EngineError("mounts", f"what was made for them cannot be removed now: {error}") from error
-        await asyncio.to_thread(self._cgroups.remove, sandbox)
+        async with self._ended(sandbox):
+            await self._removal.destroy(sandbox)
 
     async def set_aside(self, sandbox: str) -> str:
-        paths = self.layout.sandbox(sandbox)
-        async with self._alone_with(sandbox):
-            slot = self._find_slot(paths)
-            await self._halt(sandbox)
-            if not paths.disk_image.is_file():
-                await asyncio.to_thread(disk.remove_tree, paths.top)
-                return ""
-            kept = self.layout.kept / sandbox
-            try:
-                await finish_in_thread(put_down, paths)
-                kept.parent.mkdir(mode=0o700, exist_ok=True)
-                os.rename(paths.top, kept)
-            except OSError as error:
-                raise EngineError("disk", f"{paths.top} cannot be kept: {error}") from error
-            self._ids.release(slot)
-            return os.fspath(kept)
+        async with self._ended(sandbox):
+            return await self._removal.set_aside(sandbox)
+
+    @contextlib.asynccontextmanager
+    async def _ended(self, sandbox: str) -> AsyncIterator[None]:
+        async with self._links.ended(sandbox):
+            self._places.pop(sandbox, None)
+            yield
 
     def damages(self) -> Sequence[Damage]:
         return self._damages.take()
 
     async def list(self) -> Sequence[str]:
-        return sorted(await asyncio.to_thread(self._traces))
-
-    def _traces(self) -> set[str]:
-        named = {paths.top.name for paths in all_sandboxes(self.layout)}
-        return named | self._cgroups.sandboxes() | known_sandboxes(self.layout) | self._network.sandboxes()
+        return sorted(await asyncio.to_thread(self._removal.traces))
 
     async def close(self) -> None:
-        """What is half made is removed; what is made lives on."""
+        """Removes what is half made; what is made lives on."""
         await self._trials.close()
         for work in list(self._creating.values()):
             await cancel_and_wait(work)
         await self._templates.close()
-        for link in self._links.values():
-            await link.close()
-        self._links.clear()
+        await self._links.close()
         await self._network.close()
         if not await self.list():
             await asyncio.to_thread(self._cgroups.remove_all)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from k8e.damage import Damaged, read_own
+from k8e.damage import Damaged, Damages, read_own
 from k8e.engine import EngineError
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.runtime.bundle import ID_COUNT
@@ -76,6 +76,34 @@ def find_slot(paths: SandboxPaths) -> int | None:
         slot = (os.stat(paths.link, follow_symlinks=False).st_uid - _FIRST_ID) // ID_COUNT
         return slot if 0 <= slot < _SLOTS else None
     return None
+
+
+class Records:
+    """Of all sandboxes of an engine. One that is damaged is set aside and told."""
+
+    def __init__(self, layout: Layout, damages: Damages) -> None:
+        self._layout = layout
+        self._damages = damages
+
+    def load(self, sandbox: str) -> Record:
+        """FileNotFoundError, also from the second time on that one is damaged."""
+        path = self._layout.sandbox(sandbox).record
+        try:
+            return Record.load(path)
+        except Damaged as error:
+            self._damages.set_aside(path, error)
+            raise EngineError("record", f"what was known of {sandbox} is damaged: {error}") from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise EngineError("record", f"what is known of {sandbox} cannot be read now: {error}") from error
+
+    def find_slot(self, sandbox: str) -> int | None:
+        paths = self._layout.sandbox(sandbox)
+        try:
+            return find_slot(paths)
+        except OSError as error:
+            raise EngineError("record", f"{paths.record} cannot be read now: {error}") from error
 
 
 class IdRanges:

@@ -1,0 +1,93 @@
+"""The removal of a sandbox, in whatever state it is: the counterpart of construction.py.
+
+Each kind of trace is looked for instead of remembered, so that this is right after a crash at any step. The caller
+keeps the sandbox's link closed meanwhile (`Links.ended`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from k8e.damage import Damages
+from k8e.engine import EngineError
+from k8e.engine.local.construction import put_down
+from k8e.engine.local.disk import disk
+from k8e.engine.local.layout import Layout
+from k8e.engine.local.mounts.placeholders import remove_placeholders
+from k8e.engine.local.network.network import Network
+from k8e.engine.local.record import IdRanges, Records, all_sandboxes
+from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.engine.local.runtime.runtime import forget_sandbox, known_sandboxes
+from k8e.engine.local.system.tool import finish_in_thread
+
+
+class Removal:
+    def __init__(
+        self,
+        layout: Layout,
+        cgroups: Cgroups,
+        network: Network,
+        *,
+        records: Records,
+        ids: IdRanges,
+        damages: Damages,
+    ) -> None:
+        self._layout = layout
+        self._cgroups = cgroups
+        self._network = network
+        self._records = records
+        self._ids = ids
+        self._damages = damages
+
+    def traces(self) -> set[str]:
+        """Every sandbox of which there is one."""
+        named = {paths.top.name for paths in all_sandboxes(self._layout)}
+        return named | self._cgroups.sandboxes() | known_sandboxes(self._layout) | self._network.sandboxes()
+
+    async def stop(self, sandbox: str) -> None:
+        """The directory with the record, which keeps the range of ids, and the disk's image stay."""
+        await self._halt(sandbox)
+        try:
+            await finish_in_thread(put_down, self._layout.sandbox(sandbox))
+        except FileNotFoundError:
+            raise EngineError("sandbox", f"{sandbox} does not exist") from None
+        except OSError as error:
+            raise EngineError("disk", str(error)) from error
+
+    async def destroy(self, sandbox: str) -> None:
+        slot = self._records.find_slot(sandbox)
+        await self._halt(sandbox)
+        await asyncio.to_thread(disk.remove_tree, self._layout.sandbox(sandbox).top)
+        self._ids.release(slot)
+
+    async def set_aside(self, sandbox: str) -> str:
+        """Returns where its files are; empty when it had no disk."""
+        paths = self._layout.sandbox(sandbox)
+        slot = self._records.find_slot(sandbox)
+        await self._halt(sandbox)
+        if not paths.disk_image.is_file():
+            await asyncio.to_thread(disk.remove_tree, paths.top)
+            return ""
+        kept = self._layout.kept / sandbox
+        try:
+            await finish_in_thread(put_down, paths)
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            os.rename(paths.top, kept)
+        except OSError as error:
+            raise EngineError("disk", f"{paths.top} cannot be kept: {error}") from error
+        self._ids.release(slot)
+        return os.fspath(kept)
+
+    async def _halt(self, sandbox: str) -> None:
+        """Everything but its directory goes."""
+        paths = self._layout.sandbox(sandbox)
+        await asyncio.to_thread(self._cgroups.kill, sandbox)
+        await asyncio.to_thread(forget_sandbox, self._layout, sandbox)
+        await self._network.remove(sandbox)
+        await disk.unmount_below(paths.top)
+        try:
+            await asyncio.to_thread(remove_placeholders, paths, self._damages)
+        except OSError as error:
+            raise EngineError("mounts", f"what was made for them cannot be removed now: {error}") from error
+        await asyncio.to_thread(self._cgroups.remove, sandbox)
