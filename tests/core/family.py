@@ -24,7 +24,7 @@ async def check_hosts(rig: Rig, session: str, *hosts: str) -> None:
     sandbox = rig.sandbox_of(session)
     record = await rig.store.find_session(sandbox)
     assert record is not None
-    assert record.hosts.texts == rig.engine.egress(sandbox) == HostList.parse(hosts).texts
+    assert record.session.hosts.texts == rig.engine.egress(sandbox) == HostList.parse(hosts).texts
 
 
 async def read_audit(rig: Rig, event: str) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from k8e.core.access.lineage import Lineage, Process, read_lineage
 from k8e.core.approvals.approvals import MAX_PENDING, check_answerer
 from k8e.core.checks import MAX_WORDS, check_words
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope, SessionSpec
-from k8e.core.sessions.kinship import Lineage, Process, read_lineage
 from k8e.core.store.records import ApprovalRecord
 from k8e.settings import ApprovalsSettings, AuditSettings, Settings
 from tests.core.rig import ALICE, BOB, ROOT, ManualClock, Rig, fault, open_rig

@@ -154,7 +154,7 @@ async def die_at_each(
 
 async def check_sessions(rig: Rig, story: Story) -> set[str]:
     """Nothing is half done, nothing is there that should not be. Returns the sessions that live."""
-    phases = {record.phase for record in await rig.store.sessions()}
+    phases = {record.session.phase for record in await rig.store.sessions()}
     assert phases <= {Phase.ACTIVE, Phase.DESTROYED}
     alive = {session.session_id for session in await rig.service.sessions.list(ALICE)}
     assert story.created - story.destroying <= alive, "a session was lost"
@@ -241,7 +241,7 @@ async def test_killed_while_a_list_of_hosts_changes_it_is_the_same_on_record_and
             sandbox = rig.sandbox_of("one")
             record = await rig.store.find_session(sandbox)
             assert record is not None
-            assert record.hosts == session.hosts
+            assert record.session.hosts == session.hosts
             assert rig.engine.egress(sandbox) == session.hosts.texts
             await rig.service.sessions.destroy(ALICE, "one")
 

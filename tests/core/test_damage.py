@@ -7,7 +7,6 @@ import json
 import os
 import random
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from k8e.engine import EngineError
 from tests.core.bare_engine import BareEngine
 from tests.core.rig import ALICE, fault, open_rig
 from tests.core.test_recovery import edit
-from tests.core.test_store import SESSION
+from tests.core.test_store import make_session
 from tests.ways import SEED, WAYS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of another owner need root")
@@ -185,7 +184,7 @@ async def test_a_bit_anywhere_in_the_database_costs_no_start(tmp_path: Path) -> 
     path = tmp_path / "state.db"
     store = await Store.open(path)
     for number in range(20):
-        await store.insert_session(replace(SESSION, sandbox=f"sandbox-{number}", session_id=f"session-{number}"))
+        await store.insert_session(make_session(f"sandbox-{number}", f"session-{number}"))
         await store.put_image(ImageRecord(1000, "team", f"image-{number}", "sha256:x", 1.0, 1.0))
     await store.trust()
     await store.close()
@@ -201,7 +200,7 @@ async def test_a_bit_anywhere_in_the_database_costs_no_start(tmp_path: Path) -> 
         store = await Store.open(path)
         try:
             sessions, _, _ = await store.sessions(), await store.images(), await store.warm()
-            await store.insert_session(replace(SESSION, sandbox="new", session_id="new"))
+            await store.insert_session(make_session("new", "new"))
             names = {session.sandbox for session in sessions}
             assert len(names) == 20 or not store.known, (SEED, place, bit)
         finally:

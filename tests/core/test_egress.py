@@ -11,7 +11,7 @@ import pytest
 from k8e.core.egress.egress import apply_change
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import HostsChange, SessionSpec
-from k8e.core.store.database import StoreFailed
+from k8e.core.store.errors import StoreFailed
 from k8e.engine import EngineError
 from k8e.policy import NOTHING, HostList
 from k8e.settings import EgressSettings, Settings
@@ -34,7 +34,7 @@ async def check_hosts(rig: Rig, session: str, hosts: HostList) -> None:
     sandbox = rig.sandbox_of(session)
     record = await rig.store.find_session(sandbox)
     assert record is not None
-    assert record.hosts == hosts
+    assert record.session.hosts == hosts
     assert rig.engine.egress(sandbox) == hosts.texts
 
 
@@ -120,7 +120,7 @@ async def test_who_leaves_leaves_nothing_half_done(rig: Rig) -> None:
     await asyncio.wait({asking})
     await rig.service._parts.tasks.close(10)
     (live,) = rig.service._registry
-    await check_hosts(rig, session, live.record.hosts)
+    await check_hosts(rig, session, live.session.hosts)
 
 
 async def test_only_its_owner_can_and_only_while_it_lives(rig: Rig) -> None:

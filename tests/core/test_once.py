@@ -128,7 +128,7 @@ async def test_the_next_daemon_removes_what_a_crash_left(folder: Path) -> None:
     connection.close()
     async with open_rig(folder) as rig:
         assert await rig.engine.list() == [stays]
-        assert [record.session_id for record in await rig.store.sessions()] == ["two"]
+        assert [record.session.session_id for record in await rig.store.sessions()] == ["two"]
 
 
 async def test_it_is_on_record_as_such_before_there_is_a_sandbox(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ async def test_it_is_on_record_as_such_before_there_is_a_sandbox(rig: Rig, monke
     async def look(sandbox: str, spec: object) -> None:
         record = await rig.store.find_session(sandbox)
         assert record is not None
-        seen.append((record.phase, record.fleeting))
+        seen.append((record.session.phase, record.fleeting))
         await create(sandbox, spec)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rig.engine, "create", look)

@@ -163,7 +163,7 @@ async def test_who_leaves_while_claiming_leaves_nothing(folder: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await creating
         await settle(rig)
-        assert await rig.store.sessions() == [] or (await rig.store.sessions())[0].phase is Phase.DESTROYED
+        assert await rig.store.sessions() == [] or (await rig.store.sessions())[0].session.phase is Phase.DESTROYED
         assert names[0] not in await rig.engine.list(), "something of the session may have been in it"
         assert set(await rig.engine.list()) == set(ready(rig)) == {row.sandbox for row in await rig.store.warm()}
 
@@ -241,7 +241,7 @@ async def test_a_list_that_cannot_be_put_in_force_is_no_session(folder: Path) ->
         rig.engine.egress_failure = None
         await settle(rig)
         assert names[0] not in await rig.engine.list()
-        assert [record for record in await rig.store.sessions() if record.phase is not Phase.DESTROYED] == []
+        assert [record for record in await rig.store.sessions() if record.session.phase is not Phase.DESTROYED] == []
 
 
 # Priority

@@ -104,7 +104,7 @@ async def test_a_sessions_shape_is_on_record_and_in_the_audit_log(rig: Rig) -> N
     assert shape == replace(wanted, mounts=(replace(PROJECT, owner=ALICE.uid),))
     record = await rig.store.find_session(rig.sandbox_of(session))
     assert record is not None
-    assert record.shape == shape
+    assert record.session.shape == shape
     await rig.service.sessions.destroy(ALICE, session)
     await rig.service.close()
     (line,) = [line for line in rig.read_audit() if line["event"] == "session_created"]

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import sqlite3
 import stat
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from k8e.core.errors import Kind
-from k8e.core.model import Caller, Phase, Status
-from k8e.core.store import database
-from k8e.core.store.database import StoreFailed
+from k8e.core.model import Caller, Phase, Session, Status
+from k8e.core.store import database, schema
+from k8e.core.store.errors import StoreFailed
 from k8e.core.store.records import RunRecord, SessionRecord
 from k8e.core.store.store import KEPT_SESSIONS, Store
 from k8e.engine import Limits, Runtime
@@ -19,21 +21,28 @@ from tests.core.rig import fault
 
 SESSION = SessionRecord(
     sandbox="s1",
-    session_id="one",
-    tenant="default",
-    owner=1000,
-    phase=Phase.CREATING,
-    runtime=Runtime.GVISOR,
-    image="host",
-    limits=Limits(cpus=2, memory=1 << 30),
-    env_keys=("A", "B"),
-    created=1.5,
-    last_used=2.5,
-    ttl=60,
+    session=Session(
+        session_id="one",
+        tenant="default",
+        owner=1000,
+        phase=Phase.CREATING,
+        runtime=Runtime.GVISOR,
+        image="host",
+        limits=Limits(cpus=2, memory=1 << 30),
+        env_keys=("A", "B"),
+        created=1.5,
+        last_used=2.5,
+        ttl=60,
+    ),
     boot="boot",
     used_at=3.5,
 )
 RUN = RunRecord(run_id="r1", sandbox="s1", background=True, started=4.5, oom_before=3, command=2**64 - 1)
+
+
+def make_session(sandbox: str, session_id: str = "one", tenant: str = "default") -> SessionRecord:
+    session = replace(SESSION.session, session_id=session_id, tenant=tenant)
+    return replace(SESSION, sandbox=sandbox, session=session)
 
 
 @pytest.fixture
@@ -68,10 +77,10 @@ async def test_of_living_sessions_a_name_is_given_once(path: Path) -> None:
     store = await Store.open(path)
     await store.insert_session(SESSION)
     with fault(Kind.UNAVAILABLE, "state_unavailable"):
-        await store.insert_session(replace(SESSION, sandbox="s2"))
-    await store.insert_session(replace(SESSION, sandbox="s3", tenant="other"))
+        await store.insert_session(make_session("s2"))
+    await store.insert_session(make_session("s3", tenant="other"))
     await store.end_session("s1", "destroyed", 5.0, keep_runs=False)
-    await store.insert_session(replace(SESSION, sandbox="s2"))
+    await store.insert_session(make_session("s2"))
     await store.close()
 
 
@@ -79,9 +88,9 @@ async def test_the_memory_of_gone_sessions_is_bounded(path: Path, monkeypatch: p
     assert KEPT_SESSIONS > 3
     monkeypatch.setattr("k8e.core.store.store.KEPT_SESSIONS", 3)
     store = await Store.open(path)
-    await store.insert_session(replace(SESSION, sandbox="alive", session_id="alive"))
+    await store.insert_session(make_session("alive", "alive"))
     for number in range(6):
-        await store.insert_session(replace(SESSION, sandbox=f"s{number}"))
+        await store.insert_session(make_session(f"s{number}"))
         await store.insert_run(replace(RUN, run_id=f"r{number}", sandbox=f"s{number}"), 10)
         await store.end_session(f"s{number}", "lost", 5.0, keep_runs=True)
     assert [record.sandbox for record in await store.sessions()] == ["alive", "s3", "s4", "s5"]
@@ -123,9 +132,9 @@ async def test_a_full_disk_is_a_fault(path: Path) -> None:
     await store._query("PRAGMA max_page_count = 1")  # SQLite's own way to be full
     with fault(Kind.UNAVAILABLE, "state_unavailable"):
         for number in range(200):
-            await store.insert_session(replace(SESSION, sandbox=f"s{number}", session_id=f"s{number}"))
+            await store.insert_session(make_session(f"s{number}", f"s{number}"))
     await store._query("PRAGMA max_page_count = 1000000")
-    await store.insert_session(replace(SESSION, sandbox="after", session_id="after"))
+    await store.insert_session(make_session("after", "after"))
     await store.close()
 
 
@@ -138,7 +147,7 @@ async def test_a_journal_that_stays_does_not_undo_what_was_written(path: Path) -
 
     store._connection.set_authorizer(refuse)
     await store.set_phase("s1", Phase.STOPPED, durable=True)
-    assert [record.phase for record in await store.sessions()] == [Phase.STOPPED]
+    assert [record.session.phase for record in await store.sessions()] == [Phase.STOPPED]
     await store.close()
 
 
@@ -157,18 +166,31 @@ async def test_an_older_file_is_brought_up_to_date_step_by_step(path: Path, monk
     store = await Store.open(path)
     await store.insert_session(SESSION)
     await store.close()
-    more = (*database.MIGRATIONS, ("CREATE TABLE audit (line TEXT)", "INSERT INTO audit VALUES ('begun')"))
-    monkeypatch.setattr(database, "MIGRATIONS", more)
+    more = (*schema.MIGRATIONS, ("CREATE TABLE audit (line TEXT)", "INSERT INTO audit VALUES ('begun')"))
+    monkeypatch.setattr(schema, "MIGRATIONS", more)
     for _ in range(2):
         store = await Store.open(path)
-        assert await store._query("SELECT * FROM audit") == [("begun",)]
+        assert [tuple(row) for row in await store._query("SELECT * FROM audit")] == [("begun",)]
         assert await store.sessions() == [SESSION]
         await store.close()
 
 
+async def test_a_session_of_the_first_version_is_read(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in schema.MIGRATIONS[0]:
+            connection.execute(statement)
+        limits, keys = json.dumps(asdict(SESSION.session.limits)), '["A", "B"]'
+        row = ("s1", "one", "default", 1000, "creating", "gvisor", "host", limits, keys, 1.5, 2.5, 60, "boot", 3.5, "")
+        connection.execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(row))})", row)
+        connection.execute("PRAGMA user_version = 1")
+    store = await Store.open(path)
+    assert await store.sessions() == [SESSION]
+    await store.close()
+
+
 async def test_a_step_that_fails_is_taken_back_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, ("CREATE TABLE audit (line TEXT)", "nonsense")))
+        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ("CREATE TABLE audit (line TEXT)", "nonsense")))
         with pytest.raises(StoreFailed):
             await Store.open(path)
     store = await Store.open(path)

@@ -86,7 +86,7 @@ class Quotas:
         most = self._settings.sessions
         if most and len(theirs) >= most:
             raise _exhausted("too_many_sessions", f"you have {most} sessions already", _LATER, "sessions")
-        disk = sum(live.record.limits.disk for live in theirs) + limits.disk
+        disk = sum(live.session.limits.disk for live in theirs) + limits.disk
         room, origin = self._most(payer, "disk")
         if room and disk > room:
             error = _describe_sum("disk", disk, room)
@@ -96,7 +96,7 @@ class Quotas:
 
     def check_start(self, payer: Payer, limits: Limits, others: Iterable[Live]) -> None:
         """Whether one more may run. Those that are stopped take no processor and no memory."""
-        theirs = [live.record.limits for live in others if live.payer == payer and not live.stopped]
+        theirs = [live.session.limits for live in others if live.payer == payer and not live.stopped]
         cpus = sum(one.cpus for one in theirs) + limits.cpus
         most, origin = self._most(payer, "cpus")
         if most and cpus > most + 1e-9:

@@ -3,7 +3,7 @@
 Somebody else is another user of the machine who may see the session (that is root), or another API key that may answer
 for people: what a program of the asking user cannot make. A process, a session, a terminal it can make, so they count
 only where the settings say so (`same_user`), and then only if they have nothing to do with the process that asked
-(kinship.py). A program inside a sandbox reaches no door at all.
+(lineage.py). A program inside a sandbox reaches no door at all.
 
 Questions are on record before anybody hears of them: a new daemon goes on with them, and who waited can ask again.
 Deadlines count on the clock that never jumps. Nothing is approved by time passing.
@@ -20,12 +20,12 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.access.access import may_see, require_scope
+from k8e.core.access.lineage import Lineage, are_related, read_lineage
 from k8e.core.calls import call
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts
-from k8e.core.sessions.kinship import Lineage, are_related, read_lineage
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import ApprovalRecord
@@ -120,8 +120,8 @@ class Approvals:
                 approval_id=approval_id,
                 sandbox=live.sandbox,
                 session_id=live.session_id,
-                tenant=live.record.tenant,
-                owner=live.record.owner,
+                tenant=live.session.tenant,
+                owner=live.session.owner,
                 action=action,
                 asker=caller.label,
                 lineage=await _find_lineage(caller),

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 from k8e.core.checks import check_hosts, refuse
 from k8e.core.egress.ceiling import check_ceiling
@@ -72,13 +71,13 @@ class Egress:
                     if member is not None:
                         await stack.enter_async_context(member.changing_hosts)
                 self._sessions.check_active(live)
-                old = live.record.hosts
+                old = live.session.hosts
                 new = apply_change(old, change)
                 if new != old:
                     field = "add" if change.hosts is None else "hosts"
                     await check_ceiling(self._parts, caller, field, new, old)
                     if live.parent is not None:
-                        check_reach(field, new, live.parent.record)
+                        check_reach(field, new, live.parent.session)
                     await self._log(live, caller, old, new)
                     await asyncio.gather(*(self._narrow(child, new) for child in live.children))
                     await self._replace(live, old, new)
@@ -96,19 +95,19 @@ class Egress:
         """Takes off a child's list what its parent's will not have any more. A child with which that is not possible is
         ended: neither does it keep what is revoked, nor does it keep anybody from revoking."""
         async with child.changing_hosts:
-            old = child.record.hosts
+            old = child.session.hosts
             if child.ending is not None or not excess(old, limit):
                 return
             new = common(old, limit)
             self._parts.audit.note("hosts_narrowed", **child.identity, before=old.texts, after=new.texts)
             if child.phase is Phase.CREATING:  # nothing runs in it yet; it is put in force before something does
-                child.record = replace(child.record, hosts=new)
+                child.set_hosts(new)
                 await self._write_back(child, new)
                 return
             try:
                 await self._replace(child, old, new)
             except Fault as fault:
-                if child.record.hosts != new and child.usable:
+                if child.session.hosts != new and child.usable:
                     warn("hosts_not_narrowed", session=child.session_id, sandbox=child.sandbox, cause=fault)
                     await wait_done(self._sessions.end(child, UNBOUND))
 
@@ -123,7 +122,7 @@ class Egress:
             if unwritten is None:
                 await self._write_back(live, old)
             raise translate(error, "changing what the session may reach") from error
-        live.record = replace(live.record, hosts=new)
+        live.set_hosts(new)
         live.hosts_unsaved = unwritten is not None
         if unwritten is not None:
             raise Fault(
@@ -153,11 +152,11 @@ class Egress:
     async def restore(self, live: Live) -> None:
         """What a daemon does that finds a session: whatever the kernel has, the record's list comes into force. A
         child's is never more than its parent's, should the former one not have come to that."""
-        if live.parent is not None and excess(live.record.hosts, live.parent.record.hosts):
-            live.record = replace(live.record, hosts=common(live.record.hosts, live.parent.record.hosts))
-            await self._write_back(live, live.record.hosts)
+        if live.parent is not None and excess(live.session.hosts, live.parent.session.hosts):
+            live.set_hosts(common(live.session.hosts, live.parent.session.hosts))
+            await self._write_back(live, live.session.hosts)
         try:
-            await self._parts.engine.set_egress(live.sandbox, live.record.hosts)
+            await self._parts.engine.set_egress(live.sandbox, live.session.hosts)
         except EngineError as error:
             raise translate(error, "putting the session's list of hosts in force") from error
 
@@ -166,5 +165,5 @@ class Egress:
         for live in self._registry:
             if live.hosts_unsaved:
                 async with live.changing_hosts:
-                    await self._parts.store.set_hosts(live.sandbox, live.record.hosts)
+                    await self._parts.store.set_hosts(live.sandbox, live.session.hosts)
                     live.hosts_unsaved = False

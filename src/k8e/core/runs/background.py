@@ -131,10 +131,11 @@ class Background:
         if record and live:
             return record, live, live.session_id
         # Asked for one that does not exist, too: somebody else's must not take longer.
-        session = await self._store.find_session(record.sandbox if record else "")
-        gone = session is not None and session.phase is Phase.DESTROYED
-        if record and session and gone and may_see(caller, session.owner, session.tenant):
-            return record, None, session.session_id
+        ended = await self._store.find_session(record.sandbox if record else "")
+        if record and ended and ended.session.phase is Phase.DESTROYED:
+            session = ended.session
+            if may_see(caller, session.owner, session.tenant):
+                return record, None, session.session_id
         raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="Runs end with their session.")
 
     async def find_foreground(self, caller: Caller, run_id: str) -> Foreground | None:

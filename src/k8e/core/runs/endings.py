@@ -61,7 +61,7 @@ class Endings:
         self._put(replace(record, status=Status.LOST), live)
         if not isinstance(error, Gone):
             raise translate(error, "the command") from error
-        if live.record.persistent and live.phase is not Phase.DESTROYING:
+        if live.session.persistent and live.phase is not Phase.DESTROYING:
             raise Fault(
                 Kind.LOST,
                 "session_stopped",
@@ -139,5 +139,5 @@ class Endings:
 
 
 def _describe_loss(live: Live) -> str:
-    kept = "its files are kept" if live.record.persistent else "its files are gone"
+    kept = "its files are kept" if live.session.persistent else "its files are gone"
     return f"{describe_end(live.record.reason)}: {kept}"

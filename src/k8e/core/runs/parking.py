@@ -167,7 +167,7 @@ class Parking:
 
     async def _park_one(self, live: Live, watch: _Watch, kind: Kind) -> None:
         try:
-            memory = live.record.limits.memory
+            memory = live.session.limits.memory
             done = await _park(watch.sandbox, watch.place, memory, live.env, kind, KEEP)
         except LinkError:
             return  # whoever runs the next command hears of it

@@ -264,7 +264,7 @@ def place_run(opened: Opened, plan: ExecSpec, spec: RunSpec) -> ExecSpec:
         plan,
         argv=argv,
         env=env,
-        cwd=plan.cwd or opened.live.record.workdir.encode() or place.workdir,
+        cwd=plan.cwd or opened.live.session.workdir.encode() or place.workdir,
         identity=place.user,
         keep_capabilities=place.capable,
     )

@@ -8,7 +8,6 @@ become narrower, and the child's with it (egress.py); nothing else of either can
 from __future__ import annotations
 
 import posixpath
-import secrets
 from dataclasses import fields, replace
 from typing import Final
 
@@ -18,7 +17,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import WORKSPACE, Caller, ChildSpec, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
-from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.creation import Creation, make_id, make_sandbox_name
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import SessionRecord
@@ -63,7 +62,7 @@ def choose_limits(parent: Limits, spec: ChildSpec) -> Limits:
     return limits
 
 
-def choose_hosts(parent: SessionRecord, spec: ChildSpec) -> HostList:
+def choose_hosts(parent: Session, spec: ChildSpec) -> HostList:
     if spec.allowed_hosts is None:
         return parent.hosts
     hosts = checks.check_hosts("allowed_hosts", spec.allowed_hosts)
@@ -71,7 +70,7 @@ def choose_hosts(parent: SessionRecord, spec: ChildSpec) -> HostList:
     return hosts
 
 
-def check_reach(field: str, hosts: HostList, parent: SessionRecord) -> None:
+def check_reach(field: str, hosts: HostList, parent: Session) -> None:
     over = [str(entry) for entry in excess(hosts, parent.hosts)]
     if over:
         some, more = ",".join(over[:_SHOWN]), ",..." if len(over) > _SHOWN else ""
@@ -93,7 +92,7 @@ def choose_shape(parent: Shape, spec: ChildSpec) -> Shape:
     return shape
 
 
-def choose_ttl(parent: SessionRecord, spec: ChildSpec) -> float:
+def choose_ttl(parent: Session, spec: ChildSpec) -> float:
     if spec.ttl is None:
         return parent.ttl
     checks.check_ttl(spec.ttl)
@@ -141,14 +140,23 @@ class Children:
         self._check_parent(parent)
         digest = parent.record.digest
         if spec.image:
-            digest = await self._creation.images.resolve(parent.record.owner, parent.record.tenant, spec.image)
+            digest = await self._creation.images.resolve(parent.session.owner, parent.session.tenant, spec.image)
         if spec.runtime is not None:
-            await self._creation.choose_runtime(choose_runtime(parent.record.runtime, spec.runtime))
+            await self._creation.choose_runtime(choose_runtime(parent.session.runtime, spec.runtime))
         # From here to where it is registered nothing is waited for: a parent that ends, or may reach less, knows it.
         self._check_parent(parent)
-        record = replace(self._make_record(parent.record, spec), digest=digest)
-        checks.check_memory(record.runtime, record.limits)
-        child = Live(record, self._parts.clock, env, parent)
+        clock = self._parts.clock
+        session = derive(parent.session, spec, clock.wall())
+        checks.check_memory(session.runtime, session.limits)
+        record = SessionRecord(
+            make_sandbox_name(),
+            session,
+            clock.boot,
+            clock.monotonic(),
+            parent_sandbox=parent.sandbox,
+            digest=digest,
+        )
+        child = Live(record, clock, env, parent)
         self._creation.register(child)
         child.touch()
         with self._pool.foreground():
@@ -169,27 +177,24 @@ class Children:
         self._sessions.check_active(parent)
         self._quotas.check_child(parent)
 
-    def _make_record(self, parent: SessionRecord, spec: ChildSpec) -> SessionRecord:
-        clock = self._parts.clock
-        return SessionRecord(
-            sandbox=secrets.token_hex(8),
-            session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
-            tenant=parent.tenant,
-            owner=parent.owner,
-            phase=Phase.CREATING,
-            runtime=choose_runtime(parent.runtime, spec.runtime),
-            image=spec.image or parent.image,
-            limits=choose_limits(parent.limits, spec),
-            env_keys=tuple(sorted(spec.env)),
-            created=clock.wall(),
-            last_used=clock.wall(),
-            ttl=choose_ttl(parent, spec),
-            boot=clock.boot,
-            used_at=clock.monotonic(),
-            hosts=choose_hosts(parent, spec),
-            parent=parent.sandbox,
-            parent_id=parent.session_id,
-            shape=choose_shape(parent.shape, spec),
-            labels={AGENT_TYPE: spec.agent_type} if spec.agent_type else {},
-            workdir=choose_workdir(spec),
-        )
+
+def derive(parent: Session, spec: ChildSpec, now: float) -> Session:
+    """The child that is asked for, as far as its parent allows it."""
+    return Session(
+        session_id=spec.session_id or make_id(),
+        tenant=parent.tenant,
+        owner=parent.owner,
+        phase=Phase.CREATING,
+        runtime=choose_runtime(parent.runtime, spec.runtime),
+        image=spec.image or parent.image,
+        limits=choose_limits(parent.limits, spec),
+        env_keys=tuple(sorted(spec.env)),
+        created=now,
+        last_used=now,
+        ttl=choose_ttl(parent, spec),
+        hosts=choose_hosts(parent, spec),
+        parent=parent.session_id,
+        shape=choose_shape(parent.shape, spec),
+        labels={AGENT_TYPE: spec.agent_type} if spec.agent_type else {},
+        workdir=choose_workdir(spec),
+    )

@@ -17,7 +17,7 @@ from k8e.core.egress.witness import Witness
 from k8e.core.errors import Fault, Kind
 from k8e.core.images import Images
 from k8e.core.log.journal import note
-from k8e.core.model import Caller, ManifestEntry, Phase, SessionSpec
+from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
 from k8e.core.pool.pool import Claimed, Pool
@@ -37,6 +37,14 @@ from k8e.link.model import Sandbox
 from k8e.policy import HostList
 
 _BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
+
+
+def make_id() -> str:
+    return f"sess-{secrets.token_hex(8)}"
+
+
+def make_sandbox_name() -> str:
+    return secrets.token_hex(8)
 
 
 class Creation:
@@ -79,11 +87,14 @@ class Creation:
         digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         hosts = await self._choose_hosts(caller, spec)
         runtime = await self.choose_runtime(spec.runtime)
-        record = replace(self._make_record(caller, spec, runtime, hosts), fleeting=fleeting, digest=digest)
-        checks.check_memory(runtime, record.limits)
+        session = self._describe(caller, spec, runtime, hosts)
+        checks.check_memory(runtime, session.limits)
         with self._pool.foreground():
-            claimed = await self._claim(spec, record)
-            live = Live(replace(record, sandbox=claimed.name) if claimed else record, self._parts.clock, env)
+            claimed = await self._claim(spec, session, digest)
+            sandbox = claimed.name if claimed else make_sandbox_name()
+            clock = self._parts.clock
+            record = SessionRecord(sandbox, session, clock.boot, clock.monotonic(), fleeting=fleeting, digest=digest)
+            live = Live(record, clock, env)
             self.register(live, claimed)
             await self.bring_up(live, caller, spec.manifest, claimed)
         self.log_created(live, caller, began)
@@ -105,7 +116,7 @@ class Creation:
         self._parts.metrics.creates.add()
         self._parts.metrics.create_seconds.observe(self._parts.clock.monotonic() - began)
         facts = {"session": live.session_id, "caller": caller.label, "sandbox": live.sandbox}
-        note("session_created", **facts, runtime=live.record.runtime.value)
+        note("session_created", **facts, runtime=live.session.runtime.value)
 
     async def _choose_hosts(self, caller: Caller, spec: SessionSpec) -> HostList:
         if spec.allowed_hosts is not None:
@@ -118,10 +129,10 @@ class Creation:
         await check_ceiling(self._parts, caller, "more_hosts", more)
         return (await find_usual_hosts(self._parts)).plus(more)
 
-    async def _claim(self, spec: SessionSpec, record: SessionRecord) -> Claimed | None:
-        template = Template(record.runtime, record.digest, record.limits, record.shape.unbound)
+    async def _claim(self, spec: SessionSpec, session: Session, digest: str) -> Claimed | None:
+        template = Template(session.runtime, digest, session.limits, session.shape.unbound)
         usual = spec.runtime is None and replace(template, shape=PLAIN) == Template(
-            record.runtime, limits=self.default_limits
+            session.runtime, limits=self.default_limits
         )
         # Whoever has a project in it works there, and is back soon.
         usual = usual and (template.shape == PLAIN or bool(template.shape.slots))
@@ -130,17 +141,16 @@ class Creation:
     def register(self, live: Live, claimed: Claimed | None = None) -> None:
         try:
             self._registry.check_name(live)  # before it counts as a creation
-            self._quotas.check_session(live.payer, live.record.limits, self._registry)
+            self._quotas.check_session(live.payer, live.session.limits, self._registry)
             self._registry.add(live)
         except Fault:
             if claimed:
                 self._pool.put_back(claimed)
             raise
 
-    def _make_record(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> SessionRecord:
-        return SessionRecord(
-            sandbox=secrets.token_hex(8),
-            session_id=spec.session_id or f"sess-{secrets.token_hex(8)}",
+    def _describe(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> Session:
+        return Session(
+            session_id=spec.session_id or make_id(),
             tenant=choose_tenant(caller, spec.tenant),
             owner=caller.uid,
             phase=Phase.CREATING,
@@ -151,8 +161,6 @@ class Creation:
             created=self._parts.clock.wall(),
             last_used=self._parts.clock.wall(),
             ttl=self._parts.settings.limits.ttl if spec.ttl is None else spec.ttl,
-            boot=self._parts.clock.boot,
-            used_at=self._parts.clock.monotonic(),
             hosts=hosts,
             persistent=spec.persistent,
             shape=spec.shape,
@@ -177,30 +185,30 @@ class Creation:
     async def _build(
         self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry], claimed: Claimed | None
     ) -> None:
-        made_with = live.record.hosts
+        made_with = live.session.hosts
         sandbox, place = await (self._bind(live, claimed) if claimed else self._make(live))
         await keep_env(sandbox, live.env)
         await self._keep_env(live)
         await self._furnish(live, sandbox, place, live.env, manifest)
-        await make_workdir(sandbox, place, live.record.workdir)
+        await make_workdir(sandbox, place, live.session.workdir)
         await self._log_creation(live, caller)
         async with live.changing_hosts:
-            if live.record.hosts != made_with:  # a parent's became narrower meanwhile
+            if live.session.hosts != made_with:  # a parent's became narrower meanwhile
                 with translated("putting the session's list of hosts in force"):
-                    await self._parts.engine.set_egress(live.sandbox, live.record.hosts)
-            await self._parts.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.record.persistent)
+                    await self._parts.engine.set_egress(live.sandbox, live.session.hosts)
+            await self._parts.store.set_phase(live.sandbox, Phase.ACTIVE, durable=live.session.persistent)
             if live.ending is not None:
                 return
             live.advance(Event.BUILT)
         live.touch()
         parked = claimed is not None and sandbox is claimed.sandbox
-        parked = parked and not waits_for_mounts(live.record.shape.unbound, place)
+        parked = parked and not waits_for_mounts(live.session.shape.unbound, place)
         self._parking.begin(live, sandbox, place, warm=parked)
         self._parts.metrics.sessions.value = len(self._registry)
 
     async def _keep_env(self, live: Live) -> None:
-        plain = tuple(pair for pair in live.env if pair[0].decode() not in live.record.secret_keys)
-        if live.record.persistent and plain:
+        plain = tuple(pair for pair in live.env if pair[0].decode() not in live.session.secret_keys)
+        if live.session.persistent and plain:
             await self._environments.keep(live.sandbox, plain)
 
     async def _make(self, live: Live) -> tuple[Sandbox, Place]:
@@ -213,13 +221,14 @@ class Creation:
     @staticmethod
     def describe(record: SessionRecord) -> SandboxSpec:
         """The sandbox of a session, when it is made and whenever it is started again."""
+        session = record.session
         return SandboxSpec(
-            record.runtime,
+            session.runtime,
             record.digest,
-            record.limits,
-            egress=record.hosts,
-            shape=record.shape,
-            shares=record.parent,
+            session.limits,
+            egress=session.hosts,
+            shape=session.shape,
+            shares=record.parent_sandbox,
         )
 
     async def _make_sandbox(self, live: Live) -> tuple[Sandbox, Place]:
@@ -239,11 +248,11 @@ class Creation:
             raise
         live.stored = True
         with translated("putting the session's list of hosts in force"):
-            await self._parts.engine.set_egress(live.sandbox, live.record.hosts)
-        if not live.record.shape.mounts:
+            await self._parts.engine.set_egress(live.sandbox, live.session.hosts)
+        if not live.session.shape.mounts:
             return claimed.sandbox, claimed.place
         try:
-            await self._parts.engine.bind(live.sandbox, live.record.shape.mounts)
+            await self._parts.engine.bind(live.sandbox, live.session.shape.mounts)
         except EngineError as error:
             if isinstance(error, MountRefused):
                 raise translate(error, "creating the sandbox") from error
@@ -270,20 +279,20 @@ class Creation:
             raise await self._witness.explain(live, mark, fault) from fault.__cause__
 
     async def _log_creation(self, live: Live, caller: Caller) -> None:
-        record = live.record
+        session = live.session
         await self._parts.audit.record(
             "session_created",
             **live.identity,
             caller=caller.label,
-            runtime=record.runtime.value,
-            image=record.image,
-            digest=record.digest,
-            limits=asdict(record.limits),
-            ttl=record.ttl,
-            env_keys=record.env_keys,
-            allowed_hosts=record.hosts.texts,
-            shape=asdict(record.shape),
-            **({"parent": record.parent_id, **record.labels} if record.parent else {}),
+            runtime=session.runtime.value,
+            image=session.image,
+            digest=live.record.digest,
+            limits=asdict(session.limits),
+            ttl=session.ttl,
+            env_keys=session.env_keys,
+            allowed_hosts=session.hosts.texts,
+            shape=asdict(session.shape),
+            **({"parent": session.parent, **session.labels} if session.parent else {}),
         )
 
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:

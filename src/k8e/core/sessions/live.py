@@ -14,6 +14,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, Phase, Session
 from k8e.core.sessions.phases import Event, follow
 from k8e.core.store.records import SessionRecord
+from k8e.policy import HostList
 
 REMEMBERED = 1000  # ends of sessions of one payer, for a better answer than "never heard of it"
 REMEMBERED_IN_ALL = 5000
@@ -38,7 +39,7 @@ class Live:
         self.record = record
         self.parent = parent
         self.children: list[Live] = []  # those that are not gone
-        self.last_used = record.last_used  # here and not in the record, which would be made anew at every use
+        self.last_used = record.session.last_used  # here and not in the record, which would be made anew at every use
         self.used_at = record.used_at
         self.env = env
         self.uses = 0  # in flight
@@ -67,12 +68,17 @@ class Live:
         return self.record.sandbox
 
     @property
+    def session(self) -> Session:
+        """As it is on record; `show` has what is known only here."""
+        return self.record.session
+
+    @property
     def session_id(self) -> str:
-        return self.record.session_id
+        return self.session.session_id
 
     @property
     def phase(self) -> Phase:
-        return self.record.phase
+        return self.session.phase
 
     @property
     def usable(self) -> bool:
@@ -86,39 +92,47 @@ class Live:
     @property
     def identity(self) -> dict[str, object]:
         """For the audit log."""
-        record = self.record
+        session = self.session
         return {
-            "session": record.session_id,
-            "sandbox": record.sandbox,
-            "owner": record.owner,
-            "tenant": record.tenant,
+            "session": session.session_id,
+            "sandbox": self.sandbox,
+            "owner": session.owner,
+            "tenant": session.tenant,
         }
 
     @property
     def name(self) -> Name:
-        return self.record.owner, self.record.tenant, self.record.session_id
+        return self.session.owner, self.session.tenant, self.session.session_id
 
     @property
     def payer(self) -> Payer:
-        return find_payer(self.record.owner, self.record.tenant)
+        return find_payer(self.session.owner, self.session.tenant)
 
     def show(self) -> Session:
         children = tuple(child.session_id for child in self.children)
-        return replace(replace(self.record, last_used=self.last_used).show(), children=children)
+        return replace(self.session, last_used=self.last_used, children=children)
 
     def advance(self, event: Event, reason: str = "") -> None:
         """The only writer of the phase. What is begun again keeps its first reason; what is active has none."""
         phase = follow(self.phase, event)
         if phase is self.phase or not reason:
             reason = self.record.reason or reason
-        self.record = replace(self.record, phase=phase, reason="" if phase is Phase.ACTIVE else reason)
+        session = replace(self.session, phase=phase)
+        self.record = replace(self.record, session=session, reason="" if phase is Phase.ACTIVE else reason)
+
+    def set_hosts(self, hosts: HostList) -> None:
+        """The list that is in force from now on."""
+        self.record = replace(self.record, session=replace(self.session, hosts=hosts))
 
     def part(self, reason: str) -> None:
         if not self.gone.done():
             self.gone.set_result(Gone(reason))
 
-    def revive(self, env: tuple[tuple[bytes, bytes], ...]) -> None:
+    def revive(
+        self, env: tuple[tuple[bytes, bytes], ...], env_keys: tuple[str, ...], secret_keys: tuple[str, ...]
+    ) -> None:
         """It runs again, and nothing of what ran before: whoever waited for that has been told."""
+        self.record = replace(self.record, session=replace(self.session, env_keys=env_keys, secret_keys=secret_keys))
         self.advance(Event.STARTED)
         self.env = env
         self.oom_kills, self.oom_at = 0, None
@@ -154,10 +168,10 @@ class Live:
 
     @property
     def expired(self) -> bool:
-        if self.record.persistent:
+        if self.session.persistent:
             return False
         idle = self._clock.monotonic() - self.used_at
-        return self.usable and not self.busy and idle >= self.record.ttl
+        return self.usable and not self.busy and idle >= self.session.ttl
 
 
 class Registry:
@@ -223,9 +237,9 @@ class Registry:
     def find(self, caller: Caller, session_id: str) -> Live:
         namesakes = self._by_id.get(session_id, {})
         mine = namesakes.get((caller.uid, caller.tenant or "default", session_id))
-        if mine is not None and caller.meant.covers(mine.record.owner, mine.record.tenant):
+        if mine is not None and caller.meant.covers(mine.session.owner, mine.session.tenant):
             return mine
-        seen = [live for live in namesakes.values() if may_see(caller, live.record.owner, live.record.tenant)]
+        seen = [live for live in namesakes.values() if may_see(caller, live.session.owner, live.session.tenant)]
         if not seen:
             raise self.missing(caller, session_id)
         if len(seen) > 1:
@@ -244,7 +258,7 @@ class Registry:
 
     def find_sandbox(self, caller: Caller, sandbox: str) -> Live | None:
         live = self._by_sandbox.get(sandbox)
-        return live if live and may_see(caller, live.record.owner, live.record.tenant) else None
+        return live if live and may_see(caller, live.session.owner, live.session.tenant) else None
 
     def missing(self, caller: Caller, session_id: str) -> Fault:
         """Says why it is gone to whom it would have been shown."""
@@ -257,10 +271,10 @@ class Registry:
         return Fault(Kind.NOT_FOUND, "session_not_found", error, detail=reasons[-1] if reasons else "", hint=hint)
 
     def visible(self, caller: Caller) -> list[Live]:
-        return [live for live in self if may_see(caller, live.record.owner, live.record.tenant)]
+        return [live for live in self if may_see(caller, live.session.owner, live.session.tenant)]
 
 
 def _describe_owner(live: Live) -> str:
-    record = live.record
-    whose = "the gateway's" if record.owner == REMOTE else f"uid {record.owner}'s"
-    return f"{whose} in tenant {record.tenant}"
+    session = live.session
+    whose = "the gateway's" if session.owner == REMOTE else f"uid {session.owner}'s"
+    return f"{whose} in tenant {session.tenant}"

@@ -134,7 +134,7 @@ class Persistence:
             raise self._sessions.describe_phase(live)
         _check_secrets(live, secrets)
         others = [one for one in self._registry if one is not live]
-        self._quotas.check_start(live.payer, live.record.limits, others)
+        self._quotas.check_start(live.payer, live.session.limits, others)
         live.advance(Event.START_BEGUN)
         starting = self._parts.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
         live.moving = starting
@@ -172,8 +172,7 @@ class Persistence:
         names, secrets = _names(env), _names(secret)
         await self._parts.store.start_session(live.sandbox, names, secrets)
         if live.ending is None:
-            live.record = replace(record, env_keys=names, secret_keys=secrets)
-            live.revive(env)
+            live.revive(env, names, secrets)
             self._parking.begin(live, sandbox, place, warm=False)
             note("session_started", session=live.session_id, sandbox=live.sandbox)
 
@@ -189,7 +188,7 @@ async def _let_finish(live: Live, *phases: Phase) -> None:
 
 
 def _check_persistent(live: Live) -> None:
-    if not live.record.persistent:
+    if not live.session.persistent:
         raise Fault(
             Kind.CONFLICT,
             "session_not_persistent",
@@ -202,7 +201,7 @@ def _check_persistent(live: Live) -> None:
 def _check_variables(live: Live, kept: Variables) -> None:
     """As with secrets: a command that runs without its variables would fail later and less clearly."""
     there = {name.decode() for name, _ in kept}
-    missing = [name for name in live.record.env_keys if name not in there and name not in live.record.secret_keys]
+    missing = [name for name in live.session.env_keys if name not in there and name not in live.session.secret_keys]
     if missing:
         names = ", ".join(missing)
         raise Fault(
@@ -216,7 +215,7 @@ def _check_variables(live: Live, kept: Variables) -> None:
 
 
 def _check_secrets(live: Live, given: Mapping[str, str]) -> None:
-    missing = [name for name in live.record.secret_keys if name not in given]
+    missing = [name for name in live.session.secret_keys if name not in given]
     if missing:
         names = ", ".join(missing)
         raise Fault(

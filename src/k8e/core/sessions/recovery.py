@@ -81,9 +81,10 @@ class Recovery:
     async def recover(self) -> None:
         lives = []
         # Parents before their children, whatever a clock said when they were made.
-        for record in sorted(await self._parts.store.sessions(), key=lambda record: bool(record.parent)):
-            if record.phase is Phase.DESTROYED:
-                name = record.owner, record.tenant, record.session_id
+        for record in sorted(await self._parts.store.sessions(), key=lambda record: bool(record.parent_sandbox)):
+            session = record.session
+            if session.phase is Phase.DESTROYED:
+                name = session.owner, session.tenant, session.session_id
                 self._registry.remember_end(name, describe_end(record.reason))
                 continue
             lives.append(await self._restore(record))
@@ -92,8 +93,8 @@ class Recovery:
         warm = await self._pool.recover(found)
         orphans = found - {live.sandbox for live in lives} - warm
         # Parents first: what becomes of them becomes of their children.
-        children = [live for live in lives if live.record.parent]
-        for generation in ([live for live in lives if not live.record.parent], children):
+        children = [live for live in lives if live.record.parent_sandbox]
+        for generation in ([live for live in lives if not live.record.parent_sandbox], children):
             await self._do(self._settle(live, live.sandbox in found) for live in generation)
         if all(await self._do(self._clear(sandbox) for sandbox in orphans)):
             try:
@@ -117,7 +118,7 @@ class Recovery:
             # Times of another boot say nothing. Restarting counts as a use, so that nothing expires by mistake.
             record = replace(record, boot=clock.boot, used_at=clock.monotonic())
             await self._parts.store.rebase(record.sandbox, record.boot, record.used_at)
-        live = Live(record, clock, parent=self._registry.get(record.parent))
+        live = Live(record, clock, parent=self._registry.get(record.parent_sandbox))
         live.stored = True
         self._registry.add(live)
         return live
@@ -145,7 +146,7 @@ class Recovery:
             await self._end(live, live.record.reason or DESTROYED)
         elif live.record.fleeting:
             await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
-        elif live.record.parent and (live.parent is None or not live.parent.usable):
+        elif live.record.parent_sandbox and (live.parent is None or not live.parent.usable):
             await self._end(live, PARENT_ENDED)
         elif not exists:
             await self._end(live, LOST)
@@ -180,7 +181,7 @@ class Recovery:
         opened = await self._sessions.enter(live)
         # Before anything else: what runs in there must not have more than the record says for longer than need be.
         await self._egress.restore(live)
-        if live.record.env_keys:
+        if live.session.env_keys:
             live.env = await recall_env(opened.sandbox)
         commands = {info.id: info for info in await opened.sandbox.commands()}
         runs = []

@@ -120,7 +120,7 @@ class Sessions:
         if not all_phases:
             return [session for session in living if session.phase in _THERE]
         ended = await self._parts.store.ended_sessions(caller)
-        return [*(record.show() for record in ended), *living]
+        return [*(record.session for record in ended), *living]
 
     def find(self, caller: Caller, session_id: str) -> Live:
         checks.check_caller(caller)
@@ -167,7 +167,7 @@ class Sessions:
 
     def give_up(self, live: Live, reason: str) -> asyncio.Task[None]:
         """A session whose sandbox is dead, or as good as dead."""
-        return self.halt(live, reason) if live.record.persistent else self.end(live, reason)
+        return self.halt(live, reason) if live.session.persistent else self.end(live, reason)
 
     def doubt(self, live: Live) -> None:
         """A sandbox did not answer in time: it is asked once more, and ended if it stays silent."""
@@ -310,7 +310,7 @@ class Sessions:
         await self._wait_for_children(live)
         with translated("destroying the sandbox"):
             await self._parts.engine.destroy(live.sandbox)
-        if live.record.persistent:
+        if live.session.persistent:
             await self._environments.forget(live.sandbox)
         reason = live.record.reason
         if reason == ABANDONED or live.record.fleeting:

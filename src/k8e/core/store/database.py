@@ -1,4 +1,4 @@
-"""The daemon's SQLite file: its schema, and a thread of its own.
+"""The daemon's SQLite file: opened or set aside, and a thread of its own.
 
 One connection in one thread: statements happen in the order they were asked for, and the loop never waits for a disk.
 WAL with synchronous=NORMAL: once a write has returned, a crash of the daemon cannot undo it (the kernel has it). A
@@ -15,142 +15,20 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from k8e.core.errors import Fault, Kind
+from k8e.core.store.errors import StoreFailed, corrupt
+from k8e.core.store.schema import check_columns, migrate
+from k8e.core.store.tables import SESSIONS, Table
 from k8e.core.tasks import wait_result
 from k8e.damage import Damaged, Damages, check_own
 
 T = TypeVar("T")
 
 BUSY_SECONDS: Final = 5.0
-
-# Each brings the file from the version that is its index to the next one. Released ones never change.
-MIGRATIONS: Final[Sequence[Sequence[str]]] = (
-    (
-        """CREATE TABLE sessions (
-            sandbox TEXT PRIMARY KEY,
-            session_id TEXT NOT NULL,
-            tenant TEXT NOT NULL,
-            owner INTEGER NOT NULL,
-            phase TEXT NOT NULL,
-            runtime TEXT NOT NULL,
-            image TEXT NOT NULL,
-            limits TEXT NOT NULL,
-            env_keys TEXT NOT NULL,
-            created REAL NOT NULL,
-            last_used REAL NOT NULL,
-            ttl REAL NOT NULL,
-            boot TEXT NOT NULL,
-            used_at REAL NOT NULL,
-            reason TEXT NOT NULL
-        ) STRICT""",
-        "CREATE UNIQUE INDEX session_names ON sessions (owner, tenant, session_id) WHERE phase != 'destroyed'",
-        """CREATE TABLE runs (
-            run_id TEXT PRIMARY KEY,
-            sandbox TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-            command TEXT,
-            background INTEGER NOT NULL,
-            started REAL NOT NULL,
-            finished REAL,
-            status TEXT NOT NULL,
-            exit_code INTEGER,
-            stdout_bytes INTEGER NOT NULL,
-            stderr_bytes INTEGER NOT NULL,
-            truncated INTEGER NOT NULL,
-            duration_ms INTEGER NOT NULL,
-            kept_stdout INTEGER,
-            kept_stderr INTEGER,
-            oom_before INTEGER NOT NULL
-        ) STRICT""",
-        "CREATE INDEX runs_of_a_sandbox ON runs (sandbox)",
-    ),
-    # Sessions of that time had no network.
-    (
-        "ALTER TABLE sessions ADD COLUMN hosts TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE runs ADD COLUMN denied TEXT NOT NULL DEFAULT ''",
-    ),
-    (
-        """CREATE TABLE warm (
-            sandbox TEXT PRIMARY KEY,
-            runtime TEXT NOT NULL,
-            image TEXT NOT NULL,
-            limits TEXT NOT NULL,
-            edition TEXT NOT NULL,
-            ready INTEGER NOT NULL
-        ) STRICT""",
-    ),
-    (
-        """CREATE TABLE approvals (
-            approval_id TEXT PRIMARY KEY,
-            sandbox TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-            session_id TEXT NOT NULL,
-            tenant TEXT NOT NULL,
-            owner INTEGER NOT NULL,
-            action TEXT NOT NULL,
-            asker TEXT NOT NULL,
-            lineage TEXT NOT NULL,
-            asked REAL NOT NULL,
-            expires REAL NOT NULL,
-            boot TEXT NOT NULL,
-            deadline REAL NOT NULL,
-            status TEXT NOT NULL,
-            answerer TEXT NOT NULL,
-            answered REAL,
-            reason TEXT NOT NULL
-        ) STRICT""",
-        "CREATE INDEX approvals_of_a_sandbox ON approvals (sandbox)",
-    ),
-    (
-        "ALTER TABLE sessions ADD COLUMN parent TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE sessions ADD COLUMN persistent INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE sessions ADD COLUMN shape TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE sessions ADD COLUMN labels TEXT NOT NULL DEFAULT '{}'",
-        "ALTER TABLE warm ADD COLUMN shape TEXT NOT NULL DEFAULT ''",
-    ),
-    ("ALTER TABLE sessions ADD COLUMN fleeting INTEGER NOT NULL DEFAULT 0",),
-    (
-        "ALTER TABLE sessions ADD COLUMN parent_id TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE sessions ADD COLUMN workdir TEXT NOT NULL DEFAULT ''",
-    ),
-    (
-        "ALTER TABLE sessions ADD COLUMN digest TEXT NOT NULL DEFAULT 'host'",
-        """CREATE TABLE images (
-            owner INTEGER NOT NULL,
-            tenant TEXT NOT NULL,
-            name TEXT NOT NULL,
-            digest TEXT NOT NULL,
-            added REAL NOT NULL,
-            last_used REAL NOT NULL,
-            PRIMARY KEY (owner, tenant, name)
-        ) STRICT""",
-    ),
-    ("ALTER TABLE sessions ADD COLUMN withheld TEXT NOT NULL DEFAULT '[]'",),
-)
-
-
-# The first columns of each table: they name a row.
-_KEYS: Final = {
-    "sessions": ("sandbox",),
-    "runs": ("run_id",),
-    "warm": ("sandbox",),
-    "approvals": ("approval_id",),
-    "images": ("owner", "tenant", "name"),
-}
-
-
-class StoreFailed(Fault):
-    def __init__(self, cause: object, hint: str = "") -> None:
-        if not hint and type(cause) is sqlite3.DatabaseError:  # not one of its kinds: the file is not what it should be
-            hint = "It is damaged, or no database: put a copy of it back, or move it away to begin with nothing."
-        hint = hint or "Is the disk with the state directory full, or does another process hold the database?"
-        super().__init__(
-            Kind.UNAVAILABLE, "state_unavailable", "the daemon's database does not answer", detail=str(cause), hint=hint
-        )
-
 
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 
@@ -229,6 +107,7 @@ def _connect(path: Path, damages: Damages) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     # A byte that is no text costs its row (`_read`), and not every statement that meets it.
+    connection.row_factory = sqlite3.Row
     connection.text_factory = lambda content: content.decode(errors="surrogateescape")
     try:
         _check_header(path)
@@ -236,12 +115,12 @@ def _connect(path: Path, damages: Damages) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
         _check_content(connection, path, damages)
-        _migrate(connection)
-        _check_columns(connection)
+        migrate(connection)
+        check_columns(connection)
     except BaseException as error:
         connection.close()
         if isinstance(error, UnicodeDecodeError):  # what SQLite says of the file has a part of it
-            raise _corrupt(error) from error
+            raise corrupt(error) from error
         raise
     return connection
 
@@ -251,7 +130,7 @@ def _check_header(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(48)
     if any(version > 2 for version in head[18:20]) or head[44:] > b"\0\0\0\4":
-        raise _corrupt("its header is none that is written here")
+        raise corrupt("its header is none that is written here")
 
 
 def _check_content(connection: sqlite3.Connection, path: Path, damages: Damages) -> None:
@@ -261,47 +140,11 @@ def _check_content(connection: sqlite3.Connection, path: Path, damages: Damages)
     try:
         connection.execute("REINDEX")  # rows and an index that differ: the rows are what counts
     except sqlite3.IntegrityError as error:
-        raise _corrupt(error) from error
+        raise corrupt(error) from error
     (still,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if still != "ok":
-        raise _corrupt(still)
+        raise corrupt(still)
     damages.tell(path, f"an index of it was made again: {sound}")
-
-
-def _check_columns(connection: sqlite3.Connection) -> None:
-    """What a table is made of is text in the file like any other."""
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as example:
-        _migrate(example)
-        for table in _KEYS:
-            wanted, found = (
-                [column[1:4] for column in each.execute(f"PRAGMA table_info({table})")]
-                for each in (example, connection)
-            )
-            if wanted != found:
-                raise _corrupt(f"the columns of {table} are others")
-
-
-def _corrupt(cause: object) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(str(cause))
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    return error
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        cause = f"it was written by a newer version (schema {version}, this one knows {len(MIGRATIONS)})"
-        raise StoreFailed(cause, "Use that version of k8e, or give this one another directory (K8E_STATE_DIR).")
-    for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for statement in statements:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number}")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
 
 
 class Database:
@@ -341,31 +184,34 @@ class Database:
             await self._call(lambda: _unmark(self._path, self.damages))
             self.known = True
 
-    async def _query(self, statement: str, *values: object) -> list[Any]:
+    async def _query(self, statement: str, *values: object) -> list[sqlite3.Row]:
         return await self._call(lambda: self._connection.execute(statement, values).fetchall())
 
-    async def _read(self, read: Callable[[Any], T], table: str, statement: str, *values: object) -> list[T]:
-        """Rows as what they are. One that cannot be read is as if it were not there; it is told once, and removed."""
+    async def _read(self, table: Table[T], condition: str, *values: object) -> list[T]:
+        """The rows as records. One that cannot be read is as if it were not there; it is told once, and removed."""
         found = []
-        for row in await self._query(statement, *values):
+        for row in await self._query(f"SELECT * FROM {table.name} {condition}", *values):
             try:
                 _check_text(row)
-                found.append(read(row))
+                found.append(table.fields.read(row))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 await self._drop(table, row, error)
         return found
 
-    async def _drop(self, table: str, row: Sequence[object], cause: Exception) -> None:
-        if table == "sessions":
+    async def _find(self, table: Table[T], condition: str, *values: object) -> T | None:
+        found = await self._read(table, condition, *values)
+        return found[0] if found else None
+
+    async def _drop(self, table: Table[Any], row: sqlite3.Row, cause: Exception) -> None:
+        if table is SESSIONS:
             # Its sandbox is set aside when the next daemon starts, if not by this one; its name may be what is damaged.
             self.known = False
             await self._call(lambda: _mark(self._path))
-        keys = _KEYS[table]
-        names = [str(value).encode(errors="surrogateescape") for value in row[: len(keys)]]
+        names = [str(row[key]).encode(errors="surrogateescape") for key in table.keys]
         shown = b"/".join(names).decode(errors="backslashreplace")
-        self.damages.tell(Path(f"k8e.db:{table}/{shown}"), f"the row cannot be read: {cause}")
-        condition = " AND ".join(f"CAST({key} AS BLOB) = ?" for key in keys)
-        await self._execute(f"DELETE FROM {table} WHERE {condition}", *names)
+        self.damages.tell(Path(f"k8e.db:{table.name}/{shown}"), f"the row cannot be read: {cause}")
+        condition = " AND ".join(f"CAST({key} AS BLOB) = ?" for key in table.keys)
+        await self._execute(f"DELETE FROM {table.name} WHERE {condition}", *names)
 
     async def _execute(self, statement: str, *values: object) -> None:
         await self._transact(lambda connection: connection.execute(statement, values))
@@ -401,7 +247,7 @@ class Database:
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
 
-def _check_text(row: Sequence[object]) -> None:
+def _check_text(row: sqlite3.Row) -> None:
     """ValueError when a byte of it is no text."""
     for value in row:
         if isinstance(value, str) and not value.isascii():

@@ -6,35 +6,24 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from k8e.core.access.access import may_see
 from k8e.core.model import ApprovalStatus, Caller, Phase, Status
 from k8e.core.store.database import Database
-from k8e.core.store.records import (
-    ApprovalRecord,
-    ImageRecord,
-    RunRecord,
-    SessionRecord,
-    WarmRecord,
-    read_approval,
-    read_image,
-    read_run,
-    read_session,
-    read_warm,
-    write_approval,
-    write_denials,
-    write_hosts,
-    write_image,
-    write_run,
-    write_session,
-    write_warm,
-)
+from k8e.core.store.records import ApprovalRecord, ImageRecord, RunRecord, SessionRecord, WarmRecord
+from k8e.core.store.tables import APPROVALS, IMAGES, RUNS, SESSIONS, WARM
 from k8e.policy import HostList
 
 KEPT_SESSIONS: Final = 1000  # records of sessions that are gone, of one tenant
 KEPT_IN_ALL: Final = 5000
 
+# What becomes known of a run when it ends.
+_ENDING: Final = (
+    *("finished", "status", "exit_code", "stdout_bytes", "stderr_bytes", "truncated", "duration_ms"),
+    *("kept_stdout", "kept_stderr", "denied"),
+)
 _NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
 
 
@@ -52,31 +41,28 @@ class Store(Database):
 
     async def sessions(self) -> list[SessionRecord]:
         """All of them, oldest first."""
-        return await self._read(read_session, "sessions", "SELECT * FROM sessions ORDER BY created, rowid")
+        return await self._read(SESSIONS, "ORDER BY created, rowid")
 
     async def ended_sessions(self, caller: Caller) -> list[SessionRecord]:
         """Those that are gone and were the caller's, oldest first."""
         return [
             record
             for record in await self.sessions()
-            if record.phase is Phase.DESTROYED and may_see(caller, record.owner, record.tenant)
+            if record.session.phase is Phase.DESTROYED and may_see(caller, record.session.owner, record.session.tenant)
         ]
 
     async def find_session(self, sandbox: str) -> SessionRecord | None:
-        found = await self._read(read_session, "sessions", "SELECT * FROM sessions WHERE sandbox = ?", sandbox)
-        return found[0] if found else None
+        return await self._find(SESSIONS, "WHERE sandbox = ?", sandbox)
 
     async def insert_session(self, record: SessionRecord) -> None:
-        values = write_session(record)
-        await self._execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", *values)
+        await self._transact(lambda connection: SESSIONS.insert(connection, record))
 
     async def claim_warm(self, record: SessionRecord) -> None:
         """The sandbox of that name is the session's, and not ready for anybody any more, in one step."""
-        values = write_session(record)
 
         def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM warm WHERE sandbox = ?", (record.sandbox,))
-            connection.execute(f"INSERT INTO sessions VALUES ({','.join('?' * len(values))})", values)
+            SESSIONS.insert(connection, record)
 
         await self._transact(work)
 
@@ -106,7 +92,7 @@ class Store(Database):
         await self._transact(lambda connection: connection.execute(statement, values), durable=True)
 
     async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
-        await self._execute("UPDATE sessions SET hosts = ? WHERE sandbox = ?", write_hosts(hosts), sandbox)
+        await self._execute("UPDATE sessions SET hosts = ? WHERE sandbox = ?", json.dumps(hosts.texts), sandbox)
 
     async def end_session(self, sandbox: str, reason: str, now: float, *, keep_runs: bool) -> None:
         """Its runs are forgotten with it, or remembered as lost. Of gone sessions the latest stay on record."""
@@ -150,10 +136,9 @@ class Store(Database):
 
     async def insert_run(self, run: RunRecord, keep: int) -> None:
         """Of the ended runs of its session the latest `keep` stay on record."""
-        values = write_run(run)
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.execute(f"INSERT INTO runs VALUES ({','.join('?' * len(values))})", values)
+            RUNS.insert(connection, run)
             connection.execute(
                 "DELETE FROM runs WHERE sandbox = ? AND finished NOTNULL AND kept_stdout IS NULL AND rowid <= "
                 "(SELECT rowid FROM runs WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
@@ -167,34 +152,18 @@ class Store(Database):
         await self._execute(statement, str(command), oom_before, run_id)
 
     async def finish_run(self, run: RunRecord) -> None:
-        await self._execute(
-            "UPDATE runs SET finished = ?, status = ?, exit_code = ?, stdout_bytes = ?, stderr_bytes = ?, "
-            "truncated = ?, duration_ms = ?, kept_stdout = ?, kept_stderr = ?, denied = ? WHERE run_id = ?",
-            run.finished,
-            run.status.value,
-            run.exit_code,
-            run.stdout_bytes,
-            run.stderr_bytes,
-            run.truncated,
-            run.duration_ms,
-            run.kept_stdout,
-            run.kept_stderr,
-            write_denials(run.denied),
-            run.run_id,
-        )
+        await self._transact(lambda connection: RUNS.update(connection, run, _ENDING))
 
     async def forget_run(self, run_id: str) -> None:
         await self._execute("DELETE FROM runs WHERE run_id = ?", run_id)
 
     async def find_run(self, run_id: str) -> RunRecord | None:
-        found = await self._read(read_run, "runs", "SELECT * FROM runs WHERE run_id = ?", run_id)
-        return found[0] if found else None
+        return await self._find(RUNS, "WHERE run_id = ?", run_id)
 
     async def runs(self, sandbox: str, *, unfinished: bool = False) -> list[RunRecord]:
         """Oldest first."""
         condition = " AND finished IS NULL" if unfinished else ""
-        statement = f"SELECT * FROM runs WHERE sandbox = ?{condition} ORDER BY rowid"
-        return await self._read(read_run, "runs", statement, sandbox)
+        return await self._read(RUNS, f"WHERE sandbox = ?{condition} ORDER BY rowid", sandbox)
 
     async def forget_output(self, run_ids: Sequence[str]) -> None:
         values = [(run_id,) for run_id in run_ids]
@@ -205,11 +174,10 @@ class Store(Database):
 
     async def warm(self) -> list[WarmRecord]:
         """Oldest first."""
-        return await self._read(read_warm, "warm", "SELECT * FROM warm ORDER BY rowid")
+        return await self._read(WARM, "ORDER BY rowid")
 
     async def insert_warm(self, record: WarmRecord) -> None:
-        values = write_warm(record)
-        await self._execute(f"INSERT INTO warm VALUES ({','.join('?' * len(values))})", *values)
+        await self._transact(lambda connection: WARM.insert(connection, record))
 
     async def set_ready(self, sandbox: str, ready: bool) -> None:
         await self._execute("UPDATE warm SET ready = ? WHERE sandbox = ?", ready, sandbox)
@@ -221,23 +189,20 @@ class Store(Database):
 
     async def images(self) -> list[ImageRecord]:
         """Everybody's, oldest first."""
-        return await self._read(read_image, "images", "SELECT * FROM images ORDER BY added, name")
+        return await self._read(IMAGES, "ORDER BY added, name")
 
     async def find_image(self, owner: int, tenant: str, name: str) -> ImageRecord | None:
         """By its name, or its digest."""
-        statement = "SELECT * FROM images WHERE owner = ? AND tenant = ? AND (name = ? OR digest = ?)"
-        found = await self._read(read_image, "images", statement, owner, tenant, name, name)
-        return found[0] if found else None
+        condition = "WHERE owner = ? AND tenant = ? AND (name = ? OR digest = ?)"
+        return await self._find(IMAGES, condition, owner, tenant, name, name)
 
     async def put_image(self, record: ImageRecord) -> None:
         """Instead of what the name meant before."""
-        await self._execute("INSERT OR REPLACE INTO images VALUES (?,?,?,?,?,?)", *write_image(record))
+        await self._transact(lambda connection: IMAGES.insert(connection, record, instead=True))
 
     async def use_image(self, record: ImageRecord, now: float) -> None:
-        await self._execute(
-            "UPDATE images SET last_used = ? WHERE owner = ? AND tenant = ? AND name = ?",
-            *(now, record.owner, record.tenant, record.name),
-        )
+        used = replace(record, last_used=now)
+        await self._transact(lambda connection: IMAGES.update(connection, used, ["last_used"]))
 
     async def forget_images(self, records: Sequence[ImageRecord]) -> None:
         values = [(record.owner, record.tenant, record.name) for record in records]
@@ -248,10 +213,9 @@ class Store(Database):
 
     async def insert_approval(self, record: ApprovalRecord, keep: int) -> None:
         """Of the settled ones of its session the latest `keep` stay on record."""
-        values = write_approval(record)
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.execute(f"INSERT INTO approvals VALUES ({','.join('?' * len(values))})", values)
+            APPROVALS.insert(connection, record)
             connection.execute(
                 "DELETE FROM approvals WHERE sandbox = ? AND status != ? AND rowid <= "
                 "(SELECT rowid FROM approvals WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
@@ -265,29 +229,16 @@ class Store(Database):
         settled: list[int] = []
 
         def work(connection: sqlite3.Connection) -> None:
-            cursor = connection.execute(
-                "UPDATE approvals SET status = ?, answerer = ?, answered = ?, reason = ? "
-                "WHERE approval_id = ? AND status = ?",
-                (
-                    record.status.value,
-                    record.answerer,
-                    record.answered,
-                    record.reason,
-                    record.approval_id,
-                    ApprovalStatus.PENDING.value,
-                ),
-            )
-            settled.append(cursor.rowcount)
+            columns = ("status", "answerer", "answered", "reason")
+            settled.append(APPROVALS.update(connection, record, columns, f"status = '{ApprovalStatus.PENDING.value}'"))
 
         await self._transact(work)
         return settled == [1]
 
     async def find_approval(self, approval_id: str) -> ApprovalRecord | None:
-        statement = "SELECT * FROM approvals WHERE approval_id = ?"
-        found = await self._read(read_approval, "approvals", statement, approval_id)
-        return found[0] if found else None
+        return await self._find(APPROVALS, "WHERE approval_id = ?", approval_id)
 
     async def approvals(self, *, pending: bool) -> list[ApprovalRecord]:
         """Oldest first."""
-        condition = f" WHERE status = '{ApprovalStatus.PENDING.value}'" if pending else ""
-        return await self._read(read_approval, "approvals", f"SELECT * FROM approvals{condition} ORDER BY rowid")
+        condition = f"WHERE status = '{ApprovalStatus.PENDING.value}' " if pending else ""
+        return await self._read(APPROVALS, f"{condition}ORDER BY rowid")

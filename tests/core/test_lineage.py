@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.sessions.kinship import (
+from k8e.core.access.lineage import (
     Lineage,
     Process,
     are_related,
@@ -99,7 +99,7 @@ def test_our_own() -> None:
     assert mine[-1].pid == 1
     assert mine[-1].manager
     assert parse_lineage(write_lineage(mine)) == mine
-    script = "import os; from k8e.core.sessions.kinship import *; print(write_lineage(read_lineage(os.getpid())))"
+    script = "import os; from k8e.core.access.lineage import *; print(write_lineage(read_lineage(os.getpid())))"
     child = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=True
     )
