@@ -3,6 +3,9 @@ ones keep (engine/test_contract.py)."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +36,23 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
     async def kill(name: str) -> None:
         engine.kill_sandbox(name)
 
+    async def starve(name: str) -> None:
+        engine.count_oom_kill(name)
+
+    async def crash(action: str, name: str, seconds: float) -> float:
+        command = (sys.executable, "-m", "tests.core.doomed_engine", folder / "sandboxes", action, name)
+        daemon = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert daemon.stdout is not None
+        assert await daemon.stdout.readline() == b"begins\n"
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                assert await daemon.wait() == 0
+        if daemon.returncode is None:
+            daemon.kill()
+            await daemon.wait()
+        return time.monotonic() - began
+
     yield Subject(
         engine=engine,
         spec=SandboxSpec(Runtime.NATIVE),
@@ -40,6 +60,8 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
         in_force=in_force,
         have_refused=have_refused,
         kill=kill,
+        starve=starve,
+        crash=crash,
     )
     await engine.close()
 

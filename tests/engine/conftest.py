@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from k8e.engine import Runtime
+from tests.engine.driver import Driver, open_driver
 from tests.engine.rig import Rig, Room, open_rig
 from tests.runtimes import do_without
 
@@ -19,6 +20,12 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
         if not rig.report.available:
             do_without(rig.runtime.value, rig.report.reason)
         yield rig
+
+
+@pytest.fixture(scope="module")
+async def driver(rig: Rig) -> AsyncIterator[Driver]:
+    async with open_driver(rig) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")

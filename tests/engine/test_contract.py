@@ -16,6 +16,7 @@ import pytest
 
 from k8e.engine.conformance import CHECKS, Check, Subject, run_check
 from k8e.engine.local import LocalEngine
+from tests.engine.driver import Driver
 from tests.engine.rig import Rig
 from tests.engine.traces import LEASES, list_table
 
@@ -36,7 +37,7 @@ def is_allowed(rig: Rig, name: str, address: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-async def subject(rig: Rig) -> AsyncIterator[Subject]:
+async def subject(rig: Rig, driver: Driver) -> AsyncIterator[Subject]:
     async def in_force(name: str, address: str) -> bool:
         return await asyncio.to_thread(is_allowed, rig, name, address)
 
@@ -50,6 +51,15 @@ async def subject(rig: Rig) -> AsyncIterator[Subject]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    async def starve(name: str) -> None:
+        room = await rig.enter(name)
+        await rig.unless_dead(name, room.python("blocks = []\nwhile True: blocks.append(b'x' * (1 << 22))"))
+
+    async def crash(action: str, name: str, seconds: float) -> float:
+        answer = await driver.ask(do=action, name=name, after=seconds)
+        assert answer["ended"] in ("finished", "killed"), answer
+        return float(answer.get("seconds", seconds))
+
     layout = rig.engine.layout
     directory = Path(tempfile.mkdtemp(prefix="k8e-contract-", dir="/tmp"))
     try:
@@ -62,6 +72,8 @@ async def subject(rig: Rig) -> AsyncIterator[Subject]:
             have_refused=have_refused,
             kill=kill,
             directory=directory,
+            starve=starve,
+            crash=crash,
         )
         yield subject
         rig.names.update(subject.names)

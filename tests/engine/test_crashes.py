@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from k8e.engine.local.record import Record
 from k8e.engine.local.system.tool import run_tool
 from tests.changes import current_changes
 from tests.engine.doomed_driver import EGRESS, SOURCE
+from tests.engine.driver import Driver
 from tests.engine.grounds import open_grounds
 from tests.engine.rig import Rig, eventually
 from tests.engine.tiny_images import add_image
@@ -38,40 +38,6 @@ MOUNTING = ("mounts/", "system/calls.")
 SOMETIMES = {"network/machine.Machine._give_back", "network/ip_forward.restore", "network/ip_forward._recall"}
 # A wire that the kernel removes with the sandbox's namespace, before it is looked for, or after.
 SOMETIMES |= {"network/netlink/route.RouteSocket.index_of", "network/netlink/route.remove_link"}
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    rig: Rig
-    process: asyncio.subprocess.Process
-
-    async def ask(self, **order: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        return await self.answer()
-
-    async def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = await self.process.stdout.readline()
-        assert line, "the driver itself died"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-@pytest.fixture(scope="module")
-async def driver(rig: Rig) -> AsyncIterator[Driver]:
-    layout = rig.engine.layout
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.engine.doomed_driver", layout.state, layout.run, rig.runtime.value),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    driver = Driver(rig, process)
-    await driver.answer()
-    yield driver
-    assert process.stdin is not None
-    process.stdin.close()
-    await process.wait()
 
 
 async def reclaim(rig: Rig) -> None:

@@ -6,10 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from k8e.engine import Observation, Runtime
-from k8e.engine.conformance.subject import Subject, check, comes_true, equal, fails, holds, run_script
+from k8e.engine.conformance.subject import GONE, Subject, check, comes_true, equal, fails, holds, run_script
 from k8e.link.model import AGENT, ExecSpec
-
-GONE = Observation(alive=False, oom_kills=0)
 
 
 @check()
@@ -227,6 +225,35 @@ async def check_a_killed_one_is_dead_and_still_listed(subject: Subject) -> None:
         holds("there is still something to clean up", name in await subject.engine.list())
         await fails("attaching to a dead one", subject.engine.attach(name))
     equal("alive", (await subject.engine.observe(name)).alive, False)
+
+
+@check(needs="oom")
+async def check_kills_for_want_of_memory_are_counted(subject: Subject) -> None:
+    assert subject.starve is not None
+    async with subject.made() as name, subject.made() as other:
+        await subject.starve(name)
+
+        async def is_counted() -> bool:
+            return (await subject.engine.observe(name)).oom_kills > 0
+
+        await comes_true("the kill is counted", is_counted)
+        counted = (await subject.engine.observe(name)).oom_kills
+        equal("asked again", (await subject.engine.observe(name)).oom_kills, counted)
+        equal("another one", await subject.engine.observe(other), Observation(alive=True, oom_kills=0))
+
+
+@check()
+async def check_images_that_are_not_there(subject: Subject) -> None:
+    equal("one that is not there", await subject.engine.images.find("sha256:" + "0" * 64), None)
+    for image in await subject.engine.images.list():
+        equal(f"{image.digest} is found", await subject.engine.images.find(image.digest), image)
+
+
+@check()
+async def check_editions_of_two_runtimes_differ(subject: Subject) -> None:
+    works = [report.runtime for report in await subject.engine.probe() if report.available]
+    editions = [await subject.engine.edition(replace(subject.spec, runtime=runtime)) for runtime in works]
+    equal("editions", len(set(editions)), len(works))
 
 
 @check()

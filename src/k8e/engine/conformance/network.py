@@ -1,7 +1,8 @@
-"""What a sandbox may reach: from before its first process on, changed without a gap, and refusals told once."""
+"""The list of hosts is in force from before the first process on and changed without a gap; refusals are told once."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from k8e.engine import Refusal
@@ -18,6 +19,20 @@ async def check_a_list_is_in_force_when_it_is_created(subject: Subject) -> None:
     async with subject.made(egress=FIRST_LIST) as name:
         holds("what is on the list", await subject.in_force(name, FIRST))
         holds("nothing else", not await subject.in_force(name, SECOND))
+
+
+@check()
+async def check_a_list_is_in_force_before_the_first_process(subject: Subject) -> None:
+    name = subject.new_name()
+    creating = asyncio.create_task(subject.engine.create(name, replace(subject.spec, egress=FIRST_LIST)))
+    try:
+        while not creating.done() and not (await subject.engine.observe(name)).alive:
+            await asyncio.wait({creating}, timeout=0.001)
+        holds("the list, when the first process is seen", await subject.in_force(name, FIRST))
+        await creating
+    finally:
+        await asyncio.wait({creating})
+        await subject.engine.destroy(name)
 
 
 @check()
@@ -83,6 +98,22 @@ async def check_refusals_are_told_once_and_to_whom_they_belong(subject: Subject)
         holds("it says what was asked for, why not, and when", all(one.reason and one.at for one in told))
         equal("told again", (await subject.engine.observe(name)).refusals, ())
         equal("told to another", (await subject.engine.observe(other)).refusals, ())
+
+
+@check(needs="kill")
+async def check_refusals_of_one_that_died_are_told(subject: Subject) -> None:
+    assert subject.kill is not None
+    async with subject.made() as name:
+        await subject.have_refused(name)
+        await subject.kill(name)
+
+        async def is_dead_and_told() -> bool:
+            seen = await subject.engine.observe(name)
+            told.extend(seen.refusals)
+            return not seen.alive and bool(told)
+
+        told: list[Refusal] = []
+        await comes_true("it is dead, and the refusal is told", is_dead_and_told)
 
 
 @check()

@@ -1,4 +1,4 @@
-"""What sandboxes have together: a parent's workspace, and directories of the machine."""
+"""Files that several sandboxes see: a parent's workspace, and directories of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of an engine is run against, the list of checks, and the few ways in which they use it."""
+"""The engine that checks are run against with what its harness can do, the list of checks, and what they share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from k8e.engine import Engine, EngineError, Place, SandboxSpec
+from k8e.engine import Engine, EngineError, Observation, Place, SandboxSpec
 from k8e.link.model import ExecSpec, Sandbox
 
 PATIENCE = 20.0  # for what a kernel does in its own time
+GONE = Observation(alive=False, oom_kills=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,16 @@ class Subject:
     have_refused: Callable[[str], Awaitable[None]]  # has the sandbox ask for something that it may not reach
     kill: Callable[[str], Awaitable[None]] | None = None  # "kill": SIGKILL to all that a sandbox has on the host
     directory: Path | None = None  # "mounts": one of the machine that sandboxes can be shown
+    starve: Callable[[str], Awaitable[None]] | None = None  # "oom": the kernel kills a process there for want of memory
+    # "crash": another daemon creates, stops, starts or destroys a sandbox, and is killed after so many seconds if it is
+    # not done by then. Returns how long it took.
+    crash: Callable[[str, str, float], Awaitable[float]] | None = None
     names: set[str] = field(default_factory=set)  # of all that checks made
+    durations: dict[str, float] = field(default_factory=dict)  # of what `crash` does, in seconds
 
     @property
     def provides(self) -> frozenset[str]:
-        offers = {"kill": self.kill, "mounts": self.directory}
+        offers = {"kill": self.kill, "mounts": self.directory, "oom": self.starve, "crash": self.crash}
         return frozenset(name for name, offer in offers.items() if offer is not None)
 
     def new_name(self) -> str:
