@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.samples import Measure, measure_pairs
 from k8e.damage import Damages
-from k8e.engine.local.doctor.far_end import FarWire, Names, name_server
+from k8e.engine.local.doctor.remote_host import NameServer, RemoteWire, name_server
 from k8e.engine.local.network.addresses import MAX_WIRES, Pool, Wire
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.wires import open_wire, remove_wire
@@ -114,9 +114,9 @@ async def nothing() -> None:
 
 
 async def measure_wire(
-    network: Network, inside: str, wire: Wire, far: Wire, names: Names, count: int
+    network: Network, inside: str, wire: Wire, remote: Wire, names: NameServer, count: int
 ) -> AsyncIterator[Measure]:
-    target = str(far.inner4)
+    target = str(remote.inner4)
     for name, unit, code, rounds in (
         ("TCP throughput", "MiB/s", THROUGHPUT, count),
         ("TCP connections, one after the other", "per second", CONNECTIONS, count),
@@ -147,10 +147,10 @@ async def measure_egress(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
         try:
             async for measure in measure_changes(network, [1, 50] if quick else [1, 100, 500]):
                 yield measure
-            far = FarWire(MAX_WIRES - 1, IPv4Address("198.18.0.0"), None)  # of the block that is for benchmarks
-            namespace = await asyncio.to_thread(open_wire, far, "none: the bench's")
-            names.address = far.inner4
-            hosts = HostList.parse([f"{far.inner4}:{PORT}", f"far-end.k8e-doctor.test:{PORT}"])
+            remote = RemoteWire(MAX_WIRES - 1, IPv4Address("198.18.0.0"), None)  # of the block that is for benchmarks
+            namespace = await asyncio.to_thread(open_wire, remote, "none: the bench's")
+            names.address = remote.inner4
+            hosts = HostList.parse([f"{remote.inner4}:{PORT}", f"far-end.k8e-doctor.test:{PORT}"])
             wire, inside = await network.open("bench", hosts, "sandbox")
             server = await asyncio.create_subprocess_exec(
                 *("nsenter", f"--net=/proc/{os.getpid()}/fd/{namespace}", sys.executable, "-c", SERVER),
@@ -159,13 +159,13 @@ async def measure_egress(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
             try:
                 assert server.stdout is not None
                 await server.stdout.readline()
-                async for measure in measure_wire(network, inside, wire, far, names, 2 if quick else 30):
+                async for measure in measure_wire(network, inside, wire, remote, names, 2 if quick else 30):
                     yield measure
             finally:
                 server.kill()
                 await server.wait()
                 os.close(namespace)
-                await asyncio.to_thread(remove_wire, far)
+                await asyncio.to_thread(remove_wire, remote)
         finally:
             for sandbox in network.sandboxes():
                 await network.remove(sandbox)

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 
 from k8e.engine import Limits, Runtime, RuntimeReport, SandboxSpec
-from k8e.engine.local import LocalEngine, construction
+from k8e.engine.local import LocalEngine, launcher
 from k8e.engine.local import record as record_module
 from k8e.engine.local.doctor import doctor
 from k8e.engine.local.doctor.controls import CONTROLS, limits
 from k8e.engine.local.doctor.controls.network import find_foreign_drops
-from k8e.engine.local.doctor.decoys import Decoys, Subject, plant_decoys
+from k8e.engine.local.doctor.decoys import Decoys, plant_decoys
 from k8e.engine.local.doctor.doctor import Check, Examination, Report, Verdict
-from k8e.engine.local.doctor.far_end import open_far_end
-from k8e.engine.local.runtime import trials
+from k8e.engine.local.doctor.remote_host import open_remote_host
+from k8e.engine.local.doctor.subject import Subject
+from k8e.engine.local.runtime import probes
 from k8e.engine.local.runtime.bundle import BundleSpec, build_config
 from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
 from k8e.link.model import ExecSpec, Process, Sandbox
@@ -79,7 +80,7 @@ def weakened(weaken: Weaken) -> Iterator[None]:
         return config
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(construction, "build_config", build_worse)
+        patch.setattr(launcher, "build_config", build_worse)
         yield
 
 
@@ -253,9 +254,9 @@ async def test_a_sandbox_that_reaches_services_of_the_machine_is_found_out(engin
     await require(engine, Runtime.NATIVE)
     wire = await engine.reserve_wire("far-end")
     try:
-        async with open_far_end(wire) as far:
+        async with open_remote_host(wire) as remote:
             with weakened(share_network):
-                async with doctor.open_subject(engine, Runtime.NATIVE, decoys, far=far) as subject:
+                async with doctor.open_subject(engine, Runtime.NATIVE, decoys, remote=remote) as subject:
                     check = await try_one("machine's services", subject)
     finally:
         await engine.destroy("far-end")
@@ -385,7 +386,7 @@ async def test_a_machine_whose_default_is_weak_is_not_safe(monkeypatch: pytest.M
     async def find_native_only(runtime: Runtime) -> Sequence[OciRuntime]:
         return await find_runtimes(runtime) if runtime is Runtime.NATIVE else []
 
-    monkeypatch.setattr(trials, "find_runtimes", find_native_only)
+    monkeypatch.setattr(probes, "find_runtimes", find_native_only)
     with place_for_engine() as (state, run), weakened(drop_filter):
         async with open_engine(state, run) as engine:
             await require(engine, Runtime.NATIVE)

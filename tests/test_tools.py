@@ -18,9 +18,9 @@ import pytest
 from k8e.engine import Runtime
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.roots.host_image import Overlay
+from k8e.engine.local.roots.host_image import HostPath
 from k8e.engine.local.system.tool import find_tool
-from k8e.engine.local.toolchain import tools
+from k8e.engine.local.toolchain import tools_layer
 from tests.engine.rig import Rig, Room, find_report, open_engine, place_for_engine
 from tests.runtimes import do_without
 
@@ -58,18 +58,18 @@ def build_wheel(name: str, version: str, code: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def layer() -> Iterator[tools.Layer]:
+def layer() -> Iterator[tools_layer.Layer]:
     """A real one. Its folder can be walked through by the root of a user namespace, who is nobody out here."""
     with tempfile.TemporaryDirectory(prefix="k8e-tools-", dir="/tmp") as folder:
         os.chmod(folder, 0o711)
-        layer = tools.install(Path(folder, "tools"))
+        layer = tools_layer.install(Path(folder, "tools"))
         if layer.missing:
             pytest.skip("; ".join(layer.missing))
         yield layer
 
 
 @contextlib.asynccontextmanager
-async def open_tools_rig(runtime: Runtime, layer: tools.Layer) -> AsyncIterator[Rig]:
+async def open_tools_rig(runtime: Runtime, layer: tools_layer.Layer) -> AsyncIterator[Rig]:
     with place_for_engine() as (state, run):
         async with open_engine(state, run) as engine:
             engine._tools = layer.path.with_name("tools")
@@ -84,12 +84,12 @@ async def open_tools_rig(runtime: Runtime, layer: tools.Layer) -> AsyncIterator[
 @pytest.mark.parametrize("runtime", [Runtime.GVISOR, Runtime.NATIVE], scope="module", ids=lambda runtime: runtime.value)
 class TestInSandbox:
     @pytest.fixture(scope="class")
-    async def room(self, runtime: Runtime, layer: tools.Layer) -> AsyncIterator[Room]:
+    async def room(self, runtime: Runtime, layer: tools_layer.Layer) -> AsyncIterator[Room]:
         async with open_tools_rig(runtime, layer) as rig, rig.room() as room:
             yield room
 
     @pytest.mark.parametrize("words", [("pip",), ("pip3",), ("python3", "-m", "pip"), ("python", "-m", "pip")])
-    async def test_pip_is_the_layers(self, room: Room, layer: tools.Layer, words: tuple[str, ...]) -> None:
+    async def test_pip_is_the_layers(self, room: Room, layer: tools_layer.Layer, words: tuple[str, ...]) -> None:
         told = await room.output(*words, "--version")
         assert told.startswith(f"pip {layer.pip} from /opt/k8e/python/pip ")
 
@@ -163,14 +163,14 @@ class TestInSandbox:
             assert done.stderr.strip().endswith((b"Read-only file system", b"Permission denied"))
 
     async def test_pip_works_where_the_machines_python_has_none(
-        self, runtime: Runtime, layer: tools.Layer, monkeypatch: pytest.MonkeyPatch
+        self, runtime: Runtime, layer: tools_layer.Layer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As on a Debian without python3-pip: what is there is covered by an empty folder."""
-        usual = host_image.host_overlays
+        usual = host_image.host_paths
         with tempfile.TemporaryDirectory(prefix="k8e-empty-", dir="/tmp") as empty:
             os.chmod(empty, 0o755)
-            overlays = [Overlay(Path(empty), path) for path in PACKAGED_PIPS]
-            monkeypatch.setattr(host_image, "host_overlays", lambda tools: [*usual(tools), *overlays])
+            overlays = [HostPath(Path(empty), path) for path in PACKAGED_PIPS]
+            monkeypatch.setattr(host_image, "host_paths", lambda tools: [*usual(tools), *overlays])
             async with open_tools_rig(runtime, layer) as rig, rig.room() as room:
                 bare = await room.run("/usr/bin/python3", "-m", "pip", "--version")
                 assert bare.outcome.exit_code == 1, "the machine's own pip is still there"
@@ -201,35 +201,35 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture
 def without_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has no Node; also much quicker."""
-    monkeypatch.setattr(tools, "find_tool", lambda name: None)
+    monkeypatch.setattr(tools_layer, "find_tool", lambda name: None)
 
 
 @pytest.fixture
 def without_anything(without_node: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither: for what has nothing to do with the content."""
-    monkeypatch.setattr(tools, "find_pip_wheels", list)
+    monkeypatch.setattr(tools_layer, "find_pip_wheels", list)
 
 
 @needs_root
 class TestMaking:
     @needs_node
-    def test_makes_what_the_lock_says(self, layer: tools.Layer) -> None:
-        package = json.loads(tools._DATA.joinpath("package.json").read_text())
+    def test_makes_what_the_lock_says(self, layer: tools_layer.Layer) -> None:
+        package = json.loads(tools_layer._DATA.joinpath("package.json").read_text())
         assert layer.tsx == package["dependencies"]["tsx"]
-        assert tools.read_layer(layer.path.with_name("tools")) == layer
+        assert tools_layer.read_layer(layer.path.with_name("tools")) == layer
 
     @needs_node
-    def test_does_nothing_when_it_is_there(self, layer: tools.Layer, said: Words) -> None:
-        assert tools.install(layer.path.with_name("tools"), said) == layer
+    def test_does_nothing_when_it_is_there(self, layer: tools_layer.Layer, said: Words) -> None:
+        assert tools_layer.install(layer.path.with_name("tools"), said) == layer
         assert said == []
 
     @pytest.mark.usefixtures("without_node")
     def test_a_machine_without_node_is_told_and_gets_the_rest(self, target: Path, said: Words) -> None:
-        layer = tools.install(target, said)
+        layer = tools_layer.install(target, said)
         assert (layer.tsx, layer.pip is None) == (None, False)
         assert said[-1].startswith("left out tsx: node and npm are not installed")
         said.clear()
-        assert tools.install(target, said) == layer
+        assert tools_layer.install(target, said) == layer
         assert said == []
 
     @needs_node
@@ -237,18 +237,18 @@ class TestMaking:
         self, target: Path, said: Words, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as offline:
-            offline.setattr(tools, "_add_tsx", self.fail)
-            offline.setattr(tools, "_add_pip", lambda *arguments: "1.0")
-            first = tools.install(target, said)
+            offline.setattr(tools_layer, "_add_tsx", self.fail)
+            offline.setattr(tools_layer, "_add_pip", lambda *arguments: "1.0")
+            first = tools_layer.install(target, said)
         assert said[-1] == "left out tsx: npm: no way to the registry"
-        assert tools.install(target, said) == first
-        again = tools.install(target, said, retry=True)
+        assert tools_layer.install(target, said) == first
+        again = tools_layer.install(target, said, retry=True)
         assert (again.missing, again.tsx is None) == ((), False)
         assert again.path != first.path
 
     @staticmethod
-    def fail(folder: Path, ingredients: tools.Ingredients, say: tools.Say) -> str:
-        raise tools.ToolsFailed("npm: no way to the registry")
+    def fail(folder: Path, ingredients: tools_layer.Ingredients, say: tools_layer.Say) -> str:
+        raise tools_layer.ToolsFailed("npm: no way to the registry")
 
     @pytest.mark.usefixtures("without_node")
     def test_the_newest_pip_that_works_is_taken(
@@ -257,26 +257,26 @@ class TestMaking:
         broken = target.parent.parent / "pip-99.1-py3-none-any.whl"
         with zipfile.ZipFile(broken, "w") as archive:
             archive.writestr("pip/__main__.py", "import nothing_of_the_kind\n")
-        real = tools.find_pip_wheels()
-        monkeypatch.setattr(tools, "find_pip_wheels", lambda: [broken, *real])
-        layer = tools.install(target, said)
+        real = tools_layer.find_pip_wheels()
+        monkeypatch.setattr(tools_layer, "find_pip_wheels", lambda: [broken, *real])
+        layer = tools_layer.install(target, said)
         assert said[:2] == ["unpacking pip-99.1-py3-none-any.whl", f"unpacking {real[0].name}"]
-        assert layer.pip == ".".join(map(str, tools._wheel_version(real[0])))
+        assert layer.pip == ".".join(map(str, tools_layer._wheel_version(real[0])))
         assert not (layer.path / "python" / "pip" / "nothing_of_the_kind").exists()
 
     @pytest.mark.usefixtures("without_anything")
     def test_without_any_pip_it_says_what_to_install(self, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert tools.main([str(target)]) == 1
+        assert tools_layer.main([str(target)]) == 1
         assert "apt-get install python3-venv" in capsys.readouterr().err
 
     @pytest.mark.usefixtures("without_anything")
     def test_is_replaced_as_a_whole_and_the_one_before_stays_for_who_uses_it(
         self, target: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        layers = [tools.install(target)]
+        layers = [tools_layer.install(target)]
         for number in (2, 3):
-            monkeypatch.setattr(tools, "_FORMAT", number)
-            layers.append(tools.install(target))
+            monkeypatch.setattr(tools_layer, "_FORMAT", number)
+            layers.append(tools_layer.install(target))
         assert target.resolve() == layers[2].path
         assert [layer.path.exists() for layer in layers] == [False, True, True]
         assert {path.name for path in target.parent.iterdir()} == {
@@ -287,7 +287,7 @@ class TestMaking:
     def test_leaves_somebodys_own_folder_alone(self, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
         target.mkdir(parents=True)
         (target / "mine").touch()
-        assert tools.main([str(target)]) == 1
+        assert tools_layer.main([str(target)]) == 1
         assert "is in the way" in capsys.readouterr().err
         assert [path.name for path in target.iterdir()] == ["mine"]
 
@@ -295,7 +295,7 @@ class TestMaking:
     def test_everybody_can_read_it_whatever_the_umask(self, target: Path) -> None:
         before = os.umask(0o077)
         try:
-            layer = tools.install(target)
+            layer = tools_layer.install(target)
         finally:
             os.umask(before)
         for parent, directories, files in os.walk(layer.path):
@@ -303,22 +303,22 @@ class TestMaking:
             assert all(os.stat(os.path.join(parent, name)).st_mode & 0o004 for name in files)
 
     @needs_node
-    def test_pip_is_compiled_for_the_sandboxs_python(self, layer: tools.Layer) -> None:
+    def test_pip_is_compiled_for_the_sandboxs_python(self, layer: tools_layer.Layer) -> None:
         sources = list((layer.path / "python" / "pip").rglob("*.py"))
         compiled = list((layer.path / "python" / "pip").rglob("*.pyc"))
         assert len(compiled) == len(sources) > 100
 
     @pytest.mark.usefixtures("without_anything")
     def test_the_sandbox_starts_with_the_layer_of_the_day(self, target: Path) -> None:
-        layer = tools.install(target)
-        assert host_image.host_overlays(target)[-1] == Overlay(layer.path, "/opt/k8e")
+        layer = tools_layer.install(target)
+        assert host_image.host_paths(target)[-1] == HostPath(layer.path, "/opt/k8e")
 
     def test_an_engine_without_a_layer_has_no_overlay_for_it(self, target: Path) -> None:
-        assert all(overlay.target != "/opt/k8e" for overlay in host_image.host_overlays(target))
+        assert all(overlay.target != "/opt/k8e" for overlay in host_image.host_paths(target))
 
 
 class TestLock:
-    lock = json.loads(tools._DATA.joinpath("package-lock.json").read_text())
+    lock = json.loads(tools_layer._DATA.joinpath("package-lock.json").read_text())
 
     def test_fixes_version_and_content_of_everything(self) -> None:
         packages = {name: package for name, package in self.lock["packages"].items() if name}
@@ -334,7 +334,7 @@ class TestLock:
         assert "resolved" not in text
 
     def test_asks_for_exact_versions(self) -> None:
-        package = json.loads(tools._DATA.joinpath("package.json").read_text())
+        package = json.loads(tools_layer._DATA.joinpath("package.json").read_text())
         assert package["dependencies"] == self.lock["packages"][""]["dependencies"]
         for version in package["dependencies"].values():
             assert version.replace(".", "").isdigit()
@@ -342,4 +342,4 @@ class TestLock:
 
 def test_the_default_place_is_where_the_engine_looks() -> None:
     engine = LocalEngine(Path("/tmp/state"), Path("/tmp/run"))
-    assert engine._tools == tools.TARGET
+    assert engine._tools == tools_layer.TARGET

@@ -164,7 +164,7 @@ async def open_engine(state: Path, run: Path) -> AsyncIterator[LocalEngine]:
 
 async def find_report(engine: LocalEngine, runtime: Runtime) -> RuntimeReport:
     """Of that runtime only: to find out, a sandbox is made."""
-    return await engine._trials.report(runtime)
+    return await engine._probes.report(runtime)
 
 
 @contextlib.asynccontextmanager

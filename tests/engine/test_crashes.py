@@ -113,12 +113,14 @@ async def test_killed_at_every_step_of_making_an_images_root(driver: Driver) -> 
         "roots/overlay.",
         "mounts/detached.",
         "system/calls.",
-        "roots/image_root.furnish",
+        "roots/image_root.prepare_root",
         "roots/image_root.save_place",
-        "roots/inside.Inside.write",
+        "roots/root_files.RootFiles.write",
     )
     steps = [step for step in answer["steps"] if step.startswith(modules)]
-    assert {"roots/overlay.mount_layers", "system/calls.move_mount", "roots/inside.Inside.write"} <= set(steps), steps
+    assert {"roots/overlay.mount_layers", "system/calls.move_mount", "roots/root_files.RootFiles.write"} <= set(
+        steps
+    ), steps
 
     async def attempt(step: str) -> dict[str, Any]:
         answer = await driver.ask(do="create", name=driver.rig.new_name(), image=image.digest, step=step)

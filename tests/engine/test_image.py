@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.cleanup import unmount
 from k8e.engine.local.disk.inodes import UnknownLayout, read_stretches
 from k8e.engine.local.disk.loop import mount_image
 from k8e.engine.local.system.tool import run_tool
@@ -48,7 +49,7 @@ def mounted(template: disk.Template, top: Path, first_id: int | None) -> Iterato
         disk.mount_copy(template, image, where, first_id)
         yield where
     finally:
-        assert disk.unmount(where)
+        assert unmount(where)
         where.rmdir()
         image.unlink()
 
@@ -128,7 +129,7 @@ def test_what_cannot_be_mounted_leaves_no_loop_device(tmp_path: Path) -> None:
     image.write_bytes(os.urandom(1 << 20))
     where.mkdir()
     with pytest.raises(OSError, match="mount"):
-        mount_image(image, where, "")
+        mount_image(image, where)
     assert loop_devices(image) == []
     assert str(where) not in mount_points()
 

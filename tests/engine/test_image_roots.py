@@ -18,7 +18,7 @@ import pytest
 from k8e.engine import EngineError, SandboxSpec, Shape
 from k8e.engine.images import Image
 from k8e.engine.local import LocalEngine
-from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.cleanup import unmount_below
 from k8e.engine.local.disk.loop import mount_image
 from k8e.engine.local.images.layers import Unpacked
 from k8e.engine.local.images.manifest import Configuration
@@ -450,7 +450,7 @@ async def test_links_that_its_root_left_are_not_followed_when_it_is_started(rig:
         paths, record = room.paths, Record.load(room.paths.record)
         await rig.engine.stop(room.name)
         paths.disk.mkdir()
-        mount_image(paths.disk_image, paths.disk, "noinit_itable")
+        mount_image(paths.disk_image, paths.disk)
         for name in ("tmp", "proc", "etc"):
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(paths.upper / name)
@@ -458,7 +458,7 @@ async def test_links_that_its_root_left_are_not_followed_when_it_is_started(rig:
         await rig.engine._roots.of(record.image).present(paths, record)
         assert (paths.root / "tmp").is_dir()
         assert not (paths.root / "tmp").is_symlink()
-        await disk.unmount_below(paths.top)
+        await unmount_below(paths.top)
         paths.disk.rmdir()
         await rig.engine.start(room.name, rig.spec_of(image.digest))
         again = await rig.enter(room.name)

@@ -17,7 +17,8 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local.runtime.cgroup import Cgroups
-from k8e.engine.local.system.tool import bound_to, finish_in_thread, run_tool
+from k8e.engine.local.system.tasks import finish_in_thread
+from k8e.engine.local.system.tool import bound_to, run_tool
 from tests.engine.rig import Rig
 from tests.engine.traces import CGROUPS
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.engine import Limits
-from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.cleanup import mounts_below
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.roots.host_image import Overlay, host_overlays
+from k8e.engine.local.roots.host_image import HostPath, host_paths
 from k8e.engine.local.runtime import bundle, seccomp
 from k8e.engine.local.runtime.bundle import Bind, BundleSpec, build_config
 from k8e.engine.local.runtime.cgroup import hierarchies
@@ -196,7 +196,7 @@ SPECS = st.builds(
     hostname=NAMES,
     cgroup=NAMES.map(lambda name: f"/k8e-0/{name}"),
     limits=LIMITS,
-    overlays=st.lists(st.builds(Overlay, FILES, FILES.map(os.fspath)), max_size=4),
+    host_paths=st.lists(st.builds(HostPath, FILES, FILES.map(os.fspath)), max_size=4),
     first_id=st.one_of(st.none(), st.integers(0x30000000, 0x7FFE0000)),
     seccomp=st.just({"defaultAction": "SCMP_ACT_ERRNO"}),
     hard_files=st.integers(1, 1 << 20),
@@ -285,7 +285,7 @@ def test_dangerous_files_of_the_kernel_are_masked_or_read_only(spec: BundleSpec)
 
 
 def test_the_image_shows_the_toolchain_and_nothing_else(tmp_path: Path) -> None:
-    for overlay in host_overlays(tmp_path):
+    for overlay in host_paths(tmp_path):
         top = overlay.target.split("/")[1]
         assert top in {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt"}, overlay
 
@@ -364,7 +364,7 @@ def test_mount_points_are_found_whatever_their_names(names: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_bytes", lambda path: content)
         patch.setattr(Path, "read_text", lambda path, *_, **__: content.decode())
-        found = [os.fspath(point) for point in disk.mounts_below(Path(top))]
+        found = [os.fspath(point) for point in mounts_below(Path(top))]
     assert sorted(found) == sorted(inside)
     depths = [len(Path(point).parts) for point in found]
     assert depths == sorted(depths, reverse=True), "the innermost first"
@@ -374,17 +374,17 @@ FIND_AWKWARD = r"""
 import asyncio, os, subprocess, sys
 from pathlib import Path
 from k8e.engine.local.runtime import cgroup
-from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.cleanup import mounts_below, unmount_below
 top = os.fsencode(sys.argv[1])
 # The last two are not text at all: a disk that somebody labelled elsewhere is enough to have one on a machine.
 for name in (b"with space", b"new\nline", b"tab\t", b"back\\040slash", "\u2028\xa0".encode(), b"cr\r", b"\xff\xfe"):
     os.mkdir(top + b"/" + name)
     subprocess.run([b"mount", b"-t", b"tmpfs", b"tmpfs", top + b"/" + name], check=True)
-found = disk.mounts_below(Path(sys.argv[1]))
+found = mounts_below(Path(sys.argv[1]))
 assert sorted(map(os.fsencode, found)) == sorted(top + b"/" + name for name in os.listdir(top)), found
 assert cgroup.hierarchies()
-asyncio.run(disk.unmount_below(Path(sys.argv[1])))
-assert disk.mounts_below(Path(sys.argv[1])) == []
+asyncio.run(unmount_below(Path(sys.argv[1])))
+assert mounts_below(Path(sys.argv[1])) == []
 """
 
 

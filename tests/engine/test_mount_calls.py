@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.disk.disk import unmount
+from k8e.engine.local.disk.cleanup import unmount
 from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
 from k8e.engine.local.system.calls import (
     MOUNT_ATTR_NODEV,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from k8e.engine import EngineError, Runtime
-from k8e.engine.local.disk import kept_disk
-from k8e.engine.local.disk.renewal import empty_folder
+from k8e.engine.local.disk import fsck
+from k8e.engine.local.disk.cleanup import empty_folder
 from k8e.engine.local.record import IdRanges, Record
 from k8e.engine.local.system.calls import syncfs
 from k8e.engine.local.system.descriptors import opened
@@ -213,14 +213,14 @@ async def test_after_a_reboot(rig: Rig) -> None:
         # As a machine that lost its power has it: no network, no groups, no state of the runtime, never unmounted.
         room.paths.disk_image.write_bytes(image)
         Record(rig.runtime.value, "host", "00" * 16, slot, "sandbox").save(room.paths.record)
-        assert not kept_disk.is_whole(room.paths.disk_image)
+        assert not fsck.is_clean(room.paths.disk_image)
         await rig.engine.close()  # what it knew is gone with the daemon
         assert room.name in await rig.engine.list()
         assert not (await rig.engine.observe(room.name)).alive
         again = await start(rig, room)
         assert await again.output("/bin/bash", "-c", LOOK) == before
         await stop(rig, again)
-        assert kept_disk.is_whole(room.paths.disk_image)
+        assert fsck.is_clean(room.paths.disk_image)
 
 
 async def test_two_that_were_stopped_do_not_share_their_ids(rig: Rig) -> None:

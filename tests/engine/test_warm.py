@@ -185,7 +185,7 @@ async def test_an_edition_tells_apart_what_sandboxes_are_made_of(rig: Rig, monke
     other = LocalEngine(rig.engine.layout.state, rig.engine.layout.run)
     try:
         assert await other.edition(spec) == edition
-        monkeypatch.setattr("k8e.engine.local.roots.host_image.host_overlays", lambda tools: [])
+        monkeypatch.setattr("k8e.engine.local.roots.host_image.host_paths", lambda tools: [])
         assert await other.edition(spec) != edition
     finally:
         await other.close()

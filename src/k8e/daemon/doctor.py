@@ -13,23 +13,23 @@ from k8e.daemon.server import load_settings
 from k8e.damage import FOLDER, list_damaged
 
 if TYPE_CHECKING:
-    from k8e.engine.local.doctor import treatment
+    from k8e.engine.local.doctor import fixes
 
 
 def run_doctor(*, as_json: bool, fix: bool = False) -> int:
     """Returns the exit code: 1 when the default runtime would not be safe."""
     from k8e.engine import EngineError
-    from k8e.engine.local.doctor import doctor, treatment
+    from k8e.engine.local.doctor import doctor, fixes
     from k8e.settings.file import USUAL, find_file
 
     file = find_file()
     load_settings()  # with a broken file no daemon would start, so there is nothing to examine
-    steps: list[treatment.Step] = []
+    steps: list[fixes.Step] = []
     try:
         if fix:
             steps = asyncio.run(put_right())
             if not as_json:
-                sys.stdout.write(treatment.render(steps))
+                sys.stdout.write(fixes.render(steps))
                 sys.stdout.flush()
         report = asyncio.run(doctor.examine_machine())
     except EngineError as error:
@@ -50,8 +50,8 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
     return 0 if report.safe else 1
 
 
-async def put_right() -> list[treatment.Step]:
+async def put_right() -> list[fixes.Step]:
     """Fixes what can be fixed. A state directory that has a database is kept: a daemon will use it again."""
-    from k8e.engine.local.doctor.treatment import treat
+    from k8e.engine.local.doctor.fixes import fix
 
-    return [step async for step in treat(lambda state: Paths(state, state).database.exists())]
+    return [step async for step in fix(lambda state: Paths(state, state).database.exists())]

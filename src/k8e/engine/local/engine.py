@@ -23,12 +23,13 @@ from typing import Any
 from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import EngineError, Limits, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
-from k8e.engine.local.construction import Construction, Furnish, lay_out, lay_out_again
 from k8e.engine.local.disk import disk
-from k8e.engine.local.disk.template import Templates
+from k8e.engine.local.disk.templates import Templates
 from k8e.engine.local.dns import Server
+from k8e.engine.local.engine_locks import EngineLock
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
+from k8e.engine.local.launcher import Launcher
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.links import Links
 from k8e.engine.local.mounts.kept_parts import pin_mounts
@@ -36,14 +37,13 @@ from k8e.engine.local.mounts.mounts import seal_mounts
 from k8e.engine.local.mounts.slots import TRAY, fill_slots, list_bindings
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.network import Network
-from k8e.engine.local.presence import Presence
 from k8e.engine.local.record import IdRanges, Record, Records
 from k8e.engine.local.removal import Removal
 from k8e.engine.local.roots.roots import Roots
 from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.engine.local.runtime.probes import RuntimeProbes
 from k8e.engine.local.runtime.runtime import OciRuntime
-from k8e.engine.local.runtime.trials import Trials
-from k8e.engine.local.system.tool import cancel_and_wait, finish, finish_in_thread
+from k8e.engine.local.system.tasks import cancel_and_wait, finish, finish_in_thread
 from k8e.engine.local.toolchain.registries import CA_BUNDLE
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.errors import LinkError
@@ -90,16 +90,16 @@ class LocalEngine:
             mirrors=self._mirrors,
             damages=self._damages,
         )
-        self._construction = Construction(self.layout, self._cgroups, self._roots, self._network)
+        self._launcher = Launcher(self.layout, self._cgroups, self._roots, self._network)
         self._removal = Removal(
             *(self.layout, self._cgroups, self._network), records=self._records, ids=self._ids, damages=self._damages
         )
-        self._presence = Presence(self.layout, damages=self._damages)
-        self._presence.take()
+        self._engine_lock = EngineLock(self.layout, damages=self._damages)
+        self._engine_lock.take()
         self._links = Links(self.layout, self._records)
         self._places: dict[str, Place] = {}
         self._creating: dict[str, asyncio.Task[None]] = {}
-        self._trials = Trials(self._try_out)
+        self._probes = RuntimeProbes(self._try_out)
 
     def _mirrors(self) -> frozenset[str]:
         known = self._templates.known_registries
@@ -108,11 +108,11 @@ class LocalEngine:
     # Runtimes --------------------------------------------------------------------------------------------------------
 
     async def probe(self) -> Sequence[RuntimeReport]:
-        return await self._trials.reports()
+        return await self._probes.reports()
 
     def runtime(self, runtime: Runtime) -> OciRuntime:
         """The program behind a runtime that was found available."""
-        return self._trials.found(runtime)
+        return self._probes.found(runtime)
 
     async def _try_out(self, runtime: OciRuntime) -> None:
         name = f"probe-{runtime.name.value}-{secrets.token_hex(4)}"
@@ -133,7 +133,7 @@ class LocalEngine:
 
     async def edition(self, spec: SandboxSpec) -> str:
         """Changes with a new daemon at most: what it finds at its start it keeps to."""
-        runtime, report = await self._trials.require(spec.runtime)
+        runtime, report = await self._probes.require(spec.runtime)
         parts = (
             *(importlib.metadata.version("k8e"), agent_binary().sha256, loader_library().sha256),
             *(runtime.binary, runtime.flags, report.version),
@@ -144,11 +144,11 @@ class LocalEngine:
     # Creating --------------------------------------------------------------------------------------------------------
 
     async def create(self, sandbox: str, spec: SandboxSpec) -> None:
-        runtime, _ = await self._trials.require(spec.runtime)
+        runtime, _ = await self._probes.require(spec.runtime)
         await self._create(sandbox, spec, runtime)
 
     async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
-        self._presence.take()  # if it was given up by `close`
+        self._engine_lock.take()  # if it was given up by `close`
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
         template = await self._roots.of(spec.image).template(spec.limits)
@@ -194,20 +194,13 @@ class LocalEngine:
         slot = self._ids.take() if runtime.native else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
         record.save(paths.record)
-        mounting = self._construction.make_root(template, paths, record, spec.shape)
-        await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out)
+        await self._bring_up(sandbox, spec, runtime, record, template)
 
     async def _bring_up(
-        self,
-        sandbox: str,
-        spec: SandboxSpec,
-        runtime: OciRuntime,
-        record: Record,
-        mounting: Coroutine[Any, Any, None],
-        furnish: Furnish,
+        self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, record: Record, template: disk.Template | None
     ) -> None:
         """From a directory with a record to an agent that answers."""
-        await self._construction.bring_up(sandbox, spec, runtime, record, mounting, furnish)
+        await self._launcher.launch(sandbox, spec, runtime, record, template)
         try:
             await self._links.open(sandbox)
         except LinkError as error:
@@ -330,9 +323,9 @@ class LocalEngine:
             await self._removal.stop(sandbox)
 
     async def start(self, sandbox: str, spec: SandboxSpec) -> None:
-        runtime, _ = await self._trials.require(spec.runtime)
+        runtime, _ = await self._probes.require(spec.runtime)
         await self._templates.content()  # with which the agent is where bundles say that it is
-        self._presence.take()
+        self._engine_lock.take()
         if sandbox in self._creating:
             raise EngineError("sandbox", f"{sandbox} is being started already")
         await self._take_on(sandbox, self._wake(sandbox, spec, runtime))
@@ -352,8 +345,7 @@ class LocalEngine:
         record = replace(former, instance=secrets.token_bytes(16).hex(), ready=False)
         try:
             record.save(paths.record)
-            mounting = self._construction.present_root(paths, record)
-            await self._bring_up(sandbox, spec, runtime, record, mounting, lay_out_again)
+            await self._bring_up(sandbox, spec, runtime, record, template=None)
             replace(record, ready=True).save(paths.record)
         except BaseException as error:
             await finish(self._stop(sandbox))
@@ -391,7 +383,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Removes what is half made; what is made lives on."""
-        await self._trials.close()
+        await self._probes.close()
         for work in list(self._creating.values()):
             await cancel_and_wait(work)
         await self._templates.close()
@@ -399,4 +391,4 @@ class LocalEngine:
         await self._network.close()
         if not await self.list():
             await asyncio.to_thread(self._cgroups.remove_all)
-            self._presence.leave()
+            self._engine_lock.release()

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.record import Records
-from k8e.engine.local.system.tool import cancel_and_wait
+from k8e.engine.local.system.tasks import cancel_and_wait
 from k8e.link import AgentLink
 from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkLost

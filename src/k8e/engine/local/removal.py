@@ -1,4 +1,4 @@
-"""The removal of a sandbox, in whatever state it is: the counterpart of construction.py.
+"""The removal of a sandbox, in whatever state it is: the counterpart of launcher.py.
 
 Each kind of trace is looked for instead of remembered, so that this is right after a crash at any step. The caller
 keeps the sandbox's link closed meanwhile (`Links.ended`).
@@ -7,19 +7,20 @@ keeps the sandbox's link closed meanwhile (`Links.ended`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from k8e.damage import Damages
 from k8e.engine import EngineError
-from k8e.engine.local.construction import put_down
-from k8e.engine.local.disk import disk
-from k8e.engine.local.layout import Layout
+from k8e.engine.local.disk import fsck
+from k8e.engine.local.disk.cleanup import remove_mount_points, remove_tree, unmount_below
+from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.network.network import Network
 from k8e.engine.local.record import IdRanges, Records, all_sandboxes
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.engine.local.runtime.runtime import forget_sandbox, known_sandboxes
-from k8e.engine.local.system.tool import finish_in_thread
+from k8e.engine.local.system.tasks import finish_in_thread
 
 
 class Removal:
@@ -49,7 +50,7 @@ class Removal:
         """The directory with the record, which keeps the range of ids, and the disk's image stay."""
         await self._halt(sandbox)
         try:
-            await finish_in_thread(put_down, self._layout.sandbox(sandbox))
+            await finish_in_thread(_remove_start_files, self._layout.sandbox(sandbox))
         except FileNotFoundError:
             raise EngineError("sandbox", f"{sandbox} does not exist") from None
         except OSError as error:
@@ -58,7 +59,7 @@ class Removal:
     async def destroy(self, sandbox: str) -> None:
         slot = self._records.find_slot(sandbox)
         await self._halt(sandbox)
-        await asyncio.to_thread(disk.remove_tree, self._layout.sandbox(sandbox).top)
+        await asyncio.to_thread(remove_tree, self._layout.sandbox(sandbox).top)
         self._ids.release(slot)
 
     async def set_aside(self, sandbox: str) -> str:
@@ -67,11 +68,11 @@ class Removal:
         slot = self._records.find_slot(sandbox)
         await self._halt(sandbox)
         if not paths.disk_image.is_file():
-            await asyncio.to_thread(disk.remove_tree, paths.top)
+            await asyncio.to_thread(remove_tree, paths.top)
             return ""
         kept = self._layout.kept / sandbox
         try:
-            await finish_in_thread(put_down, paths)
+            await finish_in_thread(_remove_start_files, paths)
             kept.parent.mkdir(mode=0o700, exist_ok=True)
             os.rename(paths.top, kept)
         except OSError as error:
@@ -85,9 +86,21 @@ class Removal:
         await asyncio.to_thread(self._cgroups.kill, sandbox)
         await asyncio.to_thread(forget_sandbox, self._layout, sandbox)
         await self._network.remove(sandbox)
-        await disk.unmount_below(paths.top)
+        await unmount_below(paths.top)
         try:
             await asyncio.to_thread(remove_placeholders, paths, self._damages)
         except OSError as error:
             raise EngineError("mounts", f"what was made for them cannot be removed now: {error}") from error
         await asyncio.to_thread(self._cgroups.remove, sandbox)
+
+
+def _remove_start_files(paths: SandboxPaths) -> None:
+    """Removes what was made for one start only. No process of the sandbox could write to any of it."""
+    fsck.sync_disk(paths.disk_image, paths.record)
+    for folder in (paths.mounts, paths.slots):
+        remove_mount_points(folder)
+    for path in (paths.bundle, paths.veils):
+        remove_tree(path)  # which looks once more whether anything is mounted there
+    paths.egress.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        paths.disk.rmdir()

@@ -8,34 +8,26 @@ making one mounts nothing. Making a disk starts no tool: its parts take a few mi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from k8e.damage import Damaged, check_own, read_own
-from k8e.engine import EngineError
 from k8e.engine.local.disk.inodes import Stretch, UnknownLayout, read_stretches, shift_owners
 from k8e.engine.local.disk.loop import mount_image
-from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.system.calls import UMOUNT_NOFOLLOW, umount2
-from k8e.engine.local.system.mountinfo import read_mounts
+from k8e.engine.local.system.descriptors import opened
 from k8e.engine.local.system.tool import run_tool
 
 MIN_DISK = 32 << 20
-# The tables of inodes that nobody used yet are holes, which read as zeros: nothing is to fill them in the background.
-_OPTIONS = "noinit_itable"
-_BUSY_PAUSE = 0.01  # nothing tells when a mount stops being busy
 _log = logging.getLogger("k8e.engine")
 
 
 async def make_template(content: Path, size: int, inodes: int, target: Path) -> None:
-    """`content` becomes the filesystem's root directory. Appears under its name only when it is complete."""
+    """Makes a filesystem whose root directory is `content`. It appears under its name only when it is complete."""
     partial = target.with_suffix(f".{os.getpid()}")
     try:
         with partial.open("wb") as file:
@@ -53,7 +45,7 @@ async def make_template(content: Path, size: int, inodes: int, target: Path) -> 
 
 
 def _seal(partial: Path, target: Path) -> None:
-    """The digest first: a template without one is made again."""
+    """Renames the digest first: a template without one is made again."""
     digest = target.with_suffix(".sha256")
     draft = digest.with_name(f"{digest.name}.{os.getpid()}")
     draft.write_text(_digest(partial))
@@ -62,11 +54,10 @@ def _seal(partial: Path, target: Path) -> None:
 
 
 def check_template(image: Path) -> None:
-    """Damaged, unless every block is as it was made; FileNotFoundError."""
-    with_digest = image.with_suffix(".sha256")
+    """Raises Damaged unless every block is as it was made, FileNotFoundError when there is no template."""
     check_own(image.lstat())
     try:
-        wanted = read_own(with_digest)
+        wanted = read_own(image.with_suffix(".sha256"))
     except FileNotFoundError:
         raise Damaged("there is no digest of it") from None
     if wanted.decode(errors="replace") != _digest(image):
@@ -74,7 +65,7 @@ def check_template(image: Path) -> None:
 
 
 def _digest(image: Path) -> str:
-    """Of what is not a hole, with where it is."""
+    """Hashes what is not a hole, with where it is."""
     total = hashlib.sha256()
     with image.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -118,17 +109,15 @@ def load_template(image: Path) -> Template:
 
 
 def mount_copy(template: Template, image: Path, where: Path, first_id: int | None) -> None:
-    """`first_id`: everything on it belongs to the range of ids that begins there."""
-    target = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with template.image.open("rb") as source:
-            _copy_sparse(source.fileno(), target)
+    """Copies the template and mounts the copy. `first_id`: everything on it belongs to the range of ids that begins
+    there."""
+    with opened(image, os.O_RDWR | os.O_CREAT | os.O_EXCL) as target:
+        with opened(template.image, os.O_RDONLY) as source:
+            _copy_sparse(source, target)
         if first_id is not None and template.inodes is not None:
             shift_owners(target, template.inodes, first_id)
-    finally:
-        os.close(target)
     where.mkdir(mode=0o711)
-    mount_image(image, where, _OPTIONS)
+    mount_image(image, where)
     if first_id is not None and template.inodes is None:
         _walk_owners(where, first_id)
 
@@ -154,62 +143,3 @@ def _walk_owners(top: Path, first_id: int) -> None:
                 uid, gid = first_id + status.st_uid, first_id + status.st_gid
                 os.chown(name, uid, gid, dir_fd=handle, follow_symlinks=False)
     os.chown(top, first_id, first_id)
-
-
-def mounts_below(top: Path) -> list[Path]:
-    """Mount points at and below a directory, the innermost first."""
-    found = [mount.point for mount in read_mounts() if mount.point == top or top in mount.point.parents]
-    return sorted(found, key=lambda path: len(path.parts), reverse=True)
-
-
-def unmount(point: Path) -> bool:
-    """False while a process is still using it."""
-    try:
-        umount2(point, UMOUNT_NOFOLLOW)
-    except OSError as error:
-        if error.errno == errno.EBUSY:
-            return False
-        if error.errno != errno.EINVAL:  # which says that it is not mounted any more
-            raise EngineError("disk", f"{point} cannot be unmounted: {error.strerror}") from error
-    return True
-
-
-async def unmount_below(top: Path, deadline: float = 10.0) -> None:
-    """A process that is dying, perhaps one that a killed runtime left, can hold a mount for a moment longer."""
-    end = time.monotonic() + deadline
-    while points := await asyncio.to_thread(mounts_below, top):
-        busy = [point for point in points if not await asyncio.to_thread(unmount, point)]
-        if busy and time.monotonic() > end:
-            raise EngineError("disk", f"{busy[0]} is still in use after {deadline:g} s")
-        if busy:
-            await asyncio.sleep(_BUSY_PAUSE)
-
-
-def remove_mount_points(folder: Path) -> None:
-    """One by one, and only if they are empty: behind them were directories of the machine's users. If one were mounted
-    there still, whatever we think, this fails and removes nothing."""
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            os.rmdir(folder / name)
-        os.rmdir(folder)
-
-
-def remove_tree(top: Path) -> None:
-    """Removes a sandbox's directory. Nothing is mounted there any more, so what a sandbox wrote is inside the image."""
-    if mounts_below(top):
-        raise EngineError("disk", f"{top} still has mounts")
-    for folder in (SandboxPaths(top).mounts, SandboxPaths(top).slots):
-        remove_mount_points(folder)
-    if not top.is_dir() or top.is_symlink():
-        top.unlink(missing_ok=True)  # it never was a sandbox
-        return
-    with contextlib.suppress(FileNotFoundError):
-        for parent, directories, files, handle in os.fwalk(top, topdown=False, follow_symlinks=False):
-            for name in files:
-                os.unlink(name, dir_fd=handle)
-            for name in directories:
-                if os.path.islink(os.path.join(parent, name)):
-                    os.unlink(name, dir_fd=handle)
-                else:
-                    os.rmdir(name, dir_fd=handle)
-        top.rmdir()

@@ -1,8 +1,8 @@
-"""Mounting a disk's image as `mount -o loop` does, without a process for it: the start of the tool costs more than the
-mount itself.
+"""Mounts a disk's image by a loop device, as `mount -o loop` does, without a process: the start of the tool costs more
+than the mount itself.
 
 The kernel takes a loop device back when its last user is gone (autoclear). From its set-up until it is mounted that is
-our descriptor, so a daemon that is killed in between leaves none behind.
+the daemon's descriptor, so a daemon that is killed in between leaves no device.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ _LOOP_CONFIGURE = 0x4C0A
 _LO_FLAGS_AUTOCLEAR = 4
 # struct loop_config: fd, block_size, struct loop_info64 (of which only the flags are not zero), reserved.
 _CONFIG = struct.Struct("<II 52x I 176x 64x")
+# The tables of unused inodes are holes, which read as zeros: the kernel must not fill them in the background.
+_OPTIONS = "noinit_itable"
 _ATTEMPTS = 64  # another process may take the device that was found free
 
 
-def mount_image(image: Path, where: Path, options: str) -> None:
-    """ext4. noatime: reading must not write. nosuid, nodev: whatever a sandbox puts there stays data to the host."""
+def mount_image(image: Path, where: Path) -> None:
+    """Mounts an ext4. noatime: reading must not write. nosuid, nodev: what a sandbox puts there stays data to the
+    machine."""
     with opened(image, os.O_RDWR) as file:
         device, path = _attach(file)
     try:
-        mount(path, where, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, options)
+        mount(path, where, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, _OPTIONS)
     finally:
         os.close(device)
 
 
 def _attach(file: int) -> tuple[int, str]:
-    """A device that shows the file, as a descriptor that keeps it, and its path."""
+    """Returns a device that shows the file, as a descriptor that keeps it, and the device's path."""
     with opened("/dev/loop-control", os.O_RDWR) as control:
         for _ in range(_ATTEMPTS):
             path = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"

@@ -24,8 +24,9 @@ from typing import Any
 
 from k8e.engine import EngineError, Limits, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local.doctor.controls import CONTROLS, Broken, Control, Untested
-from k8e.engine.local.doctor.decoys import Decoys, Subject, plant_decoys
-from k8e.engine.local.doctor.far_end import FarEnd, Names, name_server, open_far_end
+from k8e.engine.local.doctor.decoys import Decoys, plant_decoys
+from k8e.engine.local.doctor.remote_host import NameServer, RemoteHost, name_server, open_remote_host
+from k8e.engine.local.doctor.subject import Subject
 from k8e.engine.local.engine import LocalEngine
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.link.errors import LinkError
@@ -108,14 +109,14 @@ def _ignore(runtime: Runtime, check: Check) -> None:
 
 
 async def examine(
-    engine: LocalEngine, progress: Progress = _ignore, limits: Limits = LIMITS, far: FarEnd | None = None
+    engine: LocalEngine, progress: Progress = _ignore, limits: Limits = LIMITS, remote: RemoteHost | None = None
 ) -> Report:
     began = time.monotonic()
     reports = await engine.probe()
     await asyncio.to_thread(engine.layout.state.mkdir, mode=0o711, parents=True, exist_ok=True)
     async with plant_decoys(engine.layout.state) as decoys, asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_examine_runtime(engine, report, decoys, limits, progress, far)) for report in reports
+            group.create_task(_examine_runtime(engine, report, decoys, limits, progress, remote)) for report in reports
         ]
     return Report(tuple(task.result() for task in tasks), time.monotonic() - began)
 
@@ -126,13 +127,13 @@ async def _examine_runtime(
     decoys: Decoys,
     limits: Limits,
     progress: Progress,
-    far: FarEnd | None,
+    remote: RemoteHost | None,
 ) -> Examination:
     if not report.available:
         return Examination(report)
     checks: list[Check] = []
     try:
-        async with open_subject(engine, report.runtime, decoys, limits, far) as subject:
+        async with open_subject(engine, report.runtime, decoys, limits, remote) as subject:
             for control in CONTROLS:
                 checks.append(await try_control(control, subject))
                 progress(report.runtime, checks[-1])
@@ -144,7 +145,7 @@ async def _examine_runtime(
 
 @contextlib.asynccontextmanager
 async def open_subject(
-    engine: LocalEngine, runtime: Runtime, decoys: Decoys, limits: Limits = LIMITS, far: FarEnd | None = None
+    engine: LocalEngine, runtime: Runtime, decoys: Decoys, limits: Limits = LIMITS, remote: RemoteHost | None = None
 ) -> AsyncIterator[Subject]:
     name = f"doctor-{runtime.value}-{secrets.token_hex(4)}"
     await engine.create(name, SandboxSpec(runtime, limits=limits))
@@ -160,7 +161,7 @@ async def open_subject(
             engine.layout.cgroup,
             observe=functools.partial(engine.observe, name),
             set_egress=functools.partial(engine.set_egress, name),
-            far=far,
+            remote=remote,
         )
     finally:
         await engine.destroy(name)
@@ -193,22 +194,22 @@ async def examine_machine(
     """With an engine of its own, so that it needs no daemon and disturbs none. One at a time on a machine."""
     if os.geteuid() != 0:
         raise EngineError("doctor", "only root can start sandboxes", "run it again as root")
-    async with _own_engine(state_dir, run_dir, engine) as (own, far):
-        return await examine(own, progress, far=far)
+    async with _own_engine(state_dir, run_dir, engine) as (own, remote):
+        return await examine(own, progress, remote=remote)
 
 
 @contextlib.asynccontextmanager
 async def _own_engine(
     state_dir: Path, run_dir: Path, kind: type[LocalEngine]
-) -> AsyncIterator[tuple[LocalEngine, FarEnd | None]]:
+) -> AsyncIterator[tuple[LocalEngine, RemoteHost | None]]:
     with open(f"{run_dir}.lock", "w") as lock:  # noqa: ASYNC230 - an empty file in memory
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         async with name_server() as names:
             engine = kind(state_dir, run_dir, nameservers=(names.server,))
             try:
                 await _clear(engine)  # after one that was killed
-                async with _find_far_end(engine, names) as far:
-                    yield engine, far
+                async with _find_remote_host(engine, names) as remote:
+                    yield engine, remote
             finally:
                 await _clear(engine)
                 await engine.close()
@@ -218,16 +219,16 @@ async def _own_engine(
 
 
 @contextlib.asynccontextmanager
-async def _find_far_end(engine: LocalEngine, names: Names) -> AsyncIterator[FarEnd | None]:
+async def _find_remote_host(engine: LocalEngine, names: NameServer) -> AsyncIterator[RemoteHost | None]:
     """Nobody, where there can be no network: then no sandbox can be created either, and says why."""
     try:
         wire = await engine.reserve_wire("doctor-far-end")
     except EngineError:
         yield None
         return
-    async with open_far_end(wire) as far:
-        names.address = far.address
-        yield far
+    async with open_remote_host(wire) as remote:
+        names.address = remote.address
+        yield remote
 
 
 async def _clear(engine: LocalEngine) -> None:

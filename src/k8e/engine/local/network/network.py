@@ -29,7 +29,7 @@ from k8e.engine.local.network.refusals import RefusalContext, Refusals, read_ref
 from k8e.engine.local.network.table import is_own_address
 from k8e.engine.local.network.watch import Watch
 from k8e.engine.local.network.wires import open_wire, wire_exists
-from k8e.engine.local.system.tool import finish_in_thread
+from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"

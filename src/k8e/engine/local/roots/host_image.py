@@ -86,7 +86,7 @@ services: files
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
+class HostPath:
     """A directory or file of the host, shown read-only."""
 
     source: Path
@@ -114,16 +114,16 @@ def host_place(more: Iterable[tuple[str, str]] = ()) -> Place:
     return Place(Identity(USER_ID, USER_ID), HOME.encode(), b"/workspace", pairs, LOADER.encode())
 
 
-def host_overlays(tools: Path) -> list[Overlay]:
-    found = [Overlay(Path("/usr"), "/usr")]
+def host_paths(tools: Path) -> list[HostPath]:
+    found = [HostPath(Path("/usr"), "/usr")]
     # On a machine whose /bin is not merged into /usr, its directories are toolchain as well.
     for name in _MERGED:
         path = Path("/", name)
         if path.is_dir() and not path.is_symlink():
-            found.append(Overlay(path, f"/{name}"))
+            found.append(HostPath(path, f"/{name}"))
     if tools.is_dir():
         # A link to the layer of the day: a sandbox keeps the one it started with.
-        found.append(Overlay(tools.resolve(), TOOLS))
+        found.append(HostPath(tools.resolve(), TOOLS))
     return found
 
 

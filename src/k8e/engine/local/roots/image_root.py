@@ -23,7 +23,7 @@ from k8e.engine.local.disk.tree_copy import TooDeep, copy_tree
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.roots.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
 from k8e.engine.local.roots.host_image import LOADER
-from k8e.engine.local.roots.inside import Inside
+from k8e.engine.local.roots.root_files import RootFiles
 from k8e.engine.local.toolchain.package_clients import certificates
 from k8e.engine.local.toolchain.registries import CA_BUNDLE, Registries
 from k8e.link.model import Identity
@@ -53,7 +53,7 @@ _CLIENTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Furniture:
+class RootSpec:
     """What a sandbox gets."""
 
     image: Image
@@ -62,23 +62,23 @@ class Furniture:
     own_workspace: bool = True  # nothing of the machine is mounted there
 
 
-def place_points(paths: SandboxPaths, first_id: int | None) -> None:
+def place_mount_points(paths: SandboxPaths, first_id: int | None) -> None:
     """Where the bundle mounts something: never links, which a runtime would follow. Also before a sandbox is started
     again, whose root had the time to put something else there."""
-    with Inside(paths.root, first_id) as inside:
+    with RootFiles(paths.root, first_id) as inside:
         for name, mode in _POINTS.items():
             inside.make_point(name, mode=mode)
         for name in _FILES:
             inside.make_point(name, file=True)
 
 
-def furnish(paths: SandboxPaths, given: Furniture, first_id: int | None) -> Place:
+def prepare_root(paths: SandboxPaths, given: RootSpec, first_id: int | None) -> Place:
     """Raises EngineError when the image cannot be a sandbox's, OSError when the disk cannot."""
     try:
-        place_points(paths, first_id)
+        place_mount_points(paths, first_id)
         if given.own_workspace:
             _fill_workspace(paths, given.image)
-        with Inside(paths.root, first_id) as inside, Inside(paths.workspace, first_id) as workspace:
+        with RootFiles(paths.root, first_id) as inside, RootFiles(paths.workspace, first_id) as workspace:
             account = _find_account(inside, given.image)
             place = _describe(given, account)
             owner = (account.uid, account.gid)
@@ -116,7 +116,7 @@ def fault(image: Image, cause: str, hint: str = "") -> EngineError:
     return EngineError(f"image {image.digest[:19]}", cause, hint)
 
 
-def _find_account(inside: Inside, image: Image) -> Account:
+def _find_account(inside: RootFiles, image: Image) -> Account:
     passwd, group = (inside.read(f"/etc/{name}", MAX_FILE) or b"" for name in ("passwd", "group"))
     try:
         account = find_account(image.user, passwd, group)
@@ -125,7 +125,7 @@ def _find_account(inside: Inside, image: Image) -> Account:
     return account if account.home else replace(account, home="/root" if account.uid == 0 else "/home/user")
 
 
-def _write_names(inside: Inside, account: Account, hostname: str) -> None:
+def _write_names(inside: RootFiles, account: Account, hostname: str) -> None:
     hosts = f"127.0.0.1 localhost {hostname}\n::1 localhost ip6-localhost ip6-loopback\n"
     inside.write("/etc/hosts", hosts.encode())
     inside.write("/etc/hostname", f"{hostname}\n".encode())
@@ -136,7 +136,7 @@ def _write_names(inside: Inside, account: Account, hostname: str) -> None:
             inside.write(f"/etc/{name}", after)
 
 
-def _write_clients(inside: Inside, registries: Registries) -> None:
+def _write_clients(inside: RootFiles, registries: Registries) -> None:
     """The machine's registries, as on the machine. Whom the image trusts it goes on trusting."""
     for path, content in registries.files:
         if path == CA_BUNDLE:
@@ -154,7 +154,7 @@ def _join_bundles(own: bytes, given: bytes) -> bytes:
     return own + (b"" if own.endswith(b"\n") else b"\n") + "".join(more).encode()
 
 
-def _make_folder(inside: Inside, workspace: Inside, path: str, owner: tuple[int, int], mode: int) -> None:
+def _make_folder(inside: RootFiles, workspace: RootFiles, path: str, owner: tuple[int, int], mode: int) -> None:
     below = path.removeprefix(WORKSPACE)
     if path != below and below[:1] in ("", "/"):
         inside, path = workspace, below  # what is there in the root is covered
@@ -162,7 +162,7 @@ def _make_folder(inside: Inside, workspace: Inside, path: str, owner: tuple[int,
         inside.make_folder(path, owner=owner, mode=mode)
 
 
-def _describe(given: Furniture, account: Account) -> Place:
+def _describe(given: RootSpec, account: Account) -> Place:
     image = given.image
     told = dict(_check_env(image))
     env = {"PATH": USUAL_PATH, "HOME": account.home, **_CLIENTS, **dict(given.registries.env), **told}

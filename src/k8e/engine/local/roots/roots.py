@@ -15,21 +15,21 @@ from typing import Protocol
 from k8e.engine import EngineError, Limits, Place, Shape
 from k8e.engine.images import Image
 from k8e.engine.local.disk import disk
-from k8e.engine.local.disk.template import Templates
+from k8e.engine.local.disk.templates import Templates
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.record import Record
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.roots.host_image import Overlay
+from k8e.engine.local.roots.host_image import HostPath
 from k8e.engine.local.roots.image_root import (
     WORKSPACE,
-    Furniture,
-    furnish,
+    RootSpec,
     load_place,
-    place_points,
+    place_mount_points,
+    prepare_root,
     save_place,
 )
 from k8e.engine.local.roots.overlay import mount_layers
-from k8e.engine.local.system.tool import finish_in_thread
+from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.local.toolchain.registries import Registries
 
 HOST = "host"
@@ -54,10 +54,10 @@ class Root(Protocol):
     async def make(self, paths: SandboxPaths, record: Record, shape: Shape) -> None:
         """On a new disk, which is mounted."""
 
-    async def present(self, paths: SandboxPaths, record: Record) -> None:
+    async def mount_again(self, paths: SandboxPaths, record: Record) -> None:
         """On a disk that was used before and is mounted again."""
 
-    def overlays(self) -> Sequence[Overlay]:
+    def host_paths(self) -> Sequence[HostPath]:
         """What of the machine is seen in it."""
 
     async def hidden(self) -> Sequence[str]:
@@ -75,17 +75,17 @@ class HostRoot:
         return await self._templates.disk_for(limits)
 
     async def edition(self) -> Sequence[object]:
-        overlays = await asyncio.to_thread(self.overlays)
-        return (await self._templates.content()).name, overlays, sorted(await self.hidden())
+        host_paths = await asyncio.to_thread(self.host_paths)
+        return (await self._templates.content()).name, host_paths, sorted(await self.hidden())
 
     async def make(self, paths: SandboxPaths, record: Record, shape: Shape) -> None:
         """It is on the disk already."""
 
-    async def present(self, paths: SandboxPaths, record: Record) -> None:
-        await finish_in_thread(place_points, paths, record.first_id)
+    async def mount_again(self, paths: SandboxPaths, record: Record) -> None:
+        await finish_in_thread(place_mount_points, paths, record.first_id)
 
-    def overlays(self) -> Sequence[Overlay]:
-        return host_image.host_overlays(self._tools)
+    def host_paths(self) -> Sequence[HostPath]:
+        return host_image.host_paths(self._tools)
 
     async def hidden(self) -> Sequence[str]:
         return (await self._templates.registries()).hidden
@@ -116,16 +116,16 @@ class ImageRoot:
     def _make(self, paths: SandboxPaths, record: Record, registries: Registries, shape: Shape) -> None:
         self._mount(paths, record.first_id)
         own = WORKSPACE not in shape.unbound.slots
-        given = Furniture(self._find(), registries, record.hostname, own_workspace=own)
-        place = furnish(paths, given, record.first_id)
+        given = RootSpec(self._find(), registries, record.hostname, own_workspace=own)
+        place = prepare_root(paths, given, record.first_id)
         save_place(paths.place, replace(place, capable=place.capable and not shape.powerless))
 
-    async def present(self, paths: SandboxPaths, record: Record) -> None:
-        await finish_in_thread(self._present, paths, record.first_id)
+    async def mount_again(self, paths: SandboxPaths, record: Record) -> None:
+        await finish_in_thread(self._mount_again, paths, record.first_id)
 
-    def _present(self, paths: SandboxPaths, first_id: int | None) -> None:
+    def _mount_again(self, paths: SandboxPaths, first_id: int | None) -> None:
         self._mount(paths, first_id)
-        place_points(paths, first_id)
+        place_mount_points(paths, first_id)
 
     def _mount(self, paths: SandboxPaths, first_id: int | None) -> None:
         """Its record names the image by now, so nobody removes layers that are found here."""
@@ -144,7 +144,7 @@ class ImageRoot:
     def _unknown(self) -> EngineError:
         return EngineError(f"image {self._digest[:19]}", "it is not on this machine", "pull it again")
 
-    def overlays(self) -> Sequence[Overlay]:
+    def host_paths(self) -> Sequence[HostPath]:
         return ()
 
     async def hidden(self) -> Sequence[str]:

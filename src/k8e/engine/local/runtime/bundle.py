@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from k8e.engine import Limits
-from k8e.engine.local.roots.host_image import LOADER, Overlay
+from k8e.engine.local.roots.host_image import LOADER, HostPath
 
 AGENT_PATH = "/k8e-agent"
 LINK_PATH = "/run/k8e"
@@ -71,13 +71,13 @@ class BundleSpec:
     hostname: str
     cgroup: str
     limits: Limits
-    overlays: Sequence[Overlay]
+    host_paths: Sequence[HostPath]
     first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
     seccomp: Mapping[str, Any]
     hard_files: int  # what the host lets us set; raising it further may not be allowed
     network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
     binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
-    hidden: Sequence[str] = ()  # files below the overlays that must not be seen
+    hidden: Sequence[str] = ()  # files below the host_paths that must not be seen
     nothing: str = ""  # an empty file on the host, to be seen in their place
     read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
     powerless: bool = False
@@ -127,7 +127,7 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
             "options": ["nosuid", "nodev", "noexec", "mode=755", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
         }
     )
-    mounts += [_bind(str(overlay.source), overlay.target, "bind", "ro") for overlay in spec.overlays]
+    mounts += [_bind(str(overlay.source), overlay.target, "bind", "ro") for overlay in spec.host_paths]
     if spec.first_id is None:
         # gVisor would cover them in its own kernel, and its processes could still read them.
         mounts += [_bind(spec.nothing, path, "bind", "ro") for path in spec.hidden]

@@ -12,17 +12,14 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from k8e.engine import EngineError
 from k8e.engine.local.system.calls import seccomp
-
-P = ParamSpec("P")
-S = TypeVar("S")
-T = TypeVar("T")
+from k8e.engine.local.system.tasks import finish
 
 _CHECK_PARENT = 'test "$PPID" = "$0" && exec "$@"'
 _SHOWN = 2000  # bytes of a tool's complaint
@@ -31,7 +28,7 @@ _ENV = {"PATH": _PATH, "LC_ALL": "C", "HOME": "/root"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ToolResult:
     argv: tuple[str, ...]
     status: int
     output: str  # standard error, or standard output when captured
@@ -39,33 +36,6 @@ class Finished:
     @property
     def complaint(self) -> str:
         return self.output.strip() or f"exit status {self.status}"
-
-
-async def finish(doing: Coroutine[Any, Any, T]) -> T:
-    """A cancellation waits for the end of it: a roll-back must not meet it, and is not itself cut short."""
-    work = asyncio.ensure_future(doing)
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # nobody wants to know any more
-        raise
-
-
-async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, to its end."""
-    return await finish(asyncio.to_thread(function, *args, **kwargs))
-
-
-async def do_both(one: Coroutine[Any, Any, S], other: Coroutine[Any, Any, T]) -> tuple[S, T]:
-    """At the same time. When this ends both have ended, however: a roll-back must not meet the second."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            first, second = group.create_task(one), group.create_task(other)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return first.result(), second.result()
 
 
 def find_tool(name: str) -> str | None:
@@ -83,7 +53,7 @@ async def try_tool(
     capture: bool = False,
     env: Mapping[str, str] | None = None,
     quiet: bool = False,
-) -> Finished:
+) -> ToolResult:
     """Runs it to its end. `quiet` gives it no pipe at all: what a runtime starts would keep one open for good."""
     words = tuple(str(word) for word in argv)
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
@@ -108,12 +78,12 @@ async def try_tool(
         raise
     text = (out if capture else err) or b""
     status = process.returncode if process.returncode is not None else -1
-    return Finished(
+    return ToolResult(
         words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace")
     )
 
 
-async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) -> Finished:
+async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) -> ToolResult:
     """Runs it to its end under a filter of the machine's kernel, which all that it starts inherits. No pipes.
 
     A filter belongs to a thread, and a process inherits that of the thread that starts it: so one is made for that. It
@@ -144,7 +114,7 @@ async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) 
         raise EngineError(os.path.basename(words[0]), f"no end after {deadline:g} s: {' '.join(words)}") from error
     finally:
         await finish(asyncio.to_thread(_end, thread, processes))
-    return Finished(words, status, "")
+    return ToolResult(words, status, "")
 
 
 def _start_quietly(words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -168,11 +138,3 @@ async def run_tool(
     if finished.status != 0:
         raise EngineError(os.path.basename(finished.argv[0]), finished.complaint)
     return finished.output
-
-
-async def cancel_and_wait(work: asyncio.Task[T]) -> None:
-    """Returns when it has ended, with whatever; its own awaiter hears of that."""
-    work.cancel()
-    await asyncio.wait([work])
-    if not work.cancelled():
-        work.exception()

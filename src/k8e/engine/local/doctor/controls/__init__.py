@@ -26,7 +26,7 @@ CONTROLS: tuple[Control, ...] = (
     Control(
         "listed host",
         "reached a host behind a wire, by name, before and after it was listed",
-        network.reach_far_end,
+        network.reach_remote_host,
         _PASSING,
     ),
     Control("unlisted names", "asked for a name that is not listed", network.ask_for_unlisted_name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from k8e.engine.local.doctor.decoys import Subject
+from k8e.engine.local.doctor.subject import Subject
 from k8e.link.model import Identity
 
 ROOT = Identity(0, 0)

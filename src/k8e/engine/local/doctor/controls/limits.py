@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from k8e.engine.local.doctor.controls.control import ROOT, SEARCH_DEADLINE, Broken
-from k8e.engine.local.doctor.decoys import Subject
+from k8e.engine.local.doctor.subject import Subject
 from k8e.engine.local.runtime.cgroup import hierarchies
 from k8e.link.errors import AgentError, LinkError, NotStarted
 from k8e.link.model import Cause, ExecSpec, Process

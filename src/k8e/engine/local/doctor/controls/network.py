@@ -7,8 +7,8 @@ import json
 import subprocess
 
 from k8e.engine.local.doctor.controls.control import SEARCH_DEADLINE, Broken, Untested
-from k8e.engine.local.doctor.decoys import Finished, Subject
-from k8e.engine.local.doctor.far_end import BANNER, FarEnd
+from k8e.engine.local.doctor.remote_host import BANNER, RemoteHost
+from k8e.engine.local.doctor.subject import CommandResult, Subject
 from k8e.engine.local.network.addresses import INNER_INTERFACE
 from k8e.engine.local.system.tool import find_tool
 from k8e.link.errors import AgentError
@@ -33,33 +33,33 @@ async def reach_host_loopback(subject: Subject) -> str:
     raise Broken(f"port {subject.decoys.port} of the machine's loopback can be reached")
 
 
-async def reach_far_end(subject: Subject) -> str:
+async def reach_remote_host(subject: Subject) -> str:
     """By name, and only while it is listed. Its address is private, so it is on the list as well as the name."""
-    far = _far_end(subject)
-    await subject.set_egress(HostList.parse([f"{far.name}:{far.port}", f"{far.address}:{far.port}"]))
+    remote = _remote_host(subject)
+    await subject.set_egress(HostList.parse([f"{remote.name}:{remote.port}", f"{remote.address}:{remote.port}"]))
     try:
-        reached = await _greeting(subject, far.name, far.port)
+        reached = await _greeting(subject, remote.name, remote.port)
         if reached.stdout.encode() != BANNER:
             chains = await asyncio.to_thread(find_foreign_drops)
             why = f"; others drop what is forwarded: {', '.join(chains)}" if chains else ""
             raise Broken(f"a listed name cannot be reached: {reached.stderr.strip()[-200:]}{why}")
-        elsewhere = await _greeting(subject, str(far.address), far.port + 1)
+        elsewhere = await _greeting(subject, str(remote.address), remote.port + 1)
         if "refused" not in elsewhere.stderr:
             raise Broken(f"another port is not refused: {elsewhere.stderr.strip()[-200:]}")
     finally:
         await subject.set_egress(NOTHING)
-    after = await _greeting(subject, str(far.address), far.port)
+    after = await _greeting(subject, str(remote.address), remote.port)
     if after.stdout or "refused" not in after.stderr:
         raise Broken("what is not listed any more can be reached")
     return "a listed name is reached while it is listed, on its port"
 
 
 async def ask_for_unlisted_name(subject: Subject) -> str:
-    far = _far_end(subject)
-    asked = await subject.run("getent", "hosts", far.name, seconds=SEARCH_DEADLINE)
+    remote = _remote_host(subject)
+    asked = await subject.run("getent", "hosts", remote.name, seconds=SEARCH_DEADLINE)
     if asked.exit_code == 0 or asked.cause is Cause.TIMEOUT:
         raise Broken(f"a name that is not listed is {'answered' if asked.exit_code == 0 else 'not refused at once'}")
-    if far.name not in {refusal.host for refusal in (await subject.observe()).refusals}:
+    if remote.name not in {refusal.host for refusal in (await subject.observe()).refusals}:
         raise Broken("the refusal is not told")
     return "a name that is not listed is refused at once, and told"
 
@@ -72,20 +72,20 @@ async def reach_metadata(subject: Subject) -> str:
 
 
 async def reach_machine(subject: Subject) -> str:
-    far = _far_end(subject)
-    tried = await _greeting(subject, str(far.machine), far.machine_port)
+    remote = _remote_host(subject)
+    tried = await _greeting(subject, str(remote.machine), remote.machine_port)
     if "refused" not in tried.stderr:
         raise Broken(f"a listener of the machine is not refused: {tried.stderr.strip()[-200:]}")
     return "a listener on an address of the machine is refused"
 
 
-def _far_end(subject: Subject) -> FarEnd:
+def _remote_host(subject: Subject) -> RemoteHost:
     if subject.far is None:
         raise Untested("there is nobody to reach")
     return subject.far
 
 
-async def _greeting(subject: Subject, host: str, port: int) -> Finished:
+async def _greeting(subject: Subject, host: str, port: int) -> CommandResult:
     """What somebody says who is called."""
     return await subject.run(
         "bash", "-c", 'exec 3<>"/dev/tcp/$0/$1" && cat <&3', host, str(port), seconds=SEARCH_DEADLINE

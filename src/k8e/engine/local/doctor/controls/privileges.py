@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from k8e.engine.local.doctor.controls.control import ROOT, Broken, Untested
-from k8e.engine.local.doctor.decoys import Subject
+from k8e.engine.local.doctor.subject import Subject
 from k8e.engine.local.runtime.bundle import ID_COUNT
 
 _LOWEST_FOREIGN_ID = 65536  # below are the machine's own users

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from k8e.engine.local.doctor.controls.control import SEARCH_DEADLINE, Broken
-from k8e.engine.local.doctor.decoys import Subject
+from k8e.engine.local.doctor.subject import Subject
 from k8e.engine.local.roots.host_image import LOADER, TOOLS
 from k8e.engine.local.runtime.bundle import AGENT_PATH, LINK_PATH
 from k8e.link.errors import AgentError

@@ -3,9 +3,9 @@
     python/pip    unpacked from the wheel that Python itself carries, for machines whose Python has none
     node/, bin/   tsx, from npm, by the lock beside this file
 
-`python -m k8e.engine.local.toolchain.tools [TARGET]` makes it, as root, and does nothing when it is there already.
-TARGET is a link to a folder beside it: replacing it is one rename, and sandboxes that run keep the folder they started
-with. What the machine lacks (Node, npm) is left out and said.
+`python -m k8e.engine.local.toolchain.tools_layer [TARGET]` makes it, as root, and does nothing when it is there. TARGET
+is a link to a folder beside it: replacing it is one rename, and sandboxes that run keep the folder they started with.
+Programs that the machine lacks (Node, npm) are left out and named.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _publish(layer: Layer, target: Path, scratch: Path) -> Layer:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m k8e.engine.local.toolchain.tools", description="Make the tools layer"
+        prog="python -m k8e.engine.local.toolchain.tools_layer", description="Make the tools layer"
     )
     parser.add_argument("target", nargs="?", type=Path, default=TARGET)
     parser.add_argument("--retry", action="store_true", help="try again what could not be had the last time")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.roots.inside import Inside
+from k8e.engine.local.roots.root_files import RootFiles
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files get owners")
 
@@ -26,8 +26,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def inside(root: Path) -> Iterator[Inside]:
-    with Inside(root) as inside:
+def inside(root: Path) -> Iterator[RootFiles]:
+    with RootFiles(root) as inside:
         yield inside
     left = {path.name: path.read_text() for path in (root.parent / "outside").iterdir()}
     assert left == {"resolv.conf": "the machine's", "passwd": "the machine's"}
@@ -37,7 +37,7 @@ LINKS = ["../outside", "../../../../..{}", "{}", "/../..{}", "loop/loop", "etc"]
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_a_folder_that_is_a_link_leads_nowhere_outside(inside: Inside, root: Path, link: str) -> None:
+def test_a_folder_that_is_a_link_leads_nowhere_outside(inside: RootFiles, root: Path, link: str) -> None:
     target = link.format(root.parent / "outside")
     (root / "etc").symlink_to(target)
     (root / "loop").symlink_to("loop")
@@ -46,7 +46,7 @@ def test_a_folder_that_is_a_link_leads_nowhere_outside(inside: Inside, root: Pat
 
 
 @pytest.mark.parametrize("link", ["../../outside/resolv.conf", "{}/resolv.conf", "/proc/self/root{}/resolv.conf"])
-def test_a_file_that_is_a_link_is_replaced(inside: Inside, root: Path, link: str) -> None:
+def test_a_file_that_is_a_link_is_replaced(inside: RootFiles, root: Path, link: str) -> None:
     (root / "etc").mkdir()
     (root / "etc/resolv.conf").symlink_to(link.format(root.parent / "outside"))
     assert inside.read("/etc/resolv.conf", 100) is None
@@ -55,7 +55,7 @@ def test_a_file_that_is_a_link_is_replaced(inside: Inside, root: Path, link: str
     assert not (root / "etc/resolv.conf").is_symlink()
 
 
-def test_links_inside_are_followed_as_they_are_inside(inside: Inside, root: Path) -> None:
+def test_links_inside_are_followed_as_they_are_inside(inside: RootFiles, root: Path) -> None:
     (root / "usr/etc").mkdir(parents=True)
     (root / "etc").symlink_to("/usr/etc")
     (root / "usr/etc/passwd").symlink_to("/usr/etc/users")
@@ -65,7 +65,7 @@ def test_links_inside_are_followed_as_they_are_inside(inside: Inside, root: Path
     assert inside.read("/etc/passwd", 100) == b"root:x:0:0::/:"
 
 
-def test_what_is_no_folder_gives_way(inside: Inside, root: Path) -> None:
+def test_what_is_no_folder_gives_way(inside: RootFiles, root: Path) -> None:
     (root / "etc").write_text("a file")
     (root / "home").symlink_to("nowhere")
     os.mkfifo(root / "opt")
@@ -76,7 +76,7 @@ def test_what_is_no_folder_gives_way(inside: Inside, root: Path) -> None:
     assert (root / "home").lstat().st_uid == 0
 
 
-def test_points_for_mounts_are_never_links(inside: Inside, root: Path) -> None:
+def test_points_for_mounts_are_never_links(inside: RootFiles, root: Path) -> None:
     (root / "real").mkdir()
     (root / "tmp").symlink_to("real")
     (root / "agent").symlink_to("tmp")
@@ -91,7 +91,7 @@ def test_points_for_mounts_are_never_links(inside: Inside, root: Path) -> None:
     assert not (root / "agent").is_symlink()
 
 
-def test_a_folder_that_is_not_empty_is_not_thrown_away(inside: Inside, root: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_thrown_away(inside: RootFiles, root: Path) -> None:
     (root / "etc/resolv.conf/kept").mkdir(parents=True)
     (root / "etc/hosts").mkdir()
     with pytest.raises(OSError, match="not empty"):
@@ -101,7 +101,7 @@ def test_a_folder_that_is_not_empty_is_not_thrown_away(inside: Inside, root: Pat
 
 
 @pytest.mark.parametrize("path", ["/fifo", "/device", "/folder", "/large", "/missing", "/etc/..", "/loop"])
-def test_only_regular_files_of_a_bounded_size_are_read(inside: Inside, root: Path, path: str) -> None:
+def test_only_regular_files_of_a_bounded_size_are_read(inside: RootFiles, root: Path, path: str) -> None:
     os.mkfifo(root / "fifo")
     os.mknod(root / "device", 0o020666, os.makedev(1, 5))  # zeros without end
     (root / "folder").mkdir()
@@ -111,13 +111,13 @@ def test_only_regular_files_of_a_bounded_size_are_read(inside: Inside, root: Pat
 
 
 @pytest.mark.parametrize("path", ["/etc/", "/etc/..", "/etc/.", ""])
-def test_a_file_needs_a_name(inside: Inside, path: str) -> None:
+def test_a_file_needs_a_name(inside: RootFiles, path: str) -> None:
     with pytest.raises(OSError, match="not the name"):
         inside.write(path, b"ours")
 
 
 def test_owners_are_those_of_the_sandbox(root: Path) -> None:
-    with Inside(root, 0x30000000) as inside:
+    with RootFiles(root, 0x30000000) as inside:
         inside.write("/home/user/.profile", b"", owner=(1000, 1001), mode=0o4755)
     status = (root / "home/user/.profile").stat()
     assert (status.st_uid, status.st_gid) == (0x30000000 + 1000, 0x30000000 + 1001)

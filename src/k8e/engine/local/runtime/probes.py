@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from k8e.engine import EngineError, Runtime, RuntimeReport
 from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
-from k8e.engine.local.system.tool import cancel_and_wait
+from k8e.engine.local.system.tasks import cancel_and_wait
 
 _STRENGTH = (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)  # of those that exist
 _INSTALL = {
@@ -18,7 +18,7 @@ _INSTALL = {
 }
 
 
-class Trials:
+class RuntimeProbes:
     def __init__(self, attempt: Callable[[OciRuntime], Awaitable[None]]) -> None:
         """`attempt` raises EngineError when a sandbox of that runtime does not answer, or reaches nobody."""
         self._attempt = attempt

@@ -17,11 +17,11 @@ import pytest
 from k8e.cli.agentkernel import doctor
 from k8e.engine import EngineError, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
-from k8e.engine.local.doctor import treatment
-from k8e.engine.local.doctor.treatment import Step, render, treat
+from k8e.engine.local.doctor import fixes
+from k8e.engine.local.doctor.fixes import Step, fix, render
+from k8e.engine.local.engine_locks import ENGINES, EngineLock, dead_engine, known_engines
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.network.leases import LEDGERS
-from k8e.engine.local.presence import ENGINES, Presence, dead_engine, known_engines
 from k8e.engine.local.toolchain import packages
 from k8e.engine.local.toolchain.packages import Package, install_packages, missing_packages, parse_table
 from tests.engine.rig import LIMITS, place_for_engine
@@ -71,7 +71,7 @@ async def layout() -> AsyncIterator[Layout]:
 
 async def put_right(layout: Layout, *, claimed: bool = False, table: Sequence[Package] = ()) -> list[Step]:
     """Of the engines on this machine only ours is nobody's: others' tests go on beside this one."""
-    steps = [step async for step in treat(lambda state: claimed or state != layout.state, table=table)]
+    steps = [step async for step in fix(lambda state: claimed or state != layout.state, table=table)]
     return [step for step in steps if str(layout.state) in step.what or layout.tag in step.what]
 
 
@@ -187,7 +187,7 @@ async def test_groups_of_an_engine_that_nobody_knows_are_reported_and_not_touche
 class TestPresence:
     def test_is_known_until_nothing_is_left(self, tmp_path: Path) -> None:
         layout = Layout(tmp_path / "s", tmp_path / "r")
-        first, second = Presence(layout, tmp_path / "e"), Presence(layout, tmp_path / "e")
+        first, second = EngineLock(layout, tmp_path / "e"), EngineLock(layout, tmp_path / "e")
         first.take()
         second.take()
         first.leave()
@@ -274,7 +274,7 @@ class TestPackages:
         there = Package("coreutils", "engine", ("no-such-program",))  # apt has it installed already
         with pytest.raises(EngineError, match="is missing"):
             await install_packages([there])
-        steps = [step async for step in treat(lambda _: True, table=[there])]
+        steps = [step async for step in fix(lambda _: True, table=[there])]
         assert (steps[0].what, steps[0].done) == ("install coreutils", False)
         assert "coreutils" in steps[0].detail
 
@@ -298,8 +298,8 @@ async def test_the_command_line(
     with engine_of_another(layout) as process:
         process.kill()
         process.wait()
-    everything = treatment.treat
-    monkeypatch.setattr(treatment, "treat", lambda _: everything(lambda state: state != layout.state))
+    everything = fixes.fix
+    monkeypatch.setattr(fixes, "fix", lambda _: everything(lambda state: state != layout.state))
     monkeypatch.setenv("K8E_CONFIG", "")
     await asyncio.to_thread(doctor.main, ["--json", "--fix"])  # of agentkernel: k8e's own, by another name
     answer = json.loads(capsys.readouterr().out)

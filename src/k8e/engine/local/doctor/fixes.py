@@ -17,9 +17,9 @@ from pathlib import Path
 
 from k8e.engine import EngineError, Runtime
 from k8e.engine.local.engine import LocalEngine
+from k8e.engine.local.engine_locks import ENGINES, dead_engine, known_engines
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.network.table import Table
-from k8e.engine.local.presence import ENGINES, dead_engine, known_engines
 from k8e.engine.local.runtime.cgroup import hierarchies
 from k8e.engine.local.runtime.runtime import find_runtimes
 from k8e.engine.local.system.tool import find_tool
@@ -40,14 +40,14 @@ class Step:
 Claims = Callable[[Path], bool]  # whether somebody will start an engine in that state directory again
 
 
-async def treat(claims: Claims, folder: Path = ENGINES, table: Sequence[Package] | None = None) -> AsyncIterator[Step]:
+async def fix(claims: Claims, folder: Path = ENGINES, table: Sequence[Package] | None = None) -> AsyncIterator[Step]:
     """Step by step, each when it has been tried."""
     if os.geteuid() != 0:
         raise EngineError("doctor", "only root can put things right", "run it again as root")
-    async for step in _treat_packages(table):
+    async for step in _fix_packages(table):
         yield step
     for tag in await asyncio.to_thread(known_engines, folder):
-        async for step in _treat_engine(tag, claims, folder):
+        async for step in _fix_engine(tag, claims, folder):
             yield step
     for tag in await asyncio.to_thread(_unknown_tags, folder):
         yield Step(
@@ -57,7 +57,7 @@ async def treat(claims: Claims, folder: Path = ENGINES, table: Sequence[Package]
         )
 
 
-async def _treat_packages(table: Sequence[Package] | None) -> AsyncIterator[Step]:
+async def _fix_packages(table: Sequence[Package] | None) -> AsyncIterator[Step]:
     missing = await asyncio.to_thread(missing_packages, "engine", table)
     if missing:
         what = f"install {' '.join(package.name for package in missing)}"
@@ -76,7 +76,7 @@ async def _treat_packages(table: Sequence[Package] | None) -> AsyncIterator[Step
             yield Step("install runsc", False, f"{error.cause}; {hint}")
 
 
-async def _treat_engine(tag: str, claims: Claims, folder: Path) -> AsyncIterator[Step]:
+async def _fix_engine(tag: str, claims: Claims, folder: Path) -> AsyncIterator[Step]:
     with dead_engine(tag, folder) as layout:
         if layout is None:
             return

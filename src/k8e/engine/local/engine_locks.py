@@ -20,7 +20,7 @@ from k8e.engine.local.layout import Layout
 ENGINES = Path("/run/k8e-engines")
 
 
-class Presence:
+class EngineLock:
     """Of one engine. Several of one directory share it."""
 
     def __init__(self, layout: Layout, folder: Path = ENGINES, damages: Damages | None = None) -> None:

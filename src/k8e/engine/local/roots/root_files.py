@@ -17,14 +17,14 @@ from types import TracebackType
 from k8e.engine.local.system.calls import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
 
 
-class Inside:
+class RootFiles:
     """`first_id`: the host's id for the sandbox's root; owners are given as the sandbox knows them."""
 
     def __init__(self, root: Path, first_id: int | None = None) -> None:
         self._first = first_id or 0
         self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-    def __enter__(self) -> Inside:
+    def __enter__(self) -> RootFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -26,14 +26,14 @@ from k8e.engine.local.dns import Server
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.system.calls import CLONE_NEWNET, setns
 from k8e.engine.local.system.own_thread import in_own_thread
-from k8e.engine.local.system.tool import finish_in_thread
+from k8e.engine.local.system.tasks import finish_in_thread
 
 NAME = "far-end.k8e-doctor.test"
 BANNER = b"the far end\n"
 
 
 @dataclass(frozen=True, slots=True)
-class FarEnd:
+class RemoteHost:
     name: str
     address: IPv4Address
     port: int
@@ -41,24 +41,24 @@ class FarEnd:
     machine_port: int
 
 
-class FarWire(Wire):
+class RemoteWire(Wire):
     @property
     def interface(self) -> str:
         return f"k8ex{self.index}"
 
 
 @contextlib.asynccontextmanager
-async def name_server() -> AsyncIterator[Names]:
+async def name_server() -> AsyncIterator[NameServer]:
     """On the machine's loopback."""
     loop = asyncio.get_running_loop()
-    transport, names = await loop.create_datagram_endpoint(Names, local_addr=("127.0.0.1", 0))
+    transport, names = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
     try:
         yield names
     finally:
         transport.close()
 
 
-class Names(asyncio.DatagramProtocol):
+class NameServer(asyncio.DatagramProtocol):
     """Knows one name, as soon as it has an address."""
 
     def __init__(self) -> None:
@@ -83,17 +83,17 @@ class Names(asyncio.DatagramProtocol):
 
 
 @contextlib.asynccontextmanager
-async def open_far_end(wire: Wire) -> AsyncIterator[FarEnd]:
+async def open_remote_host(wire: Wire) -> AsyncIterator[RemoteHost]:
     from k8e.engine.local.network.wires import open_wire, remove_wire
 
-    far = FarWire(wire.index, wire.host4, None)
-    namespace = await finish_in_thread(open_wire, far, "none: the doctor's")
+    remote = RemoteWire(wire.index, wire.host4, None)
+    namespace = await finish_in_thread(open_wire, remote, "none: the doctor's")
     try:
-        outside = socket.create_server((str(far.host4), 0))
-        inside = await finish_in_thread(_listen_inside, namespace, str(far.inner4))
+        outside = socket.create_server((str(remote.host4), 0))
+        inside = await finish_in_thread(_listen_inside, namespace, str(remote.inner4))
         greeting = asyncio.create_task(_greet(inside))
         try:
-            yield FarEnd(NAME, far.inner4, inside.getsockname()[1], far.host4, outside.getsockname()[1])
+            yield RemoteHost(NAME, remote.inner4, inside.getsockname()[1], remote.host4, outside.getsockname()[1])
         finally:
             greeting.cancel()
             await asyncio.wait([greeting])
@@ -101,7 +101,7 @@ async def open_far_end(wire: Wire) -> AsyncIterator[FarEnd]:
             outside.close()
     finally:
         os.close(namespace)
-        await finish_in_thread(remove_wire, far)
+        await finish_in_thread(remove_wire, remote)
 
 
 def _listen_inside(namespace: int, address: str) -> socket.socket:
