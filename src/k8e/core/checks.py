@@ -1,7 +1,7 @@
-"""The choke point: every name, path, size and time that comes through a door is checked here, and nowhere else. Pure.
+"""Checks the names, paths, sizes and times that come through a door. Pure.
 
-What passes is returned in the form that the rest of core works with (bytes for what goes into a sandbox). What does not
-is a Fault that names the field.
+A valid value is returned in the form that the rest of core uses (bytes for what goes into a sandbox); an invalid one is
+a Fault that names the field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What engines and links raise, turned into Faults once, by a table. Nothing else in core looks at their codes."""
+"""Translates errors of engines and links into Faults, by tables."""
 
 from __future__ import annotations
 
