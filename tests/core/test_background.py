@@ -119,7 +119,7 @@ async def test_their_number_is_bounded(rig: Rig, session: str, monkeypatch: pyte
 async def test_kept_output_is_bounded_and_the_oldest_goes_first(
     rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("k8e.core.runs.background.KEPT_OUTPUT", 2500)
+    monkeypatch.setattr("k8e.core.runs.kept_output.KEPT_OUTPUT", 2500)
     ids = [await rig.start_background(session, f"printf %01000d {number}") for number in range(4)]
     for run_id in ids:
         await rig.poll_to_the_end(run_id)
@@ -130,7 +130,7 @@ async def test_kept_output_is_bounded_and_the_oldest_goes_first(
 
 
 async def test_output_that_cannot_be_kept_is_told_once(rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.runs.background.STATE", b"/usr/not-writable")
+    monkeypatch.setattr("k8e.core.runs.kept_output.STATE", b"/usr/not-writable")
     run_id = await rig.start_background(session, "echo a")
     assert (await rig.poll_to_the_end(run_id)).stdout == b"a\n"
     again = await rig.service.runs.poll(ALICE, run_id)

@@ -44,8 +44,7 @@ async def check_nothing_ran(rig: Rig, session: str, result: RunResult) -> None:
     assert (result.status, result.exit_code) == (Status.TIMED_OUT, 124)
     async with asyncio.timeout(30):
         while (
-            rig.service._runs.endings._settled
-            or not (on_record := await rig.service.runs.list(ALICE, session))[0].exit_code
+            rig.service._endings._settled or not (on_record := await rig.service.runs.list(ALICE, session))[0].exit_code
         ):
             await asyncio.sleep(0.02)
     assert (on_record[0].run_id, on_record[0].status) == (result.run_id, Status.TIMED_OUT)
@@ -96,7 +95,7 @@ async def test_a_place_that_is_held_for_long_is_given_back() -> None:
 
 async def test_a_command_whose_turn_does_not_come_in_time_is_not_started(rig: Rig) -> None:
     session = await rig.create()
-    rig.service._runs.starts = turns = Turns(1)
+    rig.service._foreground.starts = turns = Turns(1)
     await turns.acquire(B)
     result = await rig.service.runs.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
     turns.release(B)
@@ -132,7 +131,7 @@ async def test_a_command_that_could_not_be_put_on_record_in_time_is_not_started(
         result = await rig.service.runs.run(ALICE, RunSpec(session, "touch /workspace/ran", timeout=0.2))
         slow.go_on.set()
         async with asyncio.timeout(30):
-            while rig.service._runs.endings._settled:
+            while rig.service._endings._settled:
                 await asyncio.sleep(0.02)
     assert starts == []
     await check_nothing_ran(rig, session, result)

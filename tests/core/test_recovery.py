@@ -105,7 +105,7 @@ async def test_commands_of_a_dead_daemon_are_matched_with_their_records(folder: 
         forgotten = await rig.start_background(session, "sleep 1001")
         background = await rig.start_background(session, "sleep 1002")
         foreground = await rig.start_background(session, "setsid sleep 1003 & sleep 1004")
-        ended = await rig.start_background(session, "exit 6")
+        ended = await rig.start_background(session, "sleep 0.01; echo gone; exit 6")
         unstarted = await rig.start_background(session, "sleep 1005")
         link, _ = await rig.engine.attach(sandbox)
         while sum(command.running for command in await link.commands()) != 4:
@@ -116,13 +116,14 @@ async def test_commands_of_a_dead_daemon_are_matched_with_their_records(folder: 
     edit(folder, "UPDATE runs SET command = NULL WHERE run_id = ?", unstarted)
     async with open_rig(folder) as rig:
         assert [command.name for command in await rig.service.runs.commands(ALICE, session)] == [b"bash"]
-        log = {run.run_id: (run.status, run.exit_code) for run in await rig.service.runs.list(ALICE, session)}
-        assert log == {
-            background: (Status.RUNNING, None),
-            foreground: (Status.KILLED, 143),
-            ended: (Status.COMPLETED, 6),
-            unstarted: (Status.LOST, None),
+        runs = await rig.service.runs.list(ALICE, session)
+        assert {run.run_id: (run.status, run.exit_code, run.truncated) for run in runs} == {
+            background: (Status.RUNNING, None, False),
+            foreground: (Status.KILLED, 143, False),
+            ended: (Status.COMPLETED, 6, True),
+            unstarted: (Status.LOST, None, False),
         }
+        assert [run.run_id for run in runs if run.duration_ms] == [foreground, ended]
         await rig.service.runs.kill(ALICE, background)
         link, _ = await rig.engine.attach(sandbox)
         assert await link.commands() == []

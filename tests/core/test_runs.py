@@ -288,7 +288,7 @@ async def test_many_runs_at_once_do_not_mix(rig: Rig, session: str) -> None:
 
 
 async def test_the_log_of_a_session_is_bounded(rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.runs.runs.KEPT_RUNS", 5)
+    monkeypatch.setattr("k8e.core.runs.launcher.KEPT_RUNS", 5)
     for number in range(9):
         await rig.run(session, f"exit {number}")
     assert [run.exit_code for run in await rig.service.runs.list(ALICE, session)] == [4, 5, 6, 7, 8]

@@ -447,7 +447,7 @@ async def test_many_sessions_one_after_the_other_leave_nothing_behind(rig: Rig) 
     await rig.service._parts.tasks.close(10)
     assert (len(asyncio.all_tasks()), count_descriptors()) == (tasks, descriptors)
     registry = rig.service._registry
-    assert (len(registry), registry._by_id, rig.service._runs.running) == (0, {}, {})
+    assert (len(registry), registry._by_id, rig.service._foreground.running) == (0, {}, {})
     await rig.assert_no_trace()
 
 

@@ -18,7 +18,7 @@ import pytest
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec, Status, Terminal
-from k8e.core.runs.runs import place_run
+from k8e.core.runs.command import place_run
 from k8e.engine import EngineError
 from k8e.link.client import AgentLink
 from k8e.link.errors import AgentError, Code
@@ -192,7 +192,7 @@ async def test_a_sandbox_that_keeps_talking_does_not_put_off_the_end(rig: Rig, m
     def place_for_ever(*args: Any) -> ExecSpec:
         return replace(place_run(*args), timeout=60)  # of which the agent does not end the command at its timeout
 
-    monkeypatch.setattr("k8e.core.runs.runs.place_run", place_for_ever)
+    monkeypatch.setattr("k8e.core.runs.foreground.place_run", place_for_ever)
     session = await rig.create()
     run = await rig.service.runs.start(ALICE, RunSpec(session, "yes", timeout=0.5))
     async with asyncio.timeout(30):

@@ -52,12 +52,14 @@ async def test_runs_that_end_with_the_service_are_followed_by_nothing(folder: Pa
     async with open_rig(folder) as rig:
         session = await rig.create()
         running = asyncio.create_task(rig.service.runs.run(ALICE, RunSpec(session, "sleep 600")))
-        while not rig.service._runs.running:
+        while not rig.service._foreground.running:
             await asyncio.sleep(0.01)
     await asyncio.wait({running})
     loop = asyncio.get_running_loop()
     scheduled = [timer for timer in getattr(loop, "_scheduled") if not timer.cancelled()]  # noqa: B009 - the loop's own
-    assert [timer for timer in scheduled if getattr(timer._callback, "__self__", None) is rig.service._parking] == []
+    assert [
+        timer for timer in scheduled if getattr(timer._callback, "__self__", None) is rig.service._interpreters
+    ] == []
     assert not rig.service._parts.tasks._tasks
     assert running.done()
     running.exception()

@@ -23,19 +23,19 @@ class Noun(Protocol):
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=Noun)
-Method = Callable[Concatenate[S, Caller, P], Coroutine[Any, Any, T]]
+Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
 def call(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
-    """Marks a method that doors call, with the name that the audit log has for it."""
+    """Marks a method that doors call, caller first, with the name that the audit log has for it."""
 
     def mark(method: Method[S, P, T]) -> Method[S, P, T]:
         @functools.wraps(method)
-        async def answer(self: S, caller: Caller, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def answer(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                return await method(self, caller, *args, **kwargs)
+                return await method(self, *args, **kwargs)
             except Fault as fault:
-                _note(self._parts, name, caller, args, fault)
+                _note(self._parts, name, args, fault)
                 raise
 
         return answer
@@ -43,11 +43,12 @@ def call(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
     return mark
 
 
-def _note(parts: Parts, name: str, caller: Caller, arguments: tuple[object, ...], fault: Fault) -> None:
+def _note(parts: Parts, name: str, arguments: tuple[object, ...], fault: Fault) -> None:
     """A caller sees no difference between what they may not have and what is not there. A reader of the audit log sees
     every try of either."""
     parts.metrics.failures.add(fault.code)
     if fault.kind in (Kind.DENIED, Kind.STRANGER) or fault.code in _STRANGE:
-        named = arguments[0] if arguments else ""
+        caller, named = arguments[0], arguments[1] if len(arguments) > 1 else ""
+        label = caller.label if isinstance(caller, Caller) else ""
         subject = named if isinstance(named, str) else getattr(named, "session_id", "")
-        parts.audit.note("access_refused", caller=caller.label, call=name, subject=subject[:100], code=fault.code)
+        parts.audit.note("access_refused", caller=label, call=name, subject=subject[:100], code=fault.code)

@@ -29,9 +29,11 @@ from k8e.core.pool.memory import Memory, SystemMemory
 from k8e.core.pool.pool import Pool
 from k8e.core.pool.reservations import Reservations
 from k8e.core.runs.background import Background
-from k8e.core.runs.calls import RunCalls
+from k8e.core.runs.endings import Endings
+from k8e.core.runs.foreground import Foreground
+from k8e.core.runs.interpreters import Interpreters
+from k8e.core.runs.launcher import Launcher
 from k8e.core.runs.once import Once
-from k8e.core.runs.parking import Parking
 from k8e.core.runs.runs import Runs
 from k8e.core.sessions.calls import SessionCalls
 from k8e.core.sessions.children import Children
@@ -80,7 +82,7 @@ class Service:
         self._registry = registry = Registry()
         self._witness = witness = Witness(parts)
         self._environments = kept = Environments(environments)
-        self._parking = parking = Parking(parts)
+        self._interpreters = interpreters = Interpreters(parts)
         self._quotas = quotas = Quotas(settings.quotas, clock)
         self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory())
         self._sessions = sessions = Sessions(parts, registry, witness, kept)
@@ -92,23 +94,26 @@ class Service:
             images=self.images,
             pool=made_ahead,
             quotas=quotas,
-            parking=parking,
+            interpreters=interpreters,
             witness=witness,
             environments=kept,
         )
         self.warm = Reservations(parts, made_ahead, creation)
         self._egress = Egress(parts, sessions, registry)
-        self._runs = runs = Runs(parts, sessions, registry, quotas=quotas, parking=parking)
-        self._background = Background(parts, sessions, registry, runs, witness)
-        self._once = Once(sessions, registry, creation, runs)
-        self.runs = RunCalls(parts, sessions, runs, self._background, self._once)
+        self._endings = endings = Endings(parts, sessions)
+        launcher = Launcher(parts, sessions, registry, quotas, endings)
+        self._foreground = foreground = Foreground(parts, sessions, launcher, endings, interpreters)
+        self._background = background = Background(parts, sessions, witness, launcher, endings)
+        self._once = Once(sessions, registry, creation, foreground)
+        self.runs = Runs(parts, sessions, registry, foreground=foreground, background=background, once=self._once)
         persistence = Persistence(
             *(parts, sessions, registry),
             creation=creation,
-            runs=runs,
+            foreground=foreground,
+            endings=endings,
             approvals=self.approvals,
             quotas=quotas,
-            parking=parking,
+            interpreters=interpreters,
             environments=kept,
         )
         children = Children(parts, sessions, creation, made_ahead, quotas)
@@ -134,7 +139,7 @@ class Service:
         self._tell_damages()  # of a database that was set aside, whatever becomes of the rest
         await Recovery(
             *(self._parts, self._sessions, self._registry),
-            runs=self._runs,
+            endings=self._endings,
             background=self._background,
             egress=self._egress,
             pool=self._pool,
@@ -160,8 +165,8 @@ class Service:
         await self._pool.close()
         await self.images.close()
         self.approvals.close()
-        self._parking.close()
-        for run in list(self._runs.running.values()):
+        self._interpreters.close()
+        for run in list(self._foreground.running.values()):
             run.leave()
         self._once.close()
         await self._parts.tasks.close(_PATIENCE)

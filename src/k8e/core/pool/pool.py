@@ -25,7 +25,7 @@ from k8e.core.model import Reservation
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Demand, Template
 from k8e.core.pool.memory import Memory
-from k8e.core.runs.parking import park, waits_for_mounts
+from k8e.core.runs.interpreters import park, waits_for_mounts
 from k8e.core.sessions.provisioning import prepare_state
 from k8e.core.store.records import WarmRecord
 from k8e.core.tasks import stop, wait_done

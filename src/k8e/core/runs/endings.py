@@ -1,4 +1,4 @@
-"""How runs end: seen, lost or taken by memory. What is known is put on record."""
+"""Puts on record how runs end: with an outcome, out of time, out of memory, or lost."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Final
 
 from k8e.core.egress.denials import Mark
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import note
+from k8e.core.log.journal import note, warn
 from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
 from k8e.core.parts import Parts
-from k8e.core.runs.verdict import OOM_CODE, TIMEOUT_CODE, judge, suspect_oom
+from k8e.core.runs.deadlines import GRACE
+from k8e.core.runs.outcome import OOM_CODE, TIMEOUT_CODE, record_outcome, suspect_oom
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.sessions.sessions import OUT_OF_MEMORY, Sessions, describe_end
 from k8e.core.store.records import RunRecord
 from k8e.core.translation import translate
-from k8e.link.model import Outcome
+from k8e.link.errors import LinkError
+from k8e.link.model import Outcome, Sandbox
 
 # Of a command that timed out, by whether it began.
 _KNOWN: Final = {None: "whether it began is not known", False: "nothing was run", True: "how it ended is not known"}
@@ -25,30 +27,34 @@ class Endings:
     def __init__(self, parts: Parts, sessions: Sessions) -> None:
         self._parts = parts
         self._sessions = sessions
-        self._settled: dict[str, RunRecord] = {}  # that timed out, and of which the sandbox may still say something
+        self._settled: dict[str, RunRecord] = {}  # timed out; the sandbox may still say something about them
+
+    async def judge(
+        self,
+        live: Live,
+        record: RunRecord,
+        outcome: Outcome,
+        *,
+        alone: bool,
+        stdout: int = OUTPUT_LIMIT,
+        stderr: int = OUTPUT_LIMIT,
+    ) -> RunRecord:
+        """The record of a run with an outcome; `alone`: no other command ran beside it."""
+        kills = (await self._sessions.examine(live)).oom_kills - record.oom_before
+        oom = suspect_oom(outcome.exit_code, outcome.signal, kills=kills, alone=alone)
+        return record_outcome(record, outcome, oom=oom, stdout=stdout, stderr=stderr)
 
     async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
-        """A command's end was seen."""
-        kills = (await self._sessions.examine(live)).oom_kills - record.oom_before
-        alone = live.uses <= 1 and not live.background
-        oom = suspect_oom(outcome.exit_code, outcome.signal, kills=kills, alone=alone)
-        status, code = judge(outcome.exit_code, outcome.signal, outcome.cause, oom=oom)
-        ended = replace(
-            record,
-            status=status,
-            exit_code=code,
-            stdout_bytes=outcome.stdout_bytes,
-            stderr_bytes=outcome.stderr_bytes,
-            truncated=max(outcome.stdout_bytes, outcome.stderr_bytes) > OUTPUT_LIMIT,
-            duration_ms=round(outcome.wall_seconds * 1000),
-        )
+        """A foreground run has an outcome."""
+        ended = await self.judge(live, record, outcome, alone=live.uses <= 1 and not live.background)
         self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
         denied = live.refusals.since(mark, live.session_id)
-        reason = describe_end(live.record.reason) if live.phase is Phase.STOPPING and status is Status.KILLED else ""
+        stopped = live.phase is Phase.STOPPING and ended.status is Status.KILLED
+        reason = describe_end(live.record.reason) if stopped else ""
         return replace(self._put(ended, live), denied=denied, reason=reason)
 
     async def conclude(self, live: Live, record: RunRecord, error: Exception) -> RunResult:
-        """It was not seen. Says so, unless it is known that memory ended the whole sandbox."""
+        """A foreground run has no outcome. It is lost, unless the whole sandbox is known to have run out of memory."""
         if not isinstance(error, Gone):
             await self._sessions.examine(live)
             if live.gone.done():
@@ -78,8 +84,8 @@ class Endings:
         ) from error
 
     def time_out(self, live: Live, record: RunRecord, *, began: bool | None = None) -> RunResult:
-        """The sandbox did not say in time how it ended, or that it began. The caller hears that now; the sandbox is
-        asked once more, and ended if it stays silent."""
+        """The sandbox did not say in time how the command ended, or that it began. The caller hears that now; the
+        sandbox is asked once more, and its session is ended if it stays silent."""
         self._sessions.doubt(live)
         record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
         shown = self._put(record, live)
@@ -88,9 +94,9 @@ class Endings:
         return replace(shown, reason=f"the sandbox did not answer in time: {_KNOWN[began]}")
 
     def come_late(self, live: Live, record: RunRecord) -> RunResult:
-        """Its time was over before the sandbox was asked to start it."""
+        """The time of the run was over before the sandbox was asked to start it."""
         record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
-        shown = self._put(replace(record, duration_ms=self.since(record.started)), live)
+        shown = self._put(self.measure(record), live)
         return replace(shown, reason=f"the daemon could not start it in time: {_KNOWN[False]}")
 
     async def withdraw(self, record: RunRecord) -> None:
@@ -100,24 +106,25 @@ class Endings:
         else:
             await self._parts.store.finish_run(settled)
 
-    def since(self, started: float) -> int:
-        return max(0, round((self._parts.clock.wall() - started) * 1000))
+    def measure(self, record: RunRecord) -> RunRecord:
+        """The record of a run without an outcome, with the time since it was started."""
+        return replace(record, duration_ms=max(0, round((self._parts.clock.wall() - record.started) * 1000)))
 
     def forget(self, record: RunRecord) -> None:
-        """Nothing will be heard of it any more."""
+        """The sandbox will say nothing more about the run."""
         self._settled.pop(record.run_id, None)
 
     def _put(self, record: RunRecord, live: Live) -> RunResult:
-        """Written in the background: who waited for the command has its result, whatever becomes of the record."""
+        """Writes the record in the background: the caller has the result, whatever becomes of the record."""
         if (settled := self._settled.pop(record.run_id, None)) is not None:
-            record = settled  # the caller was told, and that stands
+            record = settled  # as the caller was told
         else:
             record = self._close(record, live)
         self._parts.tasks.spawn(self._parts.store.finish_run(record))
         return record.show(live.session_id)
 
     async def keep(self, record: RunRecord, live: Live) -> RunResult:
-        """Returns when it is on record: for runs that nobody waits for."""
+        """Returns when it is on record: for runs whose caller does not wait."""
         record = self._close(record, live)
         await self._parts.store.finish_run(record)
         return record.show(live.session_id)
@@ -141,3 +148,21 @@ class Endings:
 def _describe_loss(live: Live) -> str:
     kept = "its files are kept" if live.session.persistent else "its files are gone"
     return f"{describe_end(live.record.reason)}: {kept}"
+
+
+async def end_command(sandbox: Sandbox, command: int, *, running: bool = True) -> Outcome:
+    """Ends a command whose output no caller will ask for; the agent forgets it."""
+    process = await sandbox.attach(command)
+    process.discard()
+    if running:
+        await process.end(GRACE)
+    return await process.wait()
+
+
+async def put_away(sandbox: Sandbox, command: int, *, running: bool = True) -> Outcome | None:
+    """The same; without an outcome where the sandbox does not answer."""
+    try:
+        return await end_command(sandbox, command, running=running)
+    except LinkError as error:
+        warn("not_put_away", command=f"{command:016x}", cause=error)
+        return None

@@ -1,263 +1,174 @@
-"""A command that somebody waits for."""
+"""Starts foreground runs, and knows those that run."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from k8e.core import checks
-from k8e.core.egress.denials import Mark
-from k8e.core.model import Chunk, RunResult
+from k8e.core.access.turns import Turns
+from k8e.core.model import Caller, Chunk, RunResult, RunSpec
+from k8e.core.parts import Parts
+from k8e.core.runs.command import check_run, place_run
+from k8e.core.runs.deadlines import ALLOWANCE, wait_until
 from k8e.core.runs.endings import Endings
-from k8e.core.runs.output import HeadTail
-from k8e.core.sessions.live import Gone, Live
-from k8e.core.sessions.provisioning import read_into
+from k8e.core.runs.foreground_run import ForegroundRun
+from k8e.core.runs.interpreters import Interpreters
+from k8e.core.runs.launcher import Facts, Launcher
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
-from k8e.core.tasks import Tasks, stop, wait_done, wait_first, wait_result
-from k8e.link.errors import LinkError
-from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
+from k8e.core.tasks import wait_done
+from k8e.link.model import ExecSpec
 
-GRACE: Final = 2.0  # between TERM and KILL
-# The caller has its answer within the timeout and a second. So there is less of it for a command that timed out, and
-# what the sandbox has not said then is not waited for.
-TIMEOUT_GRACE: Final = 0.4
-ALLOWANCE: Final = 0.75
-_LOOK: Final = 0.05
-_AHEAD: Final = 8  # chunks read before somebody asks for them: switching tasks for each costs half the speed
-
-
-async def wait_until(futures: Collection[asyncio.Future[Any]], due: float) -> None:
-    """Returns when one of them is done, or a moment after `due`. What has come while the daemon itself stood still is
-    read before that is judged: the moment is longer when the daemon comes late."""
-    loop = asyncio.get_running_loop()
-    await wait_first(*futures, timeout=due - loop.time())
-    if not any(future.done() for future in futures):
-        moment = max(_LOOK, min(loop.time() - due, ALLOWANCE))
-        await wait_first(*futures, timeout=moment)
-
-
-class Overdue(Exception):
-    """The sandbox did not say in time how a command ended."""
+# A command that still runs then is put on record with the agent's id, so that the next daemon can say how it ended.
+# Without the id it would be ended all the same.
+_LONG: Final = 0.05
+_STARTS: Final = 32  # commands that are being started at once, of all payers together
+_STARTS_EACH: Final = 8  # of one payer
+_START: Final = 1.0  # then another command has the place: a sandbox that does not answer costs the daemon nothing
 
 
 class Foreground:
-    """Implements `contract.LiveRun`. Whether or not anybody asks for the result, the end is waited for and recorded."""
-
     def __init__(
-        self,
-        endings: Endings,
-        tasks: Tasks,
-        live: Live,
-        record: RunRecord,
-        mark: Mark,
-        process: Process,
-        due: float,
+        self, parts: Parts, sessions: Sessions, launcher: Launcher, endings: Endings, interpreters: Interpreters
     ) -> None:
-        """`due`: when the caller has to have its answer, in the loop's time."""
-        self.record = record
-        self.live = live
-        self._gone = live.gone  # this life's: a session that is started again has another one
+        self._parts = parts
+        self._sessions = sessions
+        self._launcher = launcher
         self._endings = endings
-        self._tasks = tasks
-        self._process = process
-        self._mark = mark
-        self._due = due
-        self._collecting = False
-        self._broken = False
-        self._use = contextlib.ExitStack()
-        self._use.enter_context(live.in_use())
-        self.settled = tasks.spawn(self._settle(), watched=True)
+        self._interpreters = interpreters
+        self.running: dict[str, ForegroundRun] = {}
+        self.starts = Turns(_STARTS, each=_STARTS_EACH)
+
+    async def run(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> RunResult:
+        """In the session that the spec names, or in `live`."""
+        return await (await self._start(caller, spec, live, stdin=bool(spec.stdin))).collect(spec.stdin)
+
+    async def start(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> ForegroundRun | NotBegun:
+        run = await self._start(caller, spec, live, stdin=True)
+        if spec.stdin:
+            self._parts.tasks.spawn(run.feed(spec.stdin))
+        return run
+
+    async def _start(
+        self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool
+    ) -> ForegroundRun | NotBegun:
+        began = self._parts.clock.monotonic()
+        plan = replace(check_run(spec), stdin=stdin)
+        due = asyncio.get_running_loop().time() + (plan.timeout or 0) + ALLOWANCE
+        live = live or self._sessions.find(caller, spec.session_id)
+        record, about = self._launcher.new_record(live, background=False), self._launcher.describe(caller, spec)
+        try:
+            async with asyncio.timeout_at(due):
+                opened = await self._sessions.enter(live)
+        except TimeoutError:
+            return await self._give_up(live, record, about)
+        plan = place_run(opened, plan, spec)
+        give_back = self._launcher.count(live)
+        launching = self._parts.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
+        launching.add_done_callback(lambda done: _when_settled(done, give_back))
+        try:
+            await wait_until({launching}, due)
+        except asyncio.CancelledError:
+            self._parts.tasks.spawn(self._take_back(launching, record))
+            raise
+        if not launching.done():
+            self._parts.tasks.spawn(self._take_back(launching, record))
+            return NotBegun(self._endings.time_out(live, self._endings.measure(record)))
+        run = launching.result()
+        if isinstance(run, ForegroundRun):
+            self._parts.metrics.start_seconds.observe(self._parts.clock.monotonic() - began)
+        return run
+
+    async def _give_up(self, live: Live, record: RunRecord, about: Facts) -> NotBegun:
+        """The sandbox cannot be reached: nothing ran, and that is on record like every other run."""
+        await self._launcher.record_unreachable(live, record, about)
+        return NotBegun(self._endings.time_out(live, self._endings.measure(record), began=False))
+
+    async def _launch(
+        self, opened: Opened, plan: ExecSpec, record: RunRecord, about: Facts, due: float
+    ) -> ForegroundRun | NotBegun:
+        with opened.live.in_use():
+            with await self.starts.take_briefly(opened.live.payer, _START, due):
+                record, mark = await self._launcher.record(opened.live, record, about)
+                if asyncio.get_running_loop().time() >= due:
+                    return NotBegun(self._endings.come_late(opened.live, record))
+                spec = self._interpreters.choose(plan)
+                process = await self._launcher.start(opened, record, spec)
+            self._interpreters.started(spec, process)
+            run = ForegroundRun(self._endings, self._parts.tasks, opened.live, record, mark, process, due)
+        self.running[run.run_id] = run
+        saving = asyncio.get_running_loop().call_later(_LONG, self._save_command, run)
+        run.settled.add_done_callback(lambda _: saving.cancel())
+        run.settled.add_done_callback(lambda _: self.running.pop(run.run_id, None))
+        run.settled.add_done_callback(
+            lambda _: self._interpreters.ended(opened.live, opened.sandbox, opened.place, spec)
+        )
+        return run
+
+    def _save_command(self, run: ForegroundRun) -> None:
+        self._parts.tasks.spawn(self._parts.store.set_command(run.run_id, run.command, run.record.oom_before))
+
+    async def _take_back(self, launching: asyncio.Task[ForegroundRun | NotBegun], record: RunRecord) -> None:
+        """The caller left while the command was started, or was told that it takes too long."""
+        await wait_done(launching)
+        run = None if launching.cancelled() or launching.exception() else launching.result()
+        if isinstance(run, ForegroundRun):
+            run.leave()
+        else:
+            self._endings.forget(record)
+
+
+class NotBegun:
+    """Implements `contract.LiveRun` for a command of which its sandbox did not say in time that it began."""
+
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+        self.settled: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+        self.settled.set_result(result)
 
     @property
     def run_id(self) -> str:
-        return self.record.run_id
+        return self._result.run_id
 
     @property
     def session_id(self) -> str:
-        return self.live.session_id
-
-    @property
-    def command(self) -> int:
-        return self._process.id
-
-    # Output
+        return self._result.session_id
 
     async def output(self) -> AsyncGenerator[Chunk, None]:
-        ended = False
-        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_AHEAD)
-        pumps = [
-            asyncio.create_task(self._pump(1, self._process.stdout, queue)),
-            asyncio.create_task(self._pump(2, self._process.stderr, queue)),
-        ]
-        watch = asyncio.create_task(self._watch(queue))
-        try:
-            open_streams = len(pumps)
-            while open_streams:
-                chunk = await queue.get()
-                if chunk is not None:
-                    yield chunk
-                    continue
-                open_streams = 0 if self._lost else open_streams - 1
-            ended = True
-        finally:
-            for task in (*pumps, watch):
-                task.cancel()
-            if not ended:
-                self.leave()
-
-    @property
-    def _lost(self) -> bool:
-        return self._broken or self._gone.done()
-
-    async def _pump(self, stream: int, reader: ByteReader, queue: asyncio.Queue[Chunk | None]) -> None:
-        try:
-            while content := await reader.read():
-                await queue.put(Chunk(stream, content))
-        except LinkError:
-            self._broken = True  # the result says what it means
-        await queue.put(None)
-
-    async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
-        await wait_first(self._gone, self.settled)
-        if self._lost:
-            await queue.put(None)
+        for _ in ():
+            yield Chunk(1, b"")
 
     async def collect(self, stdin: bytes) -> RunResult:
-        """All of it: both streams within bounds, and the result."""
-        self._collecting = True
-        stdout, stderr = HeadTail(), HeadTail()
-        readers = [
-            asyncio.create_task(read_into(self._process.stdout, stdout)),
-            asyncio.create_task(read_into(self._process.stderr, stderr)),
-        ]
-        feeder = asyncio.create_task(self.feed(stdin)) if stdin else None
-        try:
-            result = await self.result()
-            if not self._lost:
-                await wait_done(*readers)  # what has come and was not read yet
-        finally:
-            for task in (*readers, *([feeder] if feeder else [])):
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-        content, errors = stdout.take(), stderr.take()
-        # Also says what a broken connection cost.
-        truncated = result.stdout_bytes > len(content) or result.stderr_bytes > len(errors)
-        return replace(result, stdout=content, stderr=errors, truncated=truncated)
-
-    # Input
+        return self._result
 
     async def feed(self, stdin: bytes) -> None:
-        await self.write_stdin(stdin)
-        await self.close_stdin()
+        pass
 
     async def write_stdin(self, data: bytes) -> None:
-        # That a command wants less than it is given is its own business; that it is lost is what the result says.
-        with contextlib.suppress(LinkError):
-            if data:
-                await self._process.write(data)
+        pass
 
     async def close_stdin(self) -> None:
-        await self._process.close_stdin()
-
-    # Orders. One that does not reach the command any more is no error: how it ended is what the result says.
+        pass
 
     async def signal(self, number: int) -> None:
-        checks.check_signal(number)
-        with contextlib.suppress(LinkError):
-            await self._process.signal(number, Scope.GROUP)
+        pass
 
     async def resize(self, rows: int, columns: int) -> None:
-        checks.check_size(rows, columns)
-        with contextlib.suppress(LinkError):
-            await self._process.resize(TerminalSize(rows, columns))
-
-    # The end
+        pass
 
     async def result(self) -> RunResult:
-        try:
-            return await wait_result(self.settled)
-        except asyncio.CancelledError:
-            self.leave()
-            raise
+        return self._result
 
     async def kill(self) -> None:
-        self.leave()
+        pass
 
-    def leave(self) -> None:
-        """Nobody waits any more: ends the tree and drops the rest of the output."""
-        if not self.settled.done():
-            self._process.discard()
-            self._tasks.spawn(self.end())
 
-    async def end(self) -> None:
-        """Ends the tree; whoever reads goes on to the end of the output."""
-        with contextlib.suppress(LinkError):  # then there is no more to end, and the result says so
-            await self._process.end(GRACE)
-
-    async def _settle(self) -> RunResult:
-        try:
-            try:
-                outcome = await self._wait()
-            except Overdue:
-                self._broken = True
-                return self._endings.time_out(self.live, self._count(), began=True)
-            except (LinkError, Gone) as error:
-                self._broken = True
-                return await self._endings.conclude(self.live, self._count(), error)
-            return await self._endings.finish(self.live, self.record, self._mark, outcome)
-        finally:
-            self._use.close()
-
-    async def _wait(self) -> Outcome:
-        waiting = asyncio.create_task(self._process.wait())
-        either: set[asyncio.Future[Any]] = {waiting, self._gone}
-        await wait_until(either, self._due)
-        if not self._collecting:
-            await self._wait_for_reader(either)
-        if not waiting.done() and not self._gone.done():
-            self._tasks.spawn(self._clear_away(waiting))
-            raise Overdue
-        if waiting.done():
-            return waiting.result()
-        await stop(waiting)
-        raise self._gone.result()
-
-    async def _wait_for_reader(self, either: set[asyncio.Future[Any]]) -> None:
-        """Waits while the caller's own reader holds it up, because the result comes behind the output. What a sandbox
-        goes on to say is not waited for."""
-        slow = False
-        streams = (self._process.stdout, self._process.stderr)
-        for _ in range(2):  # read up to the first marks, there is room for all that an ended command had left
-            marks = [stream.position + stream.queued for stream in streams]
-            looks = 0
-            while not any(future.done() for future in either) and any(
-                stream.queued and stream.position < mark for stream, mark in zip(streams, marks, strict=True)
-            ):
-                await wait_first(*either, timeout=_LOOK)
-                looks += 1
-            slow = slow or looks > 1
-        if slow:
-            await wait_first(*either, timeout=ALLOWANCE)
-
-    async def _clear_away(self, waiting: asyncio.Task[Outcome]) -> None:
-        """No caller waits for it any more; a sandbox that comes back to life ends it."""
-        with contextlib.suppress(LinkError):
-            await self._process.end(0)
-            self._process.discard()
-            await wait_first(waiting, self._gone)
-        await stop(waiting)
-        self._endings.forget(self.record)
-
-    def _count(self) -> RunRecord:
-        """With what is known of its output."""
-        stdout, stderr = self._process.stdout, self._process.stderr
-        began = self.record.started
-        return replace(
-            self.record,
-            stdout_bytes=stdout.position + stdout.queued,
-            stderr_bytes=stderr.position + stderr.queued,
-            duration_ms=self._endings.since(began),
-        )
+def _when_settled(launching: asyncio.Task[ForegroundRun | NotBegun], callback: Callable[[], None]) -> None:
+    """Calls back when the command has ended, or has not even started."""
+    if launching.cancelled() or launching.exception() is not None:
+        callback()
+    else:
+        launching.result().settled.add_done_callback(lambda _: callback())

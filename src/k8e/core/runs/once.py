@@ -15,8 +15,9 @@ from typing import Final
 
 from k8e.core.access.access import Payer, choose_tenant, find_payer
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
-from k8e.core.runs.foreground import Foreground
-from k8e.core.runs.runs import NotBegun, Runs, check_run
+from k8e.core.runs.command import check_run
+from k8e.core.runs.foreground import Foreground, NotBegun
+from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.sessions import DESTROYED, FINISHED, Sessions
@@ -28,16 +29,16 @@ _LEAVING: Final = 8
 
 
 class Once:
-    def __init__(self, sessions: Sessions, registry: Registry, creation: Creation, runs: Runs) -> None:
+    def __init__(self, sessions: Sessions, registry: Registry, creation: Creation, foreground: Foreground) -> None:
         self._sessions = sessions
         self._registry = registry
         self._creation = creation
-        self._runs = runs
+        self._foreground = foreground
 
     async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> OnceRun:
         live = await self._make(caller, session, run, keep=keep)
         try:
-            return OnceRun(self._sessions, live, await self._runs.start(caller, run, live), keep=keep)
+            return OnceRun(self._sessions, live, await self._foreground.start(caller, run, live), keep=keep)
         except BaseException:
             self._sessions.end(live, DESTROYED if keep else FINISHED)
             raise
@@ -45,7 +46,7 @@ class Once:
     async def run(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> RunResult:
         live = await self._make(caller, session, run, keep=keep)
         try:
-            return await self._runs.run(caller, run, live)
+            return await self._foreground.run(caller, run, live)
         finally:
             if not keep:
                 self._sessions.end(live, FINISHED)
@@ -69,7 +70,7 @@ class Once:
 
     def close(self) -> None:
         """After all commands were told to end: no such session outlives the daemon, whoever has not taken a result."""
-        running = {run.live.sandbox: run for run in self._runs.running.values()}
+        running = {run.live.sandbox: run for run in self._foreground.running.values()}
         for live in self._registry:
             if live.record.fleeting:
                 run = running.get(live.sandbox)
@@ -79,7 +80,7 @@ class Once:
 class OnceRun:
     """Implements `contract.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
 
-    def __init__(self, sessions: Sessions, live: Live, run: Foreground | NotBegun, *, keep: bool) -> None:
+    def __init__(self, sessions: Sessions, live: Live, run: ForegroundRun | NotBegun, *, keep: bool) -> None:
         self._sessions = sessions
         self._live = live
         self._run = run
@@ -125,7 +126,7 @@ class OnceRun:
             end_with(self._sessions, self._live, self._run)
 
 
-def end_with(sessions: Sessions, live: Live, run: Foreground | NotBegun) -> None:
+def end_with(sessions: Sessions, live: Live, run: ForegroundRun | NotBegun) -> None:
     if run.settled.done():
         sessions.end(live, FINISHED)
     else:

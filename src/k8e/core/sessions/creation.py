@@ -21,7 +21,7 @@ from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
 from k8e.core.pool.pool import Claimed, Pool
-from k8e.core.runs.parking import Parking, waits_for_mounts
+from k8e.core.runs.interpreters import Interpreters, waits_for_mounts
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.manifest import check_entries
@@ -57,7 +57,7 @@ class Creation:
         images: Images,
         pool: Pool,
         quotas: Quotas,
-        parking: Parking,
+        interpreters: Interpreters,
         witness: Witness,
         environments: Environments,
     ) -> None:
@@ -67,7 +67,7 @@ class Creation:
         self.images = images
         self._pool = pool
         self._quotas = quotas
-        self._parking = parking
+        self._interpreters = interpreters
         self._witness = witness
         self._environments = environments
         self.builds = Turns(_BUILDS)
@@ -203,7 +203,7 @@ class Creation:
         live.touch()
         parked = claimed is not None and sandbox is claimed.sandbox
         parked = parked and not waits_for_mounts(live.session.shape.unbound, place)
-        self._parking.begin(live, sandbox, place, warm=parked)
+        self._interpreters.begin(live, sandbox, place, warm=parked)
         self._parts.metrics.sessions.value = len(self._registry)
 
     async def _keep_env(self, live: Live) -> None:

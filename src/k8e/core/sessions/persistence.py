@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from k8e.core import checks
@@ -23,10 +22,11 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import note, warn
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
-from k8e.core.runs.foreground import GRACE
-from k8e.core.runs.parking import Parking
-from k8e.core.runs.runs import Runs
-from k8e.core.runs.verdict import judge
+from k8e.core.runs.deadlines import GRACE
+from k8e.core.runs.endings import Endings, end_command
+from k8e.core.runs.foreground import Foreground
+from k8e.core.runs.interpreters import Interpreters
+from k8e.core.runs.outcome import record_outcome
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import Live, Registry
@@ -51,20 +51,22 @@ class Persistence:
         registry: Registry,
         *,
         creation: Creation,
-        runs: Runs,
+        foreground: Foreground,
+        endings: Endings,
         approvals: Approvals,
         quotas: Quotas,
-        parking: Parking,
+        interpreters: Interpreters,
         environments: Environments,
     ) -> None:
         self._parts = parts
         self._sessions = sessions
         self._registry = registry
         self._creation = creation
-        self._runs = runs
+        self._foreground = foreground
+        self._endings = endings
         self._approvals = approvals
         self._quotas = quotas
-        self._parking = parking
+        self._interpreters = interpreters
         self._environments = environments
 
     # Stopping
@@ -87,7 +89,7 @@ class Persistence:
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._approvals.review()
-                running = [run for run in self._runs.running.values() if run.live is live]
+                running = [run for run in self._foreground.running.values() if run.live is live]
                 await asyncio.gather(*(run.end() for run in running), self._end_background(live))
                 await wait_done(*(run.settled for run in running))
         except (Fault, LinkError, EngineError, TimeoutError) as error:
@@ -104,17 +106,8 @@ class Persistence:
 
     async def _end_one(self, live: Live, sandbox: Sandbox, info: CommandInfo, record: RunRecord) -> None:
         """Its output goes with the sandbox's memory; how it ended stays."""
-        process = await sandbox.attach(info.id)
-        process.discard()
-        if info.running:
-            await process.end(GRACE)
-        end = await process.wait()
-        status, code = judge(end.exit_code, end.signal, end.cause, oom=False)
-        counts = replace(record, stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
-        some = bool(end.stdout_bytes or end.stderr_bytes)
-        took = round(end.wall_seconds * 1000)
-        ended = replace(counts, status=status, exit_code=code, truncated=some, duration_ms=took)
-        await self._runs.endings.keep(ended, live)
+        outcome = await end_command(sandbox, info.id, running=info.running)
+        await self._endings.keep(record_outcome(record, outcome, stdout=0, stderr=0), live)
 
     # Starting
 
@@ -173,7 +166,7 @@ class Persistence:
         await self._parts.store.start_session(live.sandbox, names, secrets)
         if live.ending is None:
             live.revive(env, names, secrets)
-            self._parking.begin(live, sandbox, place, warm=False)
+            self._interpreters.begin(live, sandbox, place, warm=False)
             note("session_started", session=live.session_id, sandbox=live.sandbox)
 
 

@@ -15,11 +15,11 @@ from typing import Final
 from k8e.core.checks import check_path
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
-from k8e.core.runs.output import HeadTail
+from k8e.core.runs.output import HeadTail, read_into
 from k8e.core.sessions.manifest import describe_entry, list_steps
 from k8e.core.translation import translated
 from k8e.engine import Place
-from k8e.link.model import ByteReader, ExecSpec, Identity, Sandbox
+from k8e.link.model import ExecSpec, Identity, Sandbox
 
 STATE: Final = b"/run/k8e-session"
 _ENV: Final = STATE + b"/env"
@@ -116,11 +116,6 @@ async def _clone(sandbox: Sandbox, place: Place, env: Variables, entry: Manifest
         if outcome.exit_code != 0:
             said = _hide_credentials(output.take().decode(errors="replace").strip())
             raise Fault(Kind.FAILED, "git_failed", "git failed", detail=said or f"{outcome.cause.value}, no output")
-
-
-async def read_into(reader: ByteReader, output: HeadTail) -> None:
-    while content := await reader.read():
-        output.feed(content)
 
 
 def _hide_credentials(text: str) -> str:

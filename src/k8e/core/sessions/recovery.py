@@ -14,9 +14,9 @@ from k8e.core.log.journal import note, warn
 from k8e.core.model import Phase, Status
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
-from k8e.core.runs.background import Background, put_away
-from k8e.core.runs.runs import Runs
-from k8e.core.runs.verdict import judge
+from k8e.core.runs.background import Background
+from k8e.core.runs.endings import Endings, put_away
+from k8e.core.runs.outcome import record_outcome
 from k8e.core.sessions.environments import Environments
 from k8e.core.sessions.live import Live, Registry
 from k8e.core.sessions.provisioning import recall_env
@@ -62,7 +62,7 @@ class Recovery:
         sessions: Sessions,
         registry: Registry,
         *,
-        runs: Runs,
+        endings: Endings,
         background: Background,
         egress: Egress,
         pool: Pool,
@@ -71,7 +71,7 @@ class Recovery:
         self._parts = parts
         self._sessions = sessions
         self._registry = registry
-        self._runs = runs
+        self._endings = endings
         self._background = background
         self._egress = egress
         self._pool = pool
@@ -212,16 +212,7 @@ class Recovery:
             await opened.sandbox.release(info.id)
 
     async def _end_foreground(self, opened: Opened, record: RunRecord, info: CommandInfo | None) -> None:
-        """Who waited for it is gone with the daemon that ran it."""
-        if info is None:
-            await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)
-            return
-        end = await put_away(opened.sandbox, info.id) if info.running else info
-        if end is None:
-            await self._runs.endings.keep(replace(record, status=Status.LOST), opened.live)
-            return
-        if not info.running:
-            await opened.sandbox.release(info.id)
-        status, code = judge(end.exit_code, end.signal, end.cause, oom=False)
-        counts = replace(record, stdout_bytes=end.stdout_bytes, stderr_bytes=end.stderr_bytes)
-        await self._runs.endings.keep(replace(counts, status=status, exit_code=code), opened.live)
+        """Its caller is gone with the daemon that ran it, and its output with its caller."""
+        end = None if info is None else await put_away(opened.sandbox, info.id, running=info.running)
+        ended = replace(record, status=Status.LOST) if end is None else record_outcome(record, end, stdout=0, stderr=0)
+        await self._endings.keep(ended, opened.live)

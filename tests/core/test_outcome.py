@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from k8e.core.model import Status
-from k8e.core.runs.verdict import judge, suspect_oom
-from k8e.link.model import Cause
+from k8e.core.runs.outcome import judge, record_outcome, suspect_oom
+from k8e.core.store.records import RunRecord
+from k8e.link.model import Cause, Outcome
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,11 @@ def test_memory_is_blamed_only_where_it_explains_the_end(
     exit_code: int | None, signal: int | None, kills: int, alone: bool, suspected: bool
 ) -> None:
     assert suspect_oom(exit_code, signal, kills=kills, alone=alone) == suspected
+
+
+@pytest.mark.parametrize(("stdout", "stderr", "truncated"), [(3, 0, False), (2, 0, True), (0, 0, True)])
+def test_a_record_has_all_that_the_outcome_says(stdout: int, stderr: int, truncated: bool) -> None:
+    outcome = Outcome(7, None, Cause.ITSELF, 3, 0, 0.25, 0.0, 0.0, 0)
+    ended = record_outcome(RunRecord("run-1", "a", False, 1.0), outcome, stdout=stdout, stderr=stderr)
+    assert (ended.status, ended.exit_code, ended.duration_ms) == (Status.COMPLETED, 7, 250)
+    assert (ended.stdout_bytes, ended.stderr_bytes, ended.truncated) == (3, 0, truncated)

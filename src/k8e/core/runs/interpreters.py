@@ -111,7 +111,7 @@ class _Watch:
     parking: asyncio.Task[None] | None = None
 
 
-class Parking:
+class Interpreters:
     """Sees to it that the sessions of a service have interpreters that wait."""
 
     def __init__(self, parts: Parts) -> None:

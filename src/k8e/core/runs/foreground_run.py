@@ -1,0 +1,245 @@
+"""A foreground run: its output, its input, orders to it, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any, Final
+
+from k8e.core import checks
+from k8e.core.egress.denials import Mark
+from k8e.core.model import Chunk, RunResult
+from k8e.core.runs.deadlines import ALLOWANCE, GRACE, LOOK, wait_until
+from k8e.core.runs.endings import Endings
+from k8e.core.runs.output import HeadTail, read_into
+from k8e.core.sessions.live import Gone, Live
+from k8e.core.store.records import RunRecord
+from k8e.core.tasks import Tasks, stop, wait_done, wait_first, wait_result
+from k8e.link.errors import LinkError
+from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
+
+_AHEAD: Final = 8  # chunks read before the caller asks for them: switching tasks for each costs half the speed
+
+
+class Overdue(Exception):
+    """The sandbox did not say in time how a command ended."""
+
+
+class ForegroundRun:
+    """Implements `contract.LiveRun`. Its end is waited for and recorded, also when the caller does not ask for it."""
+
+    def __init__(
+        self,
+        endings: Endings,
+        tasks: Tasks,
+        live: Live,
+        record: RunRecord,
+        mark: Mark,
+        process: Process,
+        due: float,
+    ) -> None:
+        """`due`: when the caller has to have its answer, in the loop's time."""
+        self.record = record
+        self.live = live
+        self._gone = live.gone  # this life's: a session that is started again has another one
+        self._endings = endings
+        self._tasks = tasks
+        self._process = process
+        self._mark = mark
+        self._due = due
+        self._collecting = False
+        self._broken = False
+        self._use = contextlib.ExitStack()
+        self._use.enter_context(live.in_use())
+        self.settled = tasks.spawn(self._settle(), watched=True)
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def session_id(self) -> str:
+        return self.live.session_id
+
+    @property
+    def command(self) -> int:
+        return self._process.id
+
+    # Output
+
+    async def output(self) -> AsyncGenerator[Chunk, None]:
+        ended = False
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_AHEAD)
+        pumps = [
+            asyncio.create_task(self._pump(1, self._process.stdout, queue)),
+            asyncio.create_task(self._pump(2, self._process.stderr, queue)),
+        ]
+        watch = asyncio.create_task(self._watch(queue))
+        try:
+            open_streams = len(pumps)
+            while open_streams:
+                chunk = await queue.get()
+                if chunk is not None:
+                    yield chunk
+                    continue
+                open_streams = 0 if self._lost else open_streams - 1
+            ended = True
+        finally:
+            for task in (*pumps, watch):
+                task.cancel()
+            if not ended:
+                self.leave()
+
+    @property
+    def _lost(self) -> bool:
+        return self._broken or self._gone.done()
+
+    async def _pump(self, stream: int, reader: ByteReader, queue: asyncio.Queue[Chunk | None]) -> None:
+        try:
+            while content := await reader.read():
+                await queue.put(Chunk(stream, content))
+        except LinkError:
+            self._broken = True  # the result says what it means
+        await queue.put(None)
+
+    async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
+        await wait_first(self._gone, self.settled)
+        if self._lost:
+            await queue.put(None)
+
+    async def collect(self, stdin: bytes) -> RunResult:
+        """All of it: both streams within bounds, and the result."""
+        self._collecting = True
+        stdout, stderr = HeadTail(), HeadTail()
+        readers = [
+            asyncio.create_task(read_into(self._process.stdout, stdout)),
+            asyncio.create_task(read_into(self._process.stderr, stderr)),
+        ]
+        feeder = asyncio.create_task(self.feed(stdin)) if stdin else None
+        try:
+            result = await self.result()
+            if not self._lost:
+                await wait_done(*readers)  # what has come and was not read yet
+        finally:
+            for task in (*readers, *([feeder] if feeder else [])):
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        content, errors = stdout.take(), stderr.take()
+        # Also says what a broken connection cost.
+        truncated = result.stdout_bytes > len(content) or result.stderr_bytes > len(errors)
+        return replace(result, stdout=content, stderr=errors, truncated=truncated)
+
+    # Input
+
+    async def feed(self, stdin: bytes) -> None:
+        await self.write_stdin(stdin)
+        await self.close_stdin()
+
+    async def write_stdin(self, data: bytes) -> None:
+        # A command need not read all that it is given; if the link is lost, the result says so.
+        with contextlib.suppress(LinkError):
+            if data:
+                await self._process.write(data)
+
+    async def close_stdin(self) -> None:
+        await self._process.close_stdin()
+
+    # Orders. One that does not reach the command any more is no error: the result says how the command ended.
+
+    async def signal(self, number: int) -> None:
+        checks.check_signal(number)
+        with contextlib.suppress(LinkError):
+            await self._process.signal(number, Scope.GROUP)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        checks.check_size(rows, columns)
+        with contextlib.suppress(LinkError):
+            await self._process.resize(TerminalSize(rows, columns))
+
+    # The end
+
+    async def result(self) -> RunResult:
+        try:
+            return await wait_result(self.settled)
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    async def kill(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """The caller is gone: ends the tree and drops the rest of the output."""
+        if not self.settled.done():
+            self._process.discard()
+            self._tasks.spawn(self.end())
+
+    async def end(self) -> None:
+        """Ends the tree; a reader goes on to the end of the output."""
+        with contextlib.suppress(LinkError):  # then there is no more to end, and the result says so
+            await self._process.end(GRACE)
+
+    async def _settle(self) -> RunResult:
+        try:
+            try:
+                outcome = await self._wait()
+            except Overdue:
+                self._broken = True
+                return self._endings.time_out(self.live, self._count(), began=True)
+            except (LinkError, Gone) as error:
+                self._broken = True
+                return await self._endings.conclude(self.live, self._count(), error)
+            return await self._endings.finish(self.live, self.record, self._mark, outcome)
+        finally:
+            self._use.close()
+
+    async def _wait(self) -> Outcome:
+        waiting = asyncio.create_task(self._process.wait())
+        either: set[asyncio.Future[Any]] = {waiting, self._gone}
+        await wait_until(either, self._due)
+        if not self._collecting:
+            await self._wait_for_reader(either)
+        if not waiting.done() and not self._gone.done():
+            self._tasks.spawn(self._clear_away(waiting))
+            raise Overdue
+        if waiting.done():
+            return waiting.result()
+        await stop(waiting)
+        raise self._gone.result()
+
+    async def _wait_for_reader(self, either: set[asyncio.Future[Any]]) -> None:
+        """Waits while the caller's own reader is slow, because the result comes behind the output. Output that the
+        sandbox goes on to send is not waited for."""
+        slow = False
+        streams = (self._process.stdout, self._process.stderr)
+        for _ in range(2):  # read up to the first marks, there is room for all that an ended command had left
+            marks = [stream.position + stream.queued for stream in streams]
+            looks = 0
+            while not any(future.done() for future in either) and any(
+                stream.queued and stream.position < mark for stream, mark in zip(streams, marks, strict=True)
+            ):
+                await wait_first(*either, timeout=LOOK)
+                looks += 1
+            slow = slow or looks > 1
+        if slow:
+            await wait_first(*either, timeout=ALLOWANCE)
+
+    async def _clear_away(self, waiting: asyncio.Task[Outcome]) -> None:
+        """No caller waits for the command any more; it is ended when its sandbox answers again."""
+        with contextlib.suppress(LinkError):
+            await self._process.end(0)
+            self._process.discard()
+            await wait_first(waiting, self._gone)
+        await stop(waiting)
+        self._endings.forget(self.record)
+
+    def _count(self) -> RunRecord:
+        """The record with what is known of the output."""
+        stdout, stderr = self._process.stdout, self._process.stderr
+        return replace(
+            self._endings.measure(self.record),
+            stdout_bytes=stdout.position + stdout.queued,
+            stderr_bytes=stderr.position + stderr.queued,
+        )
