@@ -13,7 +13,10 @@ from typing import Any, Self
 import h11
 
 from k8e.doors.http.frames import Frame, FrameKind, FrameReader
-from k8e.doors.http.routes import Routes
+from k8e.doors.http.handlers.files import FileHandlers
+from k8e.doors.http.handlers.runs import RunHandlers
+from k8e.doors.http.handlers.sessions import SessionHandlers
+from k8e.doors.http.handlers.status import StatusHandlers
 from k8e.doors.http.server import HttpServer
 from k8e.doors.http.unix_socket import bind_socket
 from tests.doors.stand_in import StandIn
@@ -155,7 +158,9 @@ class House:
 @contextlib.asynccontextmanager
 async def open_house(folder: Path, **settings: Any) -> AsyncIterator[House]:
     service = StandIn()
-    door = HttpServer(Routes(service, lambda: "k8e_sessions 0\n"), **settings)
+    status = StatusHandlers(service, lambda: "k8e_sessions 0\n")
+    handlers = (status, SessionHandlers(service), RunHandlers(service), FileHandlers(service.files))
+    door = HttpServer(service, handlers, **settings)
     path = folder / "k8e.sock"
     await door.open(bind_socket(path))
     try:

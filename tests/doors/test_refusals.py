@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from k8e.doors.http import server
+from k8e.doors.http import connection, server
 from tests.doors.dialogue import JSON, House, open_house
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -259,7 +259,7 @@ async def test_a_transport_that_is_closed_has_no_client() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         _, writer = await asyncio.open_connection(sock=ours)
-        assert not server.is_gone(writer)
+        assert not connection.is_gone(writer)
         writer.transport.abort()
         await writer.wait_closed()
-        assert server.is_gone(writer)
+        assert connection.is_gone(writer)

@@ -83,13 +83,13 @@ async def test_what_comes_in_on_a_connection_counts_until_it_is_handed_on() -> N
     for _ in range(100):
         assert buffered.add(MIB // 10)
     assert 8 * MIB <= memory.total <= 10 * MIB
-    buffered.take_out(9 * MIB)
+    buffered.remove(9 * MIB)
     assert memory.total <= MIB
     assert not buffered.add(20 * MIB)
     with pytest.raises(Fault):
         await buffered.wait()
     assert memory.total <= 16 * MIB
-    buffered.take_out(100 * MIB)
+    buffered.remove(100 * MIB)
     assert memory.total == 0
     assert buffered.add(3 * MIB)
     buffered.clear()
@@ -103,13 +103,13 @@ async def test_what_goes_around_messages_is_no_message() -> None:
     for _ in range(1000):  # small calls beside it take hardly anything of that
         head, message = [("user-agent", "grpc-python/1")], 100
         buffered.add(60 + message)
-        buffered.take_out(estimate_head(head))
-        buffered.take_out(estimate_message(message))
+        buffered.remove(estimate_head(head))
+        buffered.remove(estimate_message(message))
     assert memory.total >= 8 * MIB
     buffered.clear()
     for _ in range(1000):  # a frame of HTTP/2 and one of TLS for every 16 KiB
         buffered.add(MIB + MIB // (16 << 10) * 40)
-        buffered.take_out(estimate_message(MIB))
+        buffered.remove(estimate_message(MIB))
     assert memory.total <= MIB
 
 

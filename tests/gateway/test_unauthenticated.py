@@ -23,11 +23,12 @@ from k8e.core.access.keys import Keys
 from k8e.core.log.refusal_log import BURST, NAME
 from k8e.doors.addresses import name_source
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.grpc import proxy
+from k8e.doors.grpc import connection
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.dispatcher import STRANGERS_CALLS
+from k8e.doors.grpc.backpressure import Pause, ProxySide
+from k8e.doors.grpc.connection import UNAUTHENTICATED_BYTES
+from k8e.doors.grpc.dispatcher import UNAUTHENTICATED_CALLS
 from k8e.doors.grpc.methods import METHODS
-from k8e.doors.grpc.proxy import STRANGERS_BYTES, Half, Pause
 from k8e.doors.grpc.server import GrpcServer
 from k8e.doors.mcp.opening import Opening as Agents
 from k8e.identity import anonymous
@@ -131,10 +132,10 @@ def test_silent_logins_from_many_addresses_keep_no_tenant_out(house: House) -> N
             make: Any = nobody.channel.stream_stream(
                 method.path, method.request.SerializeToString, method.response.FromString
             )
-            silent += [make(send(), timeout=60) for _ in range(STRANGERS_CALLS)]
+            silent += [make(send(), timeout=60) for _ in range(UNAUTHENTICATED_CALLS)]
         stack.callback(over.set)
-        wait_until(lambda: sum(call.done() for call in silent) >= len(silent) - STRANGERS_CALLS)
-        assert sum(not call.done() for call in silent) <= STRANGERS_CALLS
+        wait_until(lambda: sum(call.done() for call in silent) >= len(silent) - UNAUTHENTICATED_CALLS)
+        assert sum(not call.done() for call in silent) <= UNAUTHENTICATED_CALLS
         ended = next(call for call in silent if call.done())
         detail = read_detail(ended)
         assert detail is not None
@@ -157,12 +158,12 @@ def connect(endpoint: str, address: str, said: bytes = b"") -> socket.socket:
 
 
 def count_open(connections: list[socket.socket]) -> int:
-    """Those that nobody has ended."""
+    """Counts those that the gateway has not ended."""
     ended = 0
-    for connection in connections:
-        connection.setblocking(False)
+    for one in connections:
+        one.setblocking(False)
         try:
-            ended += connection.recv(1, socket.MSG_PEEK) == b""
+            ended += one.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
             pass
         except OSError:
@@ -250,7 +251,7 @@ async def test_who_says_nothing_or_too_much_is_not_kept(tmp_path: Path) -> None:
 
 async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All on one connection, each of them small, and together more than a stranger has to say."""
-    monkeypatch.setattr(proxy, "STRANGERS_WAIT", 0.2)
+    monkeypatch.setattr(connection, "UNAUTHENTICATED_WAIT", 0.2)
     async with open_rig(tmp_path) as rig:
         keys = Keys(tmp_path / "identity")
         gateway = GrpcServer(rig.service, keys, Agents(rig.service, keys), tmp_path, ConnectionLimits())
@@ -263,7 +264,7 @@ async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path, monke
             async with grpc.aio.secure_channel(gateway.endpoint, credentials, list(ALONE)) as channel:
                 call: Any = channel.unary_unary(METHODS["Status"].path)
                 codes = []
-                for _ in range(2 * STRANGERS_BYTES // (16 << 10)):
+                for _ in range(2 * UNAUTHENTICATED_BYTES // (16 << 10)):
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await call(b"x" * (16 << 10), timeout=60)
                     codes.append(refused.value.code())
@@ -277,13 +278,13 @@ async def test_reading_goes_on_when_no_reason_is_left_to_pause() -> None:
     """The other end's peer does not read, and there is no room for more bytes, at the same time."""
     ours, theirs = socket.socketpair()
     heard = asyncio.Event()
-    outer, inner = Half(lambda data: heard.set(), lambda: None), Half(lambda data: None, lambda: None)
+    outer, inner = ProxySide(lambda data: heard.set(), lambda: None), ProxySide(lambda data: None, lambda: None)
     outer.other, inner.other = inner, outer
     with theirs:
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: outer, sock=ours)
-        for first, last in ((inner.resume_writing, Pause.ROOM), (lambda: outer.resume(Pause.ROOM), Pause.PEER)):
+        for first, last in ((inner.resume_writing, Pause.MEMORY), (lambda: outer.resume(Pause.MEMORY), Pause.PEER)):
             inner.pause_writing()
-            outer.pause(Pause.ROOM)
+            outer.pause(Pause.MEMORY)
             first()
             assert not transport.is_reading()
             outer.resume(last)

@@ -15,8 +15,7 @@ from k8e.core.contract import ImageService
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, NamedImage
 from k8e.doors.http.frames import Frame, FrameKind, FrameReader
-from k8e.doors.http.handlers.images import Images
-from k8e.doors.http.routes import Routes
+from k8e.doors.http.handlers.images import ImageHandlers
 from k8e.doors.http.server import HttpServer
 from k8e.doors.http.unix_socket import bind_socket
 from k8e.engine.images import Credentials, Progress, Report
@@ -92,7 +91,7 @@ def keeper() -> Keeper:
 
 @pytest.fixture
 async def place(keeper: Keeper, tmp_path: Path) -> AsyncIterator[Path]:
-    door = HttpServer(Routes(StandIn(), lambda: "", Images(keeper)))
+    door = HttpServer(StandIn(), [ImageHandlers(keeper)])
     await door.open(bind_socket(tmp_path / "d.sock"))
     yield tmp_path / "d.sock"
     await door.close(5.0)

@@ -151,11 +151,7 @@ async def serve_watched(
     from k8e.core.store.store import Store
     from k8e.doors.connection_limits import ConnectionLimits
     from k8e.doors.grpc.gateway import Gateway
-    from k8e.doors.http.handlers.approvals import Approvals
-    from k8e.doors.http.handlers.images import Images
-    from k8e.doors.http.handlers.keys import KeyHandlers
-    from k8e.doors.http.handlers.warm import Warm
-    from k8e.doors.http.routes import Routes
+    from k8e.doors.http.handlers import list_handlers
     from k8e.doors.http.server import HttpServer
     from k8e.doors.http.unix_socket import bind_socket
     from k8e.doors.mcp.opening import Opening as Agents
@@ -177,14 +173,8 @@ async def serve_watched(
     connection_limits, memory = ConnectionLimits(), RequestMemory(settings.quotas.request_bytes)
     agents = Agents(service, keys, settings.gateway.names, connection_limits, memory)
     gateway = Gateway(service, keys, settings.gateway, agents, paths.run_dir, connection_limits, memory)
-    others = (
-        KeyHandlers(keys, gateway),
-        agents,
-        Approvals(service.approvals),
-        Images(service.images),
-        Warm(service.warm, service),
-    )
-    door = HttpServer(Routes(service, service.metrics.render, *others, gateway=gateway), memory=memory)
+    handlers = list_handlers(service, service.warm, service.metrics.render, keys, gateway)
+    door = HttpServer(service, (*handlers, agents), memory=memory)
     await door.open(bind_socket(paths.socket))
     log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
     announce()

@@ -1,4 +1,4 @@
-"""What the service answers, as messages."""
+"""Turns core's answers into messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from k8e.core.access.access import find_scope
 from k8e.core.access.keys import Certificate
 from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.http.answers import TYPES
 from k8e.engine import Limits
 from k8e.identity.register import KeyRecord
 from k8e.link.model import CommandInfo, Entry
 
 
 def show_text(content: bytes) -> tuple[str, bytes]:
-    """Readable text, and the exact bytes where they are something else."""
+    """Readable text, and the exact bytes where they are not UTF-8."""
     try:
         return content.decode(), b""
     except UnicodeDecodeError:
@@ -21,7 +20,7 @@ def show_text(content: bytes) -> tuple[str, bytes]:
 
 
 def clean(text: str) -> str:
-    """What a sandbox had a say in, as text that can be sent."""
+    """Makes text that a sandbox influenced valid UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -112,7 +111,7 @@ def show_process(command: CommandInfo) -> pb.ProcessInfo:
 def show_file(entry: Entry) -> pb.FileInfo:
     text, content = show_text(entry.name)
     return pb.FileInfo(
-        path=text, path_bytes=content, modified=entry.mtime_ns / 1e9, type=TYPES[entry.type], size=entry.size
+        path=text, path_bytes=content, modified=entry.mtime_ns / 1e9, type=entry.type.name.lower(), size=entry.size
     )
 
 

@@ -1,4 +1,4 @@
-"""Faults as gRPC knows them: one table of status codes, and the details in the trailing metadata."""
+"""Errors as gRPC tells them: a table from core's kinds to status codes, and details in the trailing metadata."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import grpc
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Denials
+from k8e.doors.errors import INTERNAL_ERROR, INTERNAL_HINT
 from k8e.doors.grpc.answers import show_denials
 from k8e.doors.grpc.sandbox_pb2 import ErrorDetail
 from k8e.errors import ExplainedError
@@ -26,14 +27,14 @@ CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
     Kind.NOT_YET: grpc.StatusCode.UNIMPLEMENTED,
 }
 _EXISTS: Final = ("session_exists", "key_exists", "file_exists")
-# Trailers have to fit into 8 KiB, in base64, beside the status' own text: so many bytes of each text, which may quote
-# its request, and so many with what was denied.
+# Trailers have to fit into 8 KiB, in base64, beside the status' own text: the most bytes of each text, which may quote
+# the request, and of all with the denials.
 _TEXT: Final = 700
 _TRAILER: Final = 4000
 
 
 class GrpcRefusal(ExplainedError):
-    """The call never reached the service, or it is not the service's to say what became of it."""
+    """The door refuses or ends a call without an answer of core."""
 
     def __init__(self, status: grpc.StatusCode, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(code, error, detail=detail, hint=hint)
@@ -55,7 +56,7 @@ def describe(problem: Fault | GrpcRefusal) -> tuple[grpc.StatusCode, ErrorDetail
 
 
 def _show(text: str) -> str:
-    """Whatever it quotes, it is text that can be sent."""
+    """Shortens a text and makes it valid UTF-8, whatever it quotes."""
     return text.encode("utf-8", "replace")[:_TEXT].decode("utf-8", "ignore")
 
 
@@ -92,6 +93,4 @@ def stalled(seconds: float) -> GrpcRefusal:
 
 
 def internal_error() -> GrpcRefusal:
-    """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
-    error = "the daemon met an error of its own"
-    return GrpcRefusal(grpc.StatusCode.INTERNAL, "internal", error, hint="the daemon's log has the details")
+    return GrpcRefusal(grpc.StatusCode.INTERNAL, "internal", INTERNAL_ERROR, hint=INTERNAL_HINT)

@@ -1,6 +1,6 @@
-"""When the gateway is opened: not before it is wanted, and never in the way of the daemon's own start.
+"""The gateway, as the daemon sees it: opens the gRPC server when it is first used, never during the daemon's start.
 
-Imports nothing heavy itself. gRPC is loaded in a thread, with what has to be said to it before.
+Imports nothing heavy: gRPC is loaded in a thread, after its environment is set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.journal import format_event
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.http.answers import Json
 from k8e.doors.request_memory import RequestMemory
 from k8e.settings import GatewaySettings
 
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from k8e.doors.grpc.server import GrpcServer
 
 _ENVIRONMENT: Final = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # we start processes, and its handlers would hang them
-    "GRPC_VERBOSITY": "NONE",  # every scanner of ports would be a line
-    # For keys that we do not have: TLS 1.2 finds nothing to agree on, and TLS 1.3 does not look here.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # its fork handlers would hang the processes that the daemon starts
+    "GRPC_VERBOSITY": "NONE",  # every port scanner would write a line
+    # For keys that the daemon does not have: TLS 1.2 finds no cipher, and TLS 1.3 does not read this.
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384",
 }
 
@@ -36,7 +35,7 @@ log = logging.getLogger("k8e.doors.grpc")
 
 
 def prepare_environment() -> None:
-    """Before the first import of grpc in a process that serves."""
+    """Has to be called before a serving process first imports grpc."""
     os.environ.update(_ENVIRONMENT)
 
 
@@ -59,34 +58,34 @@ class Gateway:
         self._keys = keys
         self._settings = settings
         self._lock = asyncio.Lock()
-        self._gateway: GrpcServer | None = None
-        self.problem = ""  # why it is not open, if somebody tried
+        self._server: GrpcServer | None = None
+        self.problem = ""  # why the last attempt to open it failed
 
     async def open(self) -> GrpcServer:
-        """Once; whoever comes second has the same. Raises Fault, and the next one tries again."""
+        """Opens the server once. Raises Fault; the next call tries again."""
         if not self._settings.listen:
             raise Fault(
                 Kind.UNAVAILABLE, "gateway_closed", "the gateway is turned off", hint="[gateway] listen in k8e.toml"
             )
         async with self._lock:
-            if self._gateway is None:
+            if self._server is None:
                 try:
-                    self._gateway = await self._open()
+                    self._server = await self._open()
                     self.problem = ""
                 except Fault as fault:
                     self.problem = fault.error
                     cause = {"cause": fault.error, "detail": fault.detail}
                     log.warning("%s", format_event(fault.code, {**cause, "hint": fault.hint}))
                     raise
-            return self._gateway
+            return self._server
 
     async def _open(self) -> GrpcServer:
-        gateway = await asyncio.to_thread(self._load)
+        server = await asyncio.to_thread(self._load)
         host, _, _ = self._settings.listen.rpartition(":")
         if not ipaddress.ip_address(host.strip("[]")).is_loopback:
             self._service.expose()
-        await gateway.open(self._settings.listen, self._settings.names)
-        return gateway
+        await server.open(self._settings.listen, self._settings.names)
+        return server
 
     def _load(self) -> GrpcServer:
         prepare_environment()
@@ -95,7 +94,7 @@ class Gateway:
         return GrpcServer(self._service, self._keys, self._agents, self._folder, self._connection_limits, self._memory)
 
     async def attempt(self) -> None:
-        """A gateway that cannot be opened is no reason to stop: the log says why, and status does."""
+        """Opens it; where that fails the daemon goes on, and its log and status tell why."""
         try:
             await self.open()
         except Fault as fault:
@@ -104,9 +103,9 @@ class Gateway:
     async def endpoint(self) -> str:
         return (await self.open()).endpoint
 
-    def describe(self) -> Json:
-        return {"endpoint": self._gateway.endpoint if self._gateway else None, "problem": self.problem}
+    def describe(self) -> dict[str, str | None]:
+        return {"endpoint": self._server.endpoint if self._server else None, "problem": self.problem}
 
     async def close(self, grace: float) -> None:
-        if self._gateway is not None:
-            await self._gateway.close(grace)
+        if self._server is not None:
+            await self._server.close(grace)

@@ -1,8 +1,9 @@
-"""How many messages are in memory at once: while they arrive, and while large ones are dealt with. Payers take turns.
+"""Limits the messages in memory: those that are arriving, and large ones until their call is answered.
 
-Callers who may say nothing for hours are counted instead of waited for. Whoever takes long to send a message, be it the
-line or be it on purpose, makes room for others and is counted from then on. There are few places for the slow; who
-finds none keeps their turn, unless somebody else waits for one: then they have to go. Nobody has one for ever.
+Payers take turns. A message that takes long to arrive, because of a slow line or on purpose, frees its turn and is
+counted as slow. There are few slow messages; where there is no room for one more, it keeps its turn, unless another
+payer waits for the turn: then its call is given up. Every message has a last deadline. A call that may send nothing for
+hours is counted as idle and takes no turn.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from k8e.doors.grpc.errors import GrpcRefusal, stalled
 from k8e.doors.request_memory import RequestMemory
 
 LARGE: Final = 1 << 20
-ARRIVING_EACH, ARRIVING_ALL = 16, 64  # of one payer, of everybody
-IDLE_EACH, IDLE_ALL = 64, 512  # callers with more to say, some time
-SLOW_EACH, SLOW_ALL = 8, 64  # messages that take long to come
-PROMPT: Final = 5.0  # what a message may take to come before it counts as slow
-PATIENCE: Final = 300.0  # and before its call is ended
+ARRIVING_EACH, ARRIVING_ALL = 16, 64  # of one payer, of all
+IDLE_EACH, IDLE_ALL = 64, 512  # calls whose next message may come hours later
+SLOW_EACH, SLOW_ALL = 8, 64
+PROMPT: Final = 5.0  # seconds after which an arriving message is slow
+PATIENCE: Final = 300.0  # further seconds after which its call is given up
 
 
 class MessageLimits:
@@ -36,14 +37,14 @@ class MessageLimits:
         self._idle: collections.Counter[Payer] = collections.Counter()
         self._slow: collections.Counter[Payer] = collections.Counter()
 
-    def enter_slow(self, payer: Payer) -> bool:
-        """Whether there is a peer. Then `leave_slow`."""
+    def add_slow(self, payer: Payer) -> bool:
+        """False: there are too many. Otherwise `remove_slow` has to follow."""
         if self._slow[payer] >= SLOW_EACH or self._slow.total() >= SLOW_ALL:
             return False
         self._slow[payer] += 1
         return True
 
-    def leave_slow(self, payer: Payer) -> None:
+    def remove_slow(self, payer: Payer) -> None:
         self._slow[payer] -= 1
         self._slow = +self._slow
 
@@ -61,10 +62,10 @@ class MessageLimits:
 
 
 class Arrival:
-    """One message on its way: in a turn at first, in a place for the slow when it takes long."""
+    """One arriving message: it has a turn at first, and is slow later."""
 
-    def __init__(self, messages: MessageLimits, payer: Payer, give_up: Callable[[Fault | GrpcRefusal], None]) -> None:
-        self._messages = messages
+    def __init__(self, limits: MessageLimits, payer: Payer, give_up: Callable[[Fault | GrpcRefusal], None]) -> None:
+        self._limits = limits
         self._payer = payer
         self._give_up = give_up
         self._slow = False
@@ -72,36 +73,36 @@ class Arrival:
 
     @asynccontextmanager
     async def expect(self, patience: float) -> AsyncIterator[None]:
-        await self._messages.arriving.acquire(self._payer)
-        loop, prompt = asyncio.get_running_loop(), self._messages.prompt
-        self._timer = loop.call_later(prompt, self._make_room, patience, loop.time() + prompt + patience)
+        await self._limits.arriving.acquire(self._payer)
+        loop, prompt = asyncio.get_running_loop(), self._limits.prompt
+        self._timer = loop.call_later(prompt, self._become_slow, patience, loop.time() + prompt + patience)
         try:
             yield
         finally:
-            self.note()
+            self.finish()
             if self._slow:
-                self._messages.leave_slow(self._payer)
+                self._limits.remove_slow(self._payer)
             else:
-                self._messages.arriving.release(self._payer)
+                self._limits.arriving.release(self._payer)
 
-    def note(self) -> None:
-        """It is here; what it waits for now is ours."""
+    def finish(self) -> None:
+        """The message is here; from now on the daemon is waited for, not the client."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _make_room(self, patience: float, until: float) -> None:
-        """Looks again and again, where there is no place for the slow."""
+    def _become_slow(self, patience: float, until: float) -> None:
+        """Tries again later where there are too many slow messages."""
         loop = asyncio.get_running_loop()
-        if self._messages.enter_slow(self._payer):
+        if self._limits.add_slow(self._payer):
             self._slow = True
-            self._messages.arriving.release(self._payer)
-        elif self._messages.arriving.is_wanted(self._payer):
+            self._limits.arriving.release(self._payer)
+        elif self._limits.arriving.is_wanted(self._payer):
             error = "a message takes long to come, and others wait"
-            detail = f"{SLOW_EACH} of one tenant may take longer than {self._messages.prompt:g} seconds at once"
+            detail = f"{SLOW_EACH} of one tenant may take longer than {self._limits.prompt:g} seconds at once"
             hint = "Send fewer at once, or in smaller pieces."
             self._give_up(Fault(Kind.EXHAUSTED, "too_many_slow", error, detail=detail, hint=hint, retry_after=10.0))
             return
         elif loop.time() < until:
-            self._timer = loop.call_later(self._messages.prompt, self._make_room, patience, until)
+            self._timer = loop.call_later(self._limits.prompt, self._become_slow, patience, until)
             return
         self._timer = loop.call_at(until, self._give_up, stalled(patience))

@@ -1,4 +1,4 @@
-"""The methods of the service, read from the contract itself. Clients and the gateway use the same table."""
+"""The methods of the service, read from its protobuf descriptor. Clients and the gateway use the same table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from k8e.doors.grpc import sandbox_pb2
 
 SERVICE: Final = "sandbox.v1.SandboxService"
 MAX_MESSAGE: Final = 64 << 20
-# Around what a message carries: ids, a path, the environment. Content of exactly 64 MiB has to fit.
+# Around the content of a message: ids, a path, the environment. Content of exactly 64 MiB has to fit.
 MESSAGE_ROOM: Final = 1 << 20
 ERROR_KEY: Final = "sandbox-error-bin"
 TENANT_KEY: Final = "sandbox-tenant"

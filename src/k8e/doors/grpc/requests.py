@@ -1,7 +1,7 @@
-"""What clients ask for, from messages to the service's own data.
+"""Turns messages into core's specs.
 
-Only shapes are looked at here; whether a value is allowed is the service's to say. 0 and empty mean that nothing was
-said.
+Only types are checked here; whether a value is allowed is for core to decide. 0 and empty mean that the caller gave no
+value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from k8e.core.access.keys import DEFAULT_TTL, KeySpec
-from k8e.core.errors import Fault, Kind
 from k8e.core.model import (
     DEFAULT_TIMEOUT,
     ChildSpec,
@@ -25,8 +24,9 @@ from k8e.core.model import (
     SessionSpec,
 )
 from k8e.core.sessions.manifest import parse_manifest
+from k8e.doors.errors import invalid
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.http.requests import name_clone
+from k8e.doors.requests import name_clone
 from k8e.engine import Limits, Runtime, Shape
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -37,12 +37,8 @@ class HasPath(Protocol):
     path_bytes: bytes
 
 
-def invalid(field: str, error: str, hint: str = "") -> Fault:
-    return Fault(Kind.INVALID, "invalid_argument", error, hint=hint, field=field)
-
-
 def read_text(field: str, text: str, content: bytes) -> str:
-    """One of the two. Bytes that are not UTF-8 travel as lone surrogates, as they do in Python's own paths."""
+    """Reads one of the two. Bytes that are not UTF-8 become lone surrogates, as in Python's own paths."""
     if text and content:
         raise invalid(field, f"both {field} and {field}_bytes are given")
     return text or content.decode("utf-8", "surrogateescape")
@@ -61,13 +57,6 @@ def read_choice(field: str, text: str, kinds: type[Choice]) -> Choice | None:
     return known[text]
 
 
-def read_mode(text: str) -> bool:
-    """Whether it is to be appended."""
-    if text not in ("", "w", "a"):
-        raise invalid("mode", f"{text[:64]!r} is no way to write", hint="w replaces, a appends")
-    return text == "a"
-
-
 def read_env(text: Mapping[str, str], content: Mapping[str, bytes], field: str = "env") -> dict[str, str]:
     env = dict(text)
     for name, value in content.items():
@@ -76,7 +65,7 @@ def read_env(text: Mapping[str, str], content: Mapping[str, bytes], field: str =
 
 
 def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> SessionSpec:
-    """May take a while: a large manifest."""
+    """Takes long for a large manifest."""
     return SessionSpec(
         session_id=request.session_id,
         tenant=request.tenant_id,

@@ -1,16 +1,13 @@
-"""The gateway itself: a port, TLS with certificates on both sides, and the way from a method to its handler.
+"""Serves gRPC on one port, over TLS with certificates on both sides.
 
-`GRPC_SSL_CIPHER_SUITES` (gateway.py) leaves TLS 1.2 nothing that fits our kind of key, which is how this gRPC is told
-to take TLS 1.3 only. The server's certificate is renewed when a third of its life is left; gRPC asks for the one in
-force at every handshake, so nothing is restarted.
+`GRPC_SSL_CIPHER_SUITES` (gateway.py) leaves TLS 1.2 no cipher for the daemon's kind of key, which is how gRPC is told
+to take TLS 1.3 only.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,25 +20,25 @@ from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.doors.addresses import bracket, list_names, split_address
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.grpc.call import Context, Handler
+from k8e.doors.grpc.authentication import Context
+from k8e.doors.grpc.call import Handler
+from k8e.doors.grpc.certificates import ServerCredentials
 from k8e.doors.grpc.dispatcher import Dispatcher
+from k8e.doors.grpc.handlers import list_handlers
 from k8e.doors.grpc.handlers.agents import Attendance
-from k8e.doors.grpc.handlers.introspection import Standards
-from k8e.doors.grpc.handlers.service import Handlers
+from k8e.doors.grpc.handlers.introspection import IntrospectionHandlers
 from k8e.doors.grpc.message_limits import MessageLimits
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.doors.grpc.proxy import BACKLOG, Proxy
 from k8e.doors.request_memory import RequestMemory
-from k8e.identity import anonymous
-from k8e.identity.authority import Authority, ServerCertificate
 
-CALLS: Final = 4000  # at once, of everybody
+CALLS: Final = 4000  # at once, of all callers
 INNER: Final = "gw.sock"
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
     ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
     ("grpc.max_concurrent_streams", 1000),
-    # Clients may ask whether we are there, also while nothing else goes on; a line that is dead is noticed.
+    # Clients may ping, also without a call; a dead connection is noticed.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
@@ -51,59 +48,23 @@ _OPTIONS: Final = (
 log = logging.getLogger("k8e.doors.grpc")
 
 
-class ServerCredentials:
-    """The certificate in force. gRPC asks from threads of its own."""
-
-    def __init__(self, authority: Authority, names: Sequence[str]) -> None:
-        self._authority = authority
-        self._names = names
-        self._lock = threading.Lock()
-        self._current = authority.issue_server(names, time.time())
-        self._told = self._current
-
-    def make(self) -> grpc.ServerCredentials:
-        first = self._configure(self._current)
-        # The stubs do not know that None is an answer.
-        fetch: Any = self._fetch
-        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
-
-    def renew(self) -> None:
-        """From the next handshake on."""
-        with self._lock:
-            self._current = self._authority.issue_server(self._names, time.time())
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: as before."""
-        if self._current.is_worn(time.time()):
-            self.renew()
-        with self._lock:
-            if self._told is self._current:
-                return None
-            self._told = self._current
-            return self._configure(self._current)
-
-    def _configure(self, certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
-        roots = self._authority.certificate + anonymous.CERTIFICATE.encode()
-        return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], roots)
-
-
 class Router(grpc.GenericRpcHandler):
-    """Every method is served as a stream of bytes in both directions, which on the wire is what all of them are."""
+    """Serves every method as a stream of bytes in both directions, which all of them are on the wire."""
 
-    def __init__(self, calls: Dispatcher, handlers: Mapping[str, Handler]) -> None:
-        self._methods = {path: self._make(calls, path, handler) for path, handler in handlers.items()}
+    def __init__(self, dispatcher: Dispatcher, handlers: Mapping[str, Handler]) -> None:
+        self._methods = {path: self._make(dispatcher, path, handler) for path, handler in handlers.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         return self._methods.get(handler_call_details.method)
 
-    def _make(self, calls: Dispatcher, path: str, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
+    def _make(self, dispatcher: Dispatcher, path: str, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
         name = path.rpartition("/")[2]
 
         async def serve(_: object, context: Context) -> None:
-            await calls.serve(name, handler, context)
+            await dispatcher.serve(name, handler, context)
 
         async def serve_single(_: object, context: Context) -> bytes:
-            return await calls.serve(name, handler, context)
+            return await dispatcher.serve(name, handler, context)
 
         if handler.single:
             return grpc.stream_unary_rpc_method_handler(serve_single)
@@ -122,35 +83,31 @@ class GrpcServer:
         connection_limits: ConnectionLimits | None = None,
         memory: RequestMemory | None = None,
     ) -> None:
-        """`folder`: where the socket between the port and gRPC lies; it is ours alone."""
+        """`folder`: where the socket between proxy and gRPC lies; only the daemon may enter it."""
         self._inner = folder / INNER
         self._connection_limits = connection_limits or ConnectionLimits()
-        self._messages = MessageLimits(memory=memory)
+        self._message_limits = MessageLimits(memory=memory)
         self._proxy: Proxy | None = None
         self._service = service
         self._keys = keys
         self._agents = agents
         self._server: grpc.aio.Server | None = None
-        self._standards = Standards()
+        self._introspection = IntrospectionHandlers()
         self.credentials: ServerCredentials | None = None
-        self.endpoint = ""  # where it can be reached from this machine
+        self.endpoint = ""  # for clients of this machine
 
     async def open(self, listen: str, names: Sequence[str]) -> None:
-        """Raises Fault when it cannot."""
+        """Raises Fault where it cannot listen."""
         host, port = split_address(listen)
         authority, _ = await self._keys.open()
         self.credentials = ServerCredentials(authority, list_names(host, names))
-        handlers = Handlers(self._service, self._keys, self._agents).table()
-        by_path = {METHODS[name].path: handler for name, handler in handlers.items()} | dict(self._standards.table())
         try:
             listener = bind_port(host, port)
         except OSError as error:
             raise _closed(listen, error) from error
-        proxy = Proxy(listener, str(self._inner), self._connection_limits, self._messages.memory)
+        proxy = Proxy(listener, str(self._inner), self._connection_limits, self._message_limits.memory)
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)
-        server.add_generic_rpc_handlers(
-            (Router(Dispatcher(self._service, self._keys, self._messages, proxy), by_path),)
-        )
+        server.add_generic_rpc_handlers((self._make_router(proxy),))
         try:
             server.add_secure_port(f"unix:{self._inner}", self.credentials.make())
             self._inner.chmod(0o600)
@@ -164,14 +121,20 @@ class GrpcServer:
         self.endpoint = f"{bracket(nearby)}:{listener.getsockname()[1]}"
         log.info("gateway endpoint=%s", self.endpoint)
 
+    def _make_router(self, proxy: Proxy) -> Router:
+        handlers = list_handlers(self._service, self._keys, self._agents)
+        by_path = {METHODS[name].path: handler for name, handler in handlers.items()}
+        dispatcher = Dispatcher(self._service, self._keys, self._message_limits, proxy)
+        return Router(dispatcher, {**by_path, **self._introspection.methods})
+
     async def close(self, grace: float) -> None:
-        self._standards.close()
+        self._introspection.close()
         server, proxy = self._server, self._proxy
         self._server = self._proxy = None
         if server is not None and proxy is not None:
             proxy.close()
             await server.stop(grace)
-            proxy.end()
+            proxy.abort()
             self._inner.unlink(missing_ok=True)
 
 

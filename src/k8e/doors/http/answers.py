@@ -1,4 +1,4 @@
-"""What the service gives, as JSON (docs/http-api.md). The command line prints these objects as they are."""
+"""Turns core's answers into JSON (docs/http-api.md). The command line prints these objects as they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.engine import Limits, Mount
-from k8e.link.model import CommandInfo, Entry, FileType
+from k8e.link.model import CommandInfo, Entry
 from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
@@ -16,25 +16,14 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-TYPES = {
-    FileType.FILE: "file",
-    FileType.DIRECTORY: "directory",
-    FileType.SYMLINK: "symlink",
-    FileType.FIFO: "fifo",
-    FileType.SOCKET: "socket",
-    FileType.BLOCK_DEVICE: "block_device",
-    FileType.CHAR_DEVICE: "char_device",
-    FileType.UNKNOWN: "unknown",
-}
-
 
 def encode(value: object) -> bytes:
-    """One line that can be shown as it is."""
+    """One line of JSON that a terminal can show."""
     return to_json(value)
 
 
 def text_of(name: str, data: bytes) -> Json:
-    """Text where the bytes are text; else readable text, and the exact bytes beside it."""
+    """The bytes as text; where they are not UTF-8, readable text and the exact bytes beside it."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -53,7 +42,7 @@ def show_limits(limits: Limits) -> Json:
 
 
 def show_policy(session: Session) -> Json:
-    """A sandbox's shape is told only where it is not the plain one."""
+    """Mounts and flags of a sandbox's shape are left out where it has none."""
     shape = session.shape
     policy: Json = {"allowed_hosts": list(session.hosts.texts)}
     if shape.mounts:
@@ -77,7 +66,7 @@ def show_hosts(session: Session) -> Json:
 
 
 def show_denials(denials: Denials) -> Json:
-    """How many more there are is said only where there are more."""
+    """`denied_more` is left out where there are no more."""
     denied = [
         {
             "host": denial.host,
@@ -131,7 +120,7 @@ def show_session(session: Session) -> Json:
 
 
 def show_session_with_denials(session: Session) -> Json:
-    """With what it was refused lately."""
+    """With the latest denials."""
     return {**show_session(session), **show_denials(session.denied)}
 
 
@@ -176,7 +165,7 @@ def show_entry(entry: Entry) -> Json:
     return {
         **text_of("path", entry.name),
         "modified": entry.mtime_ns / 1e9,
-        "type": TYPES[entry.type],
+        "type": entry.type.name.lower(),
         "size": entry.size,
     }
 
@@ -210,7 +199,7 @@ def show_status(status: ServiceStatus) -> Json:
 
 
 def exit_header(exit_code: int | None) -> Mapping[str, str]:
-    """The exit code once more where a client finds it without parsing JSON. Unknown is not said to be anything."""
+    """The exit code, for clients that do not parse the JSON. There is no header for an unknown one."""
     return {} if exit_code is None else {"K8E-Exit-Code": str(exit_code)}
 
 

@@ -1,4 +1,4 @@
-"""Noticing that a client has gone away, also while nobody reads from its connection."""
+"""Notices that a client has disconnected, also while its connection is not read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 class Disconnects:
-    """One epoll for all connections, asked only for the hang-up that is always reported, and watched by the loop.
+    """One epoll for all connections, watched by the loop. It asks for no events: EPOLLHUP is always reported.
 
-    Reading until the end of the stream would not do: while a command does not take its stdin we must not read, and a
-    client that has merely finished sending is still there.
+    Reading to the end of the stream does not tell it: a connection is not read while its command takes no stdin, and a
+    client that has only finished sending is still there.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class Disconnects:
         self._epoll.close()
 
     def watch(self, descriptor: int, callback: Callable[[], object]) -> int:
-        """Calls back once when the other end is closed. Returns what to `forget`, which has to be done.
+        """Calls back once when the other end is closed. The caller has to `forget` what is returned.
 
-        A duplicate is watched: asyncio closes its descriptor when it likes, and soon the number is another client's.
+        A duplicate is watched, because asyncio may close its descriptor and the number then becomes another client's.
         """
         duplicate = os.dup(descriptor)
         self._callbacks[duplicate] = callback

@@ -1,8 +1,9 @@
-"""Faults as HTTP knows them: one table, one body."""
+"""Errors as HTTP tells them: a table from core's kinds to statuses, and one JSON body."""
 
 from __future__ import annotations
 
 from k8e.core.errors import Fault, Kind
+from k8e.doors.errors import INTERNAL_ERROR, INTERNAL_HINT
 from k8e.doors.http.answers import Json, show_denials
 from k8e.errors import ExplainedError
 
@@ -21,7 +22,7 @@ STATUS = {
 
 
 class HttpRefusal(ExplainedError):
-    """The request never reached the service: it is no request that this door takes."""
+    """The door refuses a request that core never sees."""
 
     def __init__(self, status: int, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(code, error, detail=detail, hint=hint)
@@ -43,5 +44,18 @@ def describe(problem: Fault | HttpRefusal) -> tuple[int, Json]:
 
 
 def internal_error() -> HttpRefusal:
-    """Deliberately without the cause: that is in the daemon's log, for who runs the daemon."""
-    return HttpRefusal(500, "internal", "the daemon met an error of its own", hint="the daemon's log has the details")
+    return HttpRefusal(500, "internal", INTERNAL_ERROR, hint=INTERNAL_HINT)
+
+
+def malformed(error: str, detail: str = "", status: int = 400) -> HttpRefusal:
+    return HttpRefusal(status, "bad_request", error, detail=detail)
+
+
+def too_slow() -> HttpRefusal:
+    return HttpRefusal(408, "too_slow", "the request's body did not come", hint="send it without pauses")
+
+
+def too_large(limit: int) -> HttpRefusal:
+    return HttpRefusal(
+        413, "message_too_large", f"the request's body is larger than {limit} bytes", hint="send less at once"
+    )

@@ -1,17 +1,18 @@
-"""One HTTP request and its answer. Bytes become events in h11; what they mean is in routes.py."""
+"""One HTTP request and its answer: h11 turns bytes into events, the handlers of routes.py use them."""
 
 from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import h11
 
 from k8e.core.model import MAX_MESSAGE, Caller
-from k8e.doors.http import answers, frames
-from k8e.doors.http.errors import HttpRefusal
+from k8e.doors.http import frames
+from k8e.doors.http.answers import encode
+from k8e.doors.http.errors import malformed, too_large, too_slow
 from k8e.doors.http.fields import Fields, decode_object
 from k8e.doors.request_memory import Allocation
 
@@ -22,7 +23,7 @@ WHOLE_PATIENCE = 300.0  # for all of one that is kept in memory
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The head, taken apart. Bytes that are not UTF-8 travel as lone surrogates, as they do in Python's own paths."""
+    """The parsed head. Bytes that are not UTF-8 are lone surrogates, as in Python's own paths."""
 
     method: str
     path: tuple[str, ...]
@@ -35,13 +36,13 @@ class Request:
         headers = dict(event.headers)
         target, _, query = event.target.decode("ascii", "replace").partition("?")
         if not target.startswith("/"):
-            raise HttpRefusal(400, "bad_request", "the request's target is not a path")
+            raise malformed("the request's target is not a path")
         try:
             pairs = urllib.parse.parse_qsl(
                 query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape", max_num_fields=16
             )
         except ValueError as error:
-            raise HttpRefusal(400, "bad_request", "the query is malformed", detail=str(error)) from error
+            raise malformed("the query is malformed", str(error)) from error
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         return cls(
             event.method.decode("ascii"),
@@ -50,6 +51,13 @@ class Request:
             headers,
             content_type.decode("ascii", "replace"),
         )
+
+    def read_query(self, **defaults: str) -> tuple[str, ...]:
+        """Reads these parameters of the query, in this order, and refuses others."""
+        query = Fields(self.query)
+        values = tuple(query.take_text(name, default) for name, default in defaults.items())
+        query.finish()
+        return values
 
 
 class Exchange:
@@ -61,10 +69,10 @@ class Exchange:
         protocol: h11.Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        load: Allocation,
+        allocation: Allocation,
     ) -> None:
         self.caller = caller
-        self.load = load  # what of the body is in memory
+        self.allocation = allocation  # bytes of the body in memory
         self.status = 0  # of the answer, once it has begun
         self._protocol = protocol
         self._reader = reader
@@ -72,12 +80,12 @@ class Exchange:
 
     @property
     def can_continue(self) -> bool:
-        """Frames were begun and not ended."""
+        """Whether frames were begun and not ended."""
         return self._protocol.our_state is h11.SEND_BODY
 
     async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
-        """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced);
-        raises Fault where there is no room for so much at once."""
+        """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced), and
+        Fault when there is no room in memory."""
         announced = request.headers.get(b"content-length", b"0")
         if int(announced) > limit:  # h11 let digits through and nothing else
             raise too_large(limit)
@@ -85,7 +93,7 @@ class Exchange:
         try:
             async with asyncio.timeout(WHOLE_PATIENCE):
                 while (piece := await self.read_piece(BODY_PATIENCE)) is not None:
-                    await self.load.add(len(piece))
+                    await self.allocation.add(len(piece))
                     body += piece
                     if len(body) > limit:
                         raise too_large(limit)
@@ -94,11 +102,11 @@ class Exchange:
         return bytes(body)
 
     async def read_fields(self, request: Request) -> Fields:
-        """The JSON object that the body is."""
+        """Reads the body, which is a JSON object."""
         return Fields(decode_object(await self.read_body(request)))
 
     async def read_piece(self, patience: float | None = None) -> bytes | None:
-        """Some of the body, as it comes; None after its end. A client that does not send is waited for that long."""
+        """Reads the next part of the body; None after its end. `patience`: how long it waits for the client."""
         while True:
             event = self._protocol.next_event()
             if event is h11.NEED_DATA:
@@ -110,8 +118,13 @@ class Exchange:
             else:
                 return None
 
+    async def read_pieces(self) -> AsyncIterator[bytes]:
+        """Reads the body, of any size, piece by piece."""
+        while (piece := await self.read_piece(BODY_PATIENCE)) is not None:
+            yield piece
+
     async def send_json(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
-        await self.send_bytes(status, answers.encode(body), "application/json", headers)
+        await self.send_bytes(status, encode(body), "application/json", headers)
 
     async def send_bytes(
         self, status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
@@ -128,7 +141,7 @@ class Exchange:
         await self.start_pieces(frames.CONTENT_TYPE)
 
     async def start_pieces(self, content_type: str) -> None:
-        """An answer whose length nobody knows; ended as frames are."""
+        """Begins an answer of unknown length. `end_frames` ends it."""
         fields = {"Content-Type": content_type, "Transfer-Encoding": "chunked", **self._closing()}
         self.status = 200
         await self._send(h11.Response(status_code=200, headers=list(fields.items())))
@@ -145,7 +158,7 @@ class Exchange:
         await self._send(h11.EndOfMessage(headers=list((trailer or {}).items())))
 
     def _closing(self) -> Mapping[str, str]:
-        """A body that was not read to its end cannot be skipped cheaply: the connection ends with the answer."""
+        """Ends the connection with the answer where the body was not read to its end: skipping the rest costs more."""
         unread = self._protocol.their_state is not h11.DONE
         return {"Connection": "close"} if unread else {}
 
@@ -161,13 +174,3 @@ class Exchange:
                 return await self._reader.read(READ_SIZE)
         except TimeoutError:
             raise too_slow() from None
-
-
-def too_slow() -> HttpRefusal:
-    return HttpRefusal(408, "too_slow", "the request's body did not come", hint="send it without pauses")
-
-
-def too_large(limit: int) -> HttpRefusal:
-    return HttpRefusal(
-        413, "message_too_large", f"the request's body is larger than {limit} bytes", hint="send less at once"
-    )

@@ -1,4 +1,4 @@
-"""The values of an object that somebody sent, taken one by one by type."""
+"""Reads the values of a JSON object or a query one by one, each by its type."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault, Kind
+from k8e.doors.errors import invalid
 
 Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=enum.Enum)
-
-
-def invalid(field: str, error: str, hint: str = "") -> Fault:
-    return Fault(Kind.INVALID, "invalid_argument", error, hint=hint, field=field)
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
@@ -30,7 +27,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 class Fields:
-    """An object's values, taken one by one by type; `finish` refuses what nobody took. None is the same as absent."""
+    """The values of one object. `finish` refuses those that were not read. None is the same as absent."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
@@ -83,7 +80,7 @@ class Fields:
         return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
 
     def take_object(self, name: str) -> dict[str, Any]:
-        """As it is, for somebody else to look at."""
+        """As it is; the caller reads it."""
         return self._take(name, dict, "an object", {})
 
     def take_mapping(self, name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a live run sends over HTTP: frames of one byte kind, four bytes length (big endian), and that many bytes.
+"""The frames of a live run over HTTP: one byte kind, four bytes length (big endian), and that many bytes.
 
 The kinds 0, 1 and 2 are the descriptors they come from or go to. Pure: bytes in, frames out.
 """
@@ -20,8 +20,8 @@ class FrameKind(enum.IntEnum):
     REQUEST = 3  # JSON; the first frame of a request that streams its stdin
     STARTED = 4  # JSON; the first frame of an answer
     RESULT = 5  # JSON; the last frame of an answer
-    ERROR = 6  # JSON; instead of a result
-    PROGRESS = 7  # JSON; how far something is that takes its time
+    ERROR = 6  # JSON; in place of a result
+    PROGRESS = 7  # JSON; how far a long request is
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Frame:
 
 
 class BadFrame(Exception):
-    """The peer sent something that is no frame of ours."""
+    """The client sent bytes that are no frame."""
 
 
 def pack_header(kind: FrameKind, length: int) -> bytes:

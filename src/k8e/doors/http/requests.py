@@ -1,12 +1,10 @@
-"""What clients ask for, from JSON to the service's own data.
+"""Turns the JSON of requests into core's specs.
 
-Only shapes are checked here: that a number is a number and that no key is unknown. Whether a value is allowed is the
-service's to say.
+Only types are checked here: that a number is a number and that no key is unknown. Whether a value is allowed is for
+core to decide.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from k8e.core.model import (
     REMOTE,
@@ -16,21 +14,21 @@ from k8e.core.model import (
     ManifestEntry,
     ManifestFile,
     ManifestRepo,
-    Meant,
     RunSpec,
     SessionSpec,
     Terminal,
 )
-from k8e.doors.http.fields import Fields, invalid
+from k8e.doors.errors import invalid
+from k8e.doors.http.fields import Fields
+from k8e.doors.requests import name_clone
 from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.engine.images import Credentials
 
 _COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
-LONGEST_TENANT = 200  # a name, and the name of a part
 
 
 def read_once_spec(fields: Fields, limits: Limits) -> tuple[SessionSpec, RunSpec, bool]:
-    """A session, the one command in it, and whether the session stays."""
+    """Reads a session, the one command in it, and whether the session stays."""
     session = fields.take_fields("session")
     keep = fields.take_flag("keep")
     return read_session_spec(session, limits), read_run_spec("", fields), keep
@@ -93,25 +91,8 @@ def read_hosts_change(fields: Fields) -> HostsChange:
     return change
 
 
-def read_meant(query: Mapping[str, str]) -> tuple[dict[str, str], Meant]:
-    """Whose sessions are meant, and the rest of the query."""
-    rest = dict(query)
-    return rest, make_meant(rest.pop("tenant_id", ""), rest.pop("owner", ""))
-
-
-def make_meant(tenant: str, owner: str) -> Meant:
-    if len(tenant) > LONGEST_TENANT:
-        raise invalid("tenant_id", "this is no tenant's name")
-    if owner in ("", "gateway"):
-        return Meant(REMOTE if owner else None, tenant)
-    try:
-        return Meant(int(owner), tenant)
-    except ValueError:
-        raise invalid("owner", f"{owner[:64]!r} is no owner", hint="a user id, or gateway") from None
-
-
 def read_start(fields: Fields) -> tuple[dict[str, str], dict[str, str]]:
-    """What a session is started with on top of what it had: variables and secrets."""
+    """Reads the variables and secrets that a session is started with, besides those it had."""
     given = fields.take_mapping("env"), fields.take_mapping("secrets")
     fields.finish()
     return given
@@ -128,7 +109,7 @@ def read_credentials(fields: Fields) -> Credentials:
 
 
 def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
-    """`limits` are for what the request does not say."""
+    """`limits` apply where the request has none."""
     defaults = SessionSpec()
     spec = SessionSpec(
         session_id=fields.take_text("session_id"),
@@ -180,7 +161,7 @@ def _read_shape(fields: Fields) -> Shape:
 
 
 def _read_mount(index: int, value: object) -> Mount:
-    """Whose it is does not stand in a request: the service knows who asks."""
+    """Core sets the owner: the caller."""
     if not isinstance(value, dict):
         raise invalid(f"mounts[{index}]", f"mounts[{index}] is not an object")
     fields = Fields(value, f"mounts[{index}].")
@@ -210,14 +191,14 @@ def _read_limits(fields: Fields, defaults: Limits) -> Limits:
 
 
 def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
-    """The manifest's own text, and the repository that has a flag of its own."""
+    """Reads the manifest, the repository of `git_repo`, and `files`."""
     text = fields.take_text("manifest")
     repo, ref = fields.take_text("git_repo"), fields.take_text("git_ref")
     if ref and not repo:
         raise invalid("git_ref", "git_ref is given without git_repo")
     entries: list[ManifestEntry] = []
     if text:
-        from k8e.core.sessions.manifest import parse_manifest  # brings a YAML parser, which clients do without
+        from k8e.core.sessions.manifest import parse_manifest  # imports a YAML parser
 
         entries.extend(parse_manifest(text))
     if repo:
@@ -227,18 +208,10 @@ def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
 
 
 def _read_file(index: int, value: object) -> ManifestFile:
-    """What YAML cannot carry: any bytes."""
+    """A file of any bytes, which YAML cannot carry."""
     if not isinstance(value, dict):
         raise invalid(f"files[{index}]", f"files[{index}] is not an object")
     fields = Fields(value, f"files[{index}].")
     file = ManifestFile(fields.take_text("path"), fields.take_bytes("content"), fields.take_count("mode", 0o644))
     fields.finish()
     return file
-
-
-def name_clone(repo: str) -> str:
-    """The directory that `git clone` would choose."""
-    name = repo.rstrip("/").replace(":", "/").rpartition("/")[2].removesuffix(".git")
-    if not name:
-        raise invalid("git_repo", "git_repo does not name a repository")
-    return name

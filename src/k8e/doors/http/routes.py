@@ -1,76 +1,50 @@
-"""Which request is whose: the service's own, and those of whoever else answers at this door."""
+"""Routes of the HTTP door: the method, path and content types of each, and the handler that answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
-from k8e.core.contract import SandboxService
-from k8e.core.model import Caller
-from k8e.doors.http import answers
-from k8e.doors.http.answers import Json
 from k8e.doors.http.errors import HttpRefusal
 from k8e.doors.http.exchange import Exchange, Request
-from k8e.doors.http.handlers.files import Files
-from k8e.doors.http.handlers.runs import Runs
-from k8e.doors.http.handlers.sessions import Sessions
-from k8e.doors.http.handlers.trees import Trees
-from k8e.doors.http.requests import read_meant
-from k8e.doors.http.route import Route
+from k8e.doors.requests import read_meant
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+JSON: Final = "application/json"
+BYTES: Final = "application/octet-stream"
+LINES: Final = "application/x-ndjson"
+SESSIONS: Final = ("v1", "sessions")
+RUNS: Final = ("v1", "runs")
+
+Handler = Callable[[Exchange, Request], Awaitable[None]]
 
 
-class Answerer(Protocol):
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: tuple[str, ...]  # "*" is any one part
+    handler: Handler
+    takes: tuple[str, ...] = ()  # content types; a form's are never among them
+
+    def fits(self, path: tuple[str, ...]) -> bool:
+        return len(path) == len(self.path) and all(
+            part in ("*", given) for part, given in zip(self.path, path, strict=True)
+        )
+
+
+class Handlers(Protocol):
+    """The handlers of one noun."""
+
     @property
     def routes(self) -> tuple[Route, ...]: ...
 
 
-class Gateway(Protocol):
-    def describe(self) -> Json:
-        """Where it is, or why it is not."""
-
-
-class Routes:
-    def __init__(
-        self,
-        service: SandboxService,
-        render_metrics: Callable[[], str],
-        *others: Answerer,
-        gateway: Gateway | None = None,
-    ) -> None:
-        self._service = service
-        self._render_metrics = render_metrics
-        self._gateway = gateway
-        answerers: tuple[Answerer, ...] = (
-            Sessions(service),
-            Runs(service),
-            Files(service.files),
-            Trees(service.files),
-            *others,
-        )
-        self._table = (
-            Route("GET", ("healthz",), self._tell_health),
-            Route("GET", ("metrics",), self._tell_metrics),
-            Route("GET", ("v1", "status"), self._tell_status),
-            *(route for answerer in answerers for route in answerer.routes),
-        )
-
-    def turn_away(self, caller: Caller, call: str, refusal: HttpRefusal) -> None:
-        self._service.turn_away(caller.label, call, refusal.code)
+class Router:
+    def __init__(self, handlers: Iterable[Handlers]) -> None:
+        self.routes = tuple(route for each in handlers for route in each.routes)
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
-        candidates = [route for route in self._table if route.fits(request.path)]
-        if not candidates:
-            raise HttpRefusal(
-                404, "no_such_endpoint", "there is nothing at this address", hint="docs/http-api.md lists them"
-            )
-        for route in candidates:
-            if route.method == request.method:
-                break
-        else:
-            raise HttpRefusal(405, "method_not_allowed", f"{request.method} is not possible here")
+        route = self._find(request)
         if route.takes and request.content_type not in route.takes:
             wanted = " or ".join(route.takes)
             raise HttpRefusal(
@@ -78,19 +52,20 @@ class Routes:
             )
         if not route.takes:
             await exchange.read_body(request, limit=0)
-        if request.path[:2] == ("v1", "sessions") and (len(request.path) > 2 or request.method == "GET"):
-            query, meant = read_meant(request.query)
+        if request.path[:2] == SESSIONS and (len(request.path) > 2 or request.method == "GET"):
+            query = dict(request.query)
+            meant = read_meant(query.pop("tenant_id", ""), query.pop("owner", ""))
             request = replace(request, query=query)
             exchange.caller = replace(exchange.caller, meant=meant)
         await route.handler(exchange, request)
 
-    async def _tell_health(self, exchange: Exchange, request: Request) -> None:
-        await exchange.send_json(200, {"ok": True})
-
-    async def _tell_metrics(self, exchange: Exchange, request: Request) -> None:
-        await exchange.send_bytes(200, self._render_metrics().encode(), PROMETHEUS)
-
-    async def _tell_status(self, exchange: Exchange, request: Request) -> None:
-        status = answers.show_status(await self._service.status(exchange.caller))
-        gateway = {"gateway": self._gateway.describe()} if self._gateway else {}
-        await exchange.send_json(200, {**status, **gateway})
+    def _find(self, request: Request) -> Route:
+        candidates = [route for route in self.routes if route.fits(request.path)]
+        if not candidates:
+            raise HttpRefusal(
+                404, "no_such_endpoint", "there is nothing at this address", hint="docs/http-api.md lists them"
+            )
+        for route in candidates:
+            if route.method == request.method:
+                return route
+        raise HttpRefusal(405, "method_not_allowed", f"{request.method} is not possible here")

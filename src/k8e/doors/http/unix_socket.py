@@ -1,4 +1,4 @@
-"""The socket that the door listens on, and who can reach it."""
+"""The unix socket that the HTTP door listens on, and its permissions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BACKLOG = 1024
 
 
 def bind_socket(path: Path) -> socket.socket:
-    """A listening socket that only its owner can connect to, and the group k8e where there is one.
+    """Makes a listening socket that only its owner and the group k8e, where there is one, can connect to.
 
-    It takes its name only when it is complete: at no moment is it there with other permissions, or does not listen.
+    It gets its name last, so that there is never a socket of that name with other permissions, or that does not listen.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)

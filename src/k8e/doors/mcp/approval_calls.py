@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from k8e.core.model import Approval, ApprovalStatus
+from k8e.doors.errors import invalid
 from k8e.doors.http import answers
-from k8e.doors.http.fields import Fields, invalid
+from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.answers import Answer, Talk
 from k8e.doors.mcp.guest import Guest
 

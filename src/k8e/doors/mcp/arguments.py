@@ -6,7 +6,8 @@ import base64
 import binascii
 
 from k8e.core.model import OUTPUT_LIMIT, RunSpec
-from k8e.doors.http.fields import Fields, invalid
+from k8e.doors.errors import invalid
+from k8e.doors.http.fields import Fields
 
 
 def take_session(fields: Fields) -> str:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from k8e.core.errors import Fault
 from k8e.core.model import ChildSpec, Language, RunResult, RunSpec, SessionSpec
+from k8e.doors.errors import invalid
 from k8e.doors.http import answers
-from k8e.doors.http.fields import Fields, invalid
+from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.answers import Answer, Talk, Tool
 from k8e.doors.mcp.approval_calls import confirm_action
 from k8e.doors.mcp.arguments import encode_words, take_command, take_limit, take_session, take_timeout

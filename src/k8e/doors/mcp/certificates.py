@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from cryptography import x509
 
-from k8e.doors.http.fields import invalid
+from k8e.doors.errors import invalid
 from k8e.identity.authority import SERVER_LIFE, Authority
 
 _FOREVER: Final = float("inf")

@@ -6,9 +6,10 @@ import base64
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
+from k8e.doors.errors import invalid
 from k8e.doors.http import answers
 from k8e.doors.http.answers import Json
-from k8e.doors.http.fields import Fields, invalid
+from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.answers import Answer, Image, Talk
 from k8e.doors.mcp.arguments import decode_base64, take_encoding, take_session
 from k8e.doors.mcp.guest import Guest

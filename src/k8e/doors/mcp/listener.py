@@ -19,7 +19,7 @@ from k8e.core.model import Caller, Scope
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.addresses import bracket, name_source
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.http.fields import invalid
+from k8e.doors.errors import invalid
 from k8e.doors.mcp.certificates import Certificates
 from k8e.doors.mcp.doorkeeper import CONNECTION, PATIENCE, Connection, Doorkeeper
 from k8e.doors.mcp.entrance import PATH

@@ -18,10 +18,11 @@ from k8e.core.log.journal import format_event
 from k8e.core.model import REMOTE, Caller
 from k8e.doors.addresses import list_names
 from k8e.doors.connection_limits import ConnectionLimits
+from k8e.doors.errors import invalid
 from k8e.doors.http.answers import encode
 from k8e.doors.http.exchange import Exchange, Request
-from k8e.doors.http.fields import Fields, decode_object, invalid
-from k8e.doors.http.route import JSON, LINES, Route
+from k8e.doors.http.fields import Fields, decode_object
+from k8e.doors.http.routes import JSON, LINES, Route
 from k8e.doors.request_memory import RequestMemory
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Opening:
         if front.keeps:
             guest = KeepingGuest(self._service, exchange.caller, tenant, front.name)
         await exchange.start_pieces(LINES)
-        bridge = Bridge(exchange, exchange.load) if answers else None
+        bridge = Bridge(exchange, exchange.allocation) if answers else None
         try:
             await self.attend(guest, bridge or exchange, front, Surroundings(cwd, home), bridge)
         finally:

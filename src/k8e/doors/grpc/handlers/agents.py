@@ -1,4 +1,4 @@
-"""Agents over gRPC: the lines of the Model Context Protocol, both ways. What they mean is the MCP door's to say."""
+"""AI agents over gRPC: carries the lines of the Model Context Protocol to the MCP door and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from k8e.doors.mcp.guest import Guest
     from k8e.doors.mcp.stream import Pieces
 
-SECONDS: Final = 30 * 86_400.0  # of one connection; a certificate ends it before
+SECONDS: Final = 30 * 86_400.0  # of one connection; its certificate ends earlier
 
 
 class Attendance(Protocol):
-    """What the MCP door offers to other doors."""
+    """The part of the MCP door that other doors use."""
 
     async def greet(self, caller: Caller, tenant: str) -> Guest: ...
     async def attend(self, guest: Guest, pieces: Pieces) -> None: ...
@@ -46,11 +46,12 @@ class Lines:
         await self._call.write(pb.ConnectAgentResponse(content=data))
 
 
-class Agents:
+class AgentHandlers:
     def __init__(self, attendance: Attendance) -> None:
         self._attendance = attendance
 
-    def table(self) -> Mapping[str, Handler]:
+    @property
+    def methods(self) -> Mapping[str, Handler]:
         return {"ConnectAgent": Handler(self._connect, SECONDS)}
 
     async def _connect(self, call: Call) -> None:

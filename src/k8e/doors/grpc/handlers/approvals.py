@@ -1,20 +1,23 @@
-"""Questions to people, over gRPC."""
+"""Approvals over gRPC."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from k8e.core.contract import ApprovalService
-from k8e.doors.grpc import answers, requests
+from k8e.doors.errors import invalid
+from k8e.doors.grpc import answers
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.call import MARGIN, Call, Handler
+from k8e.doors.requests import read_all
 
 
-class Approvals:
+class ApprovalHandlers:
     def __init__(self, approvals: ApprovalService) -> None:
         self._approvals = approvals
 
-    def table(self) -> Mapping[str, Handler]:
+    @property
+    def methods(self) -> Mapping[str, Handler]:
         return {
             "ConfirmAction": Handler(self._confirm),
             "ApproveAction": Handler(self._approve),
@@ -26,12 +29,12 @@ class Approvals:
         approval_id = request.approval_id
         if approval_id:
             if request.action or request.session_id or request.expires_in:
-                raise requests.invalid("approval_id", "an earlier question has its session, its action and its end")
+                raise invalid("approval_id", "an earlier question has its session, its action and its end")
         else:
             seconds = request.expires_in or request.timeout or None
             asked = await self._approvals.ask(call.caller, request.session_id, request.action, seconds=seconds)
             approval_id = asked.approval_id
-        if 0 < request.timeout <= 86_400:  # what makes no sense is refused by the service
+        if 0 < request.timeout <= 86_400:  # core refuses what makes no sense
             call.allow(request.timeout + MARGIN)
         approval = await self._approvals.wait(call.caller, approval_id, request.timeout)
         answer = pb.ConfirmActionResponse(
@@ -51,9 +54,6 @@ class Approvals:
 
     async def _list(self, call: Call) -> None:
         request = await call.read_one(pb.ListApprovalsRequest)
-        if request.status not in ("", "pending", "all"):
-            raise requests.invalid(
-                "status", f"{request.status[:64]!r} is no choice of approvals", hint="pending or all"
-            )
-        approvals = await self._approvals.list(call.caller, all_states=request.status == "all")
+        all_states = read_all("status", request.status or "pending", "pending", "approvals")
+        approvals = await self._approvals.list(call.caller, all_states=all_states)
         await call.write(pb.ListApprovalsResponse(approvals=map(answers.show_approval, approvals)))

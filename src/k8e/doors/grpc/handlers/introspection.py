@@ -1,4 +1,4 @@
-"""The two services that generic tools expect: whether we serve (grpc.health.v1), and what (grpc.reflection.v1alpha)."""
+"""The two services that generic tools expect: health (grpc.health.v1) and reflection (grpc.reflection.v1alpha)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ HEALTH: Final = "grpc.health.v1.Health"
 _WATCHED: Final = 3600.0
 
 
-class Standards:
+class IntrospectionHandlers:
     def __init__(self) -> None:
         self._closing = asyncio.Event()
         self._reflection = reflection.ReflectionServicer((SERVICE, HEALTH, REFLECTION))
 
-    def table(self) -> Mapping[str, Handler]:
-        """By path."""
+    @property
+    def methods(self) -> Mapping[str, Handler]:
+        """By path, not by name: they belong to other services."""
         return {
             f"/{HEALTH}/Check": Handler(self._check, unauthenticated=True),
             f"/{HEALTH}/Watch": Handler(self._watch, _WATCHED, unauthenticated=True),
@@ -35,7 +36,7 @@ class Standards:
     def close(self) -> None:
         self._closing.set()
 
-    def _tell(self, service: str) -> health_pb2.HealthCheckResponse:
+    def _show(self, service: str) -> health_pb2.HealthCheckResponse:
         states = health_pb2.HealthCheckResponse
         if service not in ("", SERVICE):
             return states(status=states.SERVICE_UNKNOWN)
@@ -45,13 +46,13 @@ class Standards:
         request = await call.read_one(health_pb2.HealthCheckRequest)
         if request.service not in ("", SERVICE):
             raise Fault(Kind.NOT_FOUND, "service_not_found", "there is no such service", field="service")
-        await call.write(self._tell(request.service))
+        await call.write(self._show(request.service))
 
     async def _watch(self, call: Call) -> None:
         request = await call.read_one(health_pb2.HealthCheckRequest)
-        await call.write(self._tell(request.service))
+        await call.write(self._show(request.service))
         await self._closing.wait()
-        await call.write(self._tell(request.service))
+        await call.write(self._show(request.service))
 
     async def _reflect(self, call: Call) -> None:
         async for answer in self._reflection.ServerReflectionInfo(_take(call), None):

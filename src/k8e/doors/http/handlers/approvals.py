@@ -1,15 +1,16 @@
-"""Approvals over HTTP: what `k8e sandbox confirm`, `approve` and `approvals` ask for."""
+"""Approvals over HTTP, for `k8e sandbox confirm`, `approve` and `approvals`."""
 
 from __future__ import annotations
 
 from k8e.core.contract import ApprovalService
+from k8e.doors.errors import invalid
 from k8e.doors.http.answers import show_approval
 from k8e.doors.http.exchange import Exchange, Request
-from k8e.doors.http.fields import Fields, invalid
-from k8e.doors.http.route import JSON, SESSIONS, Route
+from k8e.doors.http.routes import JSON, SESSIONS, Route
+from k8e.doors.requests import read_all
 
 
-class Approvals:
+class ApprovalHandlers:
     def __init__(self, approvals: ApprovalService) -> None:
         self._approvals = approvals
 
@@ -23,7 +24,7 @@ class Approvals:
         )
 
     async def ask(self, exchange: Exchange, request: Request) -> None:
-        """Answers at once: whoever waits has an id first, with which they can go on waiting whatever happens."""
+        """Answers at once, so that the caller has an id to wait with, whatever happens to this connection."""
         fields = await exchange.read_fields(request)
         action = fields.take_text("action")
         seconds = fields.take_number("timeout", 0) if "timeout" in fields else None
@@ -32,9 +33,7 @@ class Approvals:
         await exchange.send_json(201, show_approval(approval))
 
     async def get(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        text = query.take_text("wait", "0")
-        query.finish()
+        (text,) = request.read_query(wait="0")
         try:
             seconds = float(text)
         except ValueError:
@@ -43,12 +42,9 @@ class Approvals:
         await exchange.send_json(200, show_approval(approval))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        status = query.take_text("status", "pending")
-        query.finish()
-        if status not in ("pending", "all"):
-            raise invalid("status", f"{status[:64]!r} is no choice of approvals", hint="pending or all")
-        approvals = await self._approvals.list(exchange.caller, all_states=status == "all")
+        (status,) = request.read_query(status="pending")
+        all_states = read_all("status", status, "pending", "approvals")
+        approvals = await self._approvals.list(exchange.caller, all_states=all_states)
         await exchange.send_json(200, {"approvals": [show_approval(approval) for approval in approvals]})
 
     async def answer(self, exchange: Exchange, request: Request) -> None:

@@ -1,16 +1,18 @@
-"""Single files over HTTP, each in one message, and lists of them (trees.py has what may be of any size)."""
+"""Files over HTTP: single files in one message, lists of them, and whole trees with files of any size."""
 
 from __future__ import annotations
 
 from k8e.core.contract import FileService
 from k8e.core.model import MAX_MESSAGE
-from k8e.doors.http import answers
+from k8e.doors.errors import invalid
+from k8e.doors.http.answers import Json, show_entry, show_file
 from k8e.doors.http.exchange import Exchange, Request
-from k8e.doors.http.fields import Fields, invalid
-from k8e.doors.http.route import BYTES, SESSIONS, Route
+from k8e.doors.http.routes import BYTES, SESSIONS, Route
+from k8e.doors.requests import read_mode
+from k8e.link.model import Entry
 
 
-class Files:
+class FileHandlers:
     def __init__(self, files: FileService) -> None:
         self._files = files
 
@@ -20,35 +22,82 @@ class Files:
             Route("GET", (*SESSIONS, "*", "files"), self.read),
             Route("PUT", (*SESSIONS, "*", "files"), self.write, (BYTES,)),
             Route("GET", (*SESSIONS, "*", "entries"), self.list),
+            Route("GET", (*SESSIONS, "*", "tree"), self.get_tree),
+            Route("PUT", (*SESSIONS, "*", "folder"), self.make_folder, (BYTES,)),
+            Route("GET", (*SESSIONS, "*", "content"), self.download),
+            Route("PUT", (*SESSIONS, "*", "content"), self.upload, (BYTES,)),
         )
 
+    # In one message
+
     async def read(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        path = query.take_text("path")
-        query.finish()
+        (path,) = request.read_query(path="")
         content = await self._files.read(exchange.caller, request.path[2], path)
         if request.headers.get(b"accept") == BYTES.encode():
             await exchange.send_bytes(200, content, BYTES)
         else:
-            await exchange.send_json(200, answers.show_file(path, content))
+            await exchange.send_json(200, show_file(path, content))
 
     async def write(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        path, mode = query.take_text("path"), query.take_text("mode", "w")
-        query.finish()
-        if mode not in ("w", "a"):
-            raise invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
+        path, mode = request.read_query(path="", mode="w")
+        append = read_mode(mode)
         content = await exchange.read_body(request, MAX_MESSAGE)
-        size = await self._files.write(exchange.caller, request.path[2], path, content, append=mode == "a")
+        size = await self._files.write(exchange.caller, request.path[2], path, content, append=append)
         await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        path, text = query.take_text("path"), query.take_text("since", "0")
-        query.finish()
+        path, text = request.read_query(path="", since="0")
         try:
             since = float(text)
         except ValueError:
             raise invalid("since", f"{text!r} is no point in time", hint="unix seconds") from None
         entries = await self._files.list(exchange.caller, request.path[2], path, since=since)
-        await exchange.send_json(200, {"files": [answers.show_entry(entry) for entry in entries]})
+        await exchange.send_json(200, {"files": [show_entry(entry) for entry in entries]})
+
+    # Trees, and files of any size
+
+    async def get_tree(self, exchange: Exchange, request: Request) -> None:
+        (path,) = request.read_query(path="")
+        found, below = await self._files.tree(exchange.caller, request.path[2], path)
+        entries = [show_node(entry) for entry in below]
+        await exchange.send_json(200, {**show_node(found), "path": path, "entries": entries})
+
+    async def make_folder(self, exchange: Exchange, request: Request) -> None:
+        (path,) = request.read_query(path="")
+        await exchange.read_body(request, limit=0)
+        await self._files.make_folder(exchange.caller, request.path[2], path)
+        await exchange.send_json(200, {"ok": True, "path": path})
+
+    async def download(self, exchange: Exchange, request: Request) -> None:
+        """An error before the first byte has a status. A later one cuts the answer off, which then has no end."""
+        (path,) = request.read_query(path="")
+        pieces = await self._files.download(exchange.caller, request.path[2], path)
+        first = await anext(pieces, b"")
+        await exchange.start_pieces(BYTES)
+        if first:
+            await exchange.send_piece(first)
+        async for piece in pieces:
+            await exchange.send_piece(piece)
+        await exchange.end_frames()
+
+    async def upload(self, exchange: Exchange, request: Request) -> None:
+        path, text = request.read_query(path="", permissions="")
+        try:
+            permissions = int(text, 8) if text else None
+        except ValueError:
+            raise invalid("permissions", f"{text!r} are no permissions", hint="octal, such as 644") from None
+        size = await self._files.upload(
+            exchange.caller, request.path[2], path, exchange.read_pieces(), append=False, permissions=permissions
+        )
+        await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
+
+
+def show_node(entry: Entry) -> Json:
+    """An entry of a tree. Bytes of its name that are not UTF-8 are lone surrogates, as in requests."""
+    return {
+        "path": entry.name.decode("utf-8", "surrogateescape"),
+        "type": entry.type.name.lower(),
+        "size": entry.size,
+        "permissions": entry.mode & 0o7777,
+        "unreadable": entry.unreadable,
+    }

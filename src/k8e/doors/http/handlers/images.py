@@ -1,22 +1,21 @@
-"""Images over HTTP: what `k8e image` asks for. What takes its time answers in frames: how far it is, and the result."""
+"""Images over HTTP, for `k8e image`. Long requests answer in frames: progress, and then the result."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from k8e.core.contract import ImageService
 from k8e.core.model import NamedImage
 from k8e.doors.http import requests
 from k8e.doors.http.answers import encode, show_image
-from k8e.doors.http.exchange import BODY_PATIENCE, Exchange, Request
-from k8e.doors.http.fields import Fields
+from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.frames import FrameKind
-from k8e.doors.http.route import BYTES, JSON, Route
+from k8e.doors.http.routes import BYTES, JSON, Route
 from k8e.engine.images import Progress, Report
 
 
-class Images:
+class ImageHandlers:
     def __init__(self, images: ImageService) -> None:
         self._images = images
 
@@ -32,9 +31,7 @@ class Images:
         )
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        name = query.take_text("name")
-        query.finish()
+        (name,) = request.read_query(name="")
         images = await self._images.list(exchange.caller, name)
         await exchange.send_json(200, {"images": [show_image(image) for image in images]})
 
@@ -43,27 +40,23 @@ class Images:
         name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
         credentials = requests.read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
         fields.finish()
-        await _tell(exchange, lambda report: self._images.pull(exchange.caller, name, credentials, report, tenant))
+        await _send_progress(
+            exchange, lambda report: self._images.pull(exchange.caller, name, credentials, report, tenant)
+        )
 
     async def add(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        name, tenant = query.take_text("name"), query.take_text("tenant_id")
-        query.finish()
-
-        async def pieces() -> AsyncIterator[bytes]:
-            while (piece := await exchange.read_piece(BODY_PATIENCE)) is not None:
-                yield piece
-
-        await _tell(exchange, lambda report: self._images.add(exchange.caller, pieces(), name, report, tenant))
+        name, tenant = request.read_query(name="", tenant_id="")
+        await _send_progress(
+            exchange,
+            lambda report: self._images.add(exchange.caller, exchange.read_pieces(), name, report, tenant),
+        )
 
     async def build_base(self, exchange: Exchange, request: Request) -> None:
         (await exchange.read_fields(request)).finish()
-        await _tell(exchange, lambda report: self._images.build_base(exchange.caller, report))
+        await _send_progress(exchange, lambda report: self._images.build_base(exchange.caller, report))
 
     async def remove(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        name, tenant = query.take_text("name"), query.take_text("tenant_id")
-        query.finish()
+        name, tenant = request.read_query(name="", tenant_id="")
         freed = await self._images.remove(exchange.caller, name, tenant)
         await exchange.send_json(200, {"ok": True, "image": name, "freed": freed})
 
@@ -75,34 +68,34 @@ class Images:
         await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
 
 
-async def _tell(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:
-    """Only the latest is told, as fast as the client listens: a slow one does not hold up the work. Frames begin with
-    the first that there is to tell, so that what is refused at once has a status of its own."""
+async def _send_progress(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:
+    """Sends the latest progress only, as fast as the client reads, so that a slow client does not delay the work.
+    Frames begin with the first progress: what is refused before has a status of its own."""
     latest: list[Progress] = []
-    news = asyncio.Event()
+    reported = asyncio.Event()
 
     def report(progress: Progress) -> None:
         latest[:] = [progress]
-        news.set()
+        reported.set()
 
     async def run() -> NamedImage:
         try:
             return await work(report)
         finally:
-            news.set()
+            reported.set()
 
     task = asyncio.create_task(run())
     try:
         while not task.done():
-            await news.wait()
-            news.clear()
+            await reported.wait()
+            reported.clear()
             if latest and not task.done():
                 if not exchange.status:
                     await exchange.start_frames()
                 progress = latest.pop()
-                told = {"step": progress.step, "done": progress.done, "total": progress.total}
-                await exchange.send_frame(FrameKind.PROGRESS, encode(told))
-            await asyncio.sleep(0)  # the task's own end comes after its last words
+                shown = {"step": progress.step, "done": progress.done, "total": progress.total}
+                await exchange.send_frame(FrameKind.PROGRESS, encode(shown))
+            await asyncio.sleep(0)  # lets the task end after its last report
     finally:
         if not task.done():
             task.cancel()

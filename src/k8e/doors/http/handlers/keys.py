@@ -1,4 +1,4 @@
-"""Keys and certificates over HTTP: what `k8e sandbox-apikey` and local SDKs ask for."""
+"""Keys and certificates over HTTP, for `k8e sandbox-apikey` and local SDKs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Protocol
 from k8e.core.access.keys import DEFAULT_TTL, Keys, KeySpec
 from k8e.core.errors import Fault
 from k8e.core.model import Scope
-from k8e.doors.http.answers import show_key, show_new_key
+from k8e.doors.http.answers import Json, show_key, show_new_key
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.fields import Fields
-from k8e.doors.http.route import JSON, Route
+from k8e.doors.http.routes import JSON, Route
 
 
 class Gateway(Protocol):
     async def endpoint(self) -> str:
-        """Where it can be reached; it is opened if it is not. Raises Fault."""
+        """Opens the gateway if it is not open. Raises Fault."""
+
+    def describe(self) -> Json:
+        """Its endpoint, or why it is not open."""
 
 
 class KeyHandlers:
@@ -49,9 +52,9 @@ class KeyHandlers:
         spec = read_key_spec(await exchange.read_fields(request))
         record, text = await self._keys.create(exchange.caller, spec)
         try:
-            endpoint = await self._gateway.endpoint()  # somebody will come with it
+            endpoint = await self._gateway.endpoint()  # where the key is used
         except Fault:
-            endpoint = ""  # the log says why
+            endpoint = ""  # the daemon log says why
         await exchange.send_json(201, show_new_key(show_key(record), text, endpoint))
 
     async def list(self, exchange: Exchange, request: Request) -> None:

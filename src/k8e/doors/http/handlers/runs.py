@@ -1,4 +1,4 @@
-"""Commands over HTTP: run to their end, followed while they run, or in the background."""
+"""Runs over HTTP: to their end, streamed, or in the background."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from k8e.doors.http import answers, frames, requests
 from k8e.doors.http.exchange import BODY_PATIENCE, Exchange, Request
 from k8e.doors.http.fields import Fields, decode_object
 from k8e.doors.http.frames import HEADER, BadFrame, Frame, FrameKind, FrameReader
-from k8e.doors.http.route import JSON, RUNS, SESSIONS, Route
+from k8e.doors.http.routes import JSON, RUNS, SESSIONS, Route
 from k8e.doors.run_stream import stream_run
 
 STDIN_FRAME = 1 << 20
 
 
-class Runs:
+class RunHandlers:
     def __init__(self, service: SandboxService) -> None:
         self._service = service
 
@@ -42,11 +42,11 @@ class Runs:
         spec = requests.read_run_spec(request.path[2], fields)
         if stream:
             live = await self._service.runs.start(exchange.caller, dataclasses.replace(spec, stdin=b""))
-            return await self._follow(exchange, live, spec.stdin, incoming)
-        return await self._tell_run(exchange, await self._service.runs.run(exchange.caller, spec))
+            return await self._stream(exchange, live, spec.stdin, incoming)
+        return await self._send_run(exchange, await self._service.runs.run(exchange.caller, spec))
 
     async def run_once(self, exchange: Exchange, request: Request) -> None:
-        """In a session of its own."""
+        """Runs a command in a session of its own."""
         fields, incoming = await self._read_run(exchange, request)
         stream = fields.take_flag("stream") or incoming is not None
         limits = self._service.default_limits
@@ -54,23 +54,23 @@ class Runs:
         if stream:
             unfed = dataclasses.replace(spec, stdin=b"")
             live = await self._service.runs.start_once(exchange.caller, session, unfed, keep=keep)
-            return await self._follow(exchange, live, spec.stdin, incoming)
-        return await self._tell_run(
+            return await self._stream(exchange, live, spec.stdin, incoming)
+        return await self._send_run(
             exchange, await self._service.runs.run_once(exchange.caller, session, spec, keep=keep)
         )
 
-    async def _tell_run(self, exchange: Exchange, result: RunResult) -> None:
+    async def _send_run(self, exchange: Exchange, result: RunResult) -> None:
         await exchange.send_json(200, answers.show_run(result), answers.exit_header(result.exit_code))
 
     async def _read_run(self, exchange: Exchange, request: Request) -> tuple[Fields, Incoming | None]:
-        """As JSON; or the same in a first frame, and then the command's stdin as it comes."""
+        """Reads a run as JSON; or from a first frame, which frames of the command's stdin follow."""
         if request.content_type != frames.CONTENT_TYPE:
             return await exchange.read_fields(request), None
         incoming = Incoming(exchange)
         first = await incoming.read_first()
         return Fields(decode_object(first.data)), incoming
 
-    async def _follow(self, exchange: Exchange, live: LiveRun, stdin: bytes, incoming: Incoming | None) -> None:
+    async def _stream(self, exchange: Exchange, live: LiveRun, stdin: bytes, incoming: Incoming | None) -> None:
         async def begin() -> None:
             await exchange.start_frames()
             started = {"run_id": live.run_id, "session_id": live.session_id}
@@ -101,7 +101,7 @@ class Runs:
         await exchange.send_json(200, {"ok": True})
 
     async def signal(self, exchange: Exchange, request: Request) -> None:
-        """A request of its own: within the run's it would wait behind input that the command does not take."""
+        """Is a request of its own: in the run's it would wait behind input that the command does not read."""
         number = requests.read_signal(await exchange.read_fields(request))
         await self._service.runs.signal(exchange.caller, request.path[2], number)
         await exchange.send_json(200, {"ok": True})
@@ -113,24 +113,24 @@ class Runs:
 
 
 class Incoming:
-    """The frames of a request's body, read when they are wanted."""
+    """Reads the frames of a request's body, each when it is asked for."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._reader = FrameReader(MAX_MESSAGE)  # the first is the request, and that may have as much as any other
+        self._reader = FrameReader(MAX_MESSAGE)  # the first is the request, as large as any other
         self._ready: collections.deque[Frame] = collections.deque()
-        self._given = 0  # bytes of the frame before, which is forgotten when the next is asked for
+        self._given = 0  # bytes of the frame before, freed with the next read
 
     async def read_first(self) -> Frame:
         first = await self.read(BODY_PATIENCE)
-        self._given = 0  # it stays
+        self._given = 0  # it stays in memory
         if first is None or first.kind is not FrameKind.REQUEST:
             raise BadFrame("the first frame is not the request")
         self._reader.limit = STDIN_FRAME
         return first
 
     async def read(self, patience: float | None = None) -> Frame | None:
-        self._exchange.load.remove(self._given)
+        self._exchange.allocation.remove(self._given)
         self._given = 0
         while not self._ready:
             piece = await self._exchange.read_piece(patience)
@@ -138,7 +138,7 @@ class Incoming:
                 if not self._reader.between_frames:
                     raise BadFrame("the request ends inside a frame")
                 return None
-            await self._exchange.load.add(len(piece), long_lived=patience is None)
+            await self._exchange.allocation.add(len(piece), long_lived=patience is None)
             self._ready.extend(self._reader.feed(piece))
         frame = self._ready.popleft()
         self._given = HEADER + len(frame.data)
@@ -146,7 +146,7 @@ class Incoming:
 
 
 async def take_stdin(content: bytes, incoming: Incoming | None) -> AsyncGenerator[bytes, None]:
-    """What the request brought, and what comes after it."""
+    """Yields the stdin of the request, and then that of the frames."""
     if content:
         yield content
     while incoming and (frame := await incoming.read()):

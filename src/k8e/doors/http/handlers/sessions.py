@@ -1,4 +1,4 @@
-"""Sessions over HTTP: made, shown, changed, stopped, started, destroyed."""
+"""Sessions over HTTP: created, shown, changed, stopped, started, destroyed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import asyncio
 from k8e.core.contract import SandboxService
 from k8e.doors.http import answers, requests
 from k8e.doors.http.exchange import Exchange, Request
-from k8e.doors.http.fields import Fields, invalid
-from k8e.doors.http.route import JSON, SESSIONS, Route
+from k8e.doors.http.routes import JSON, SESSIONS, Route
+from k8e.doors.requests import read_all
 
 
-class Sessions:
+class SessionHandlers:
     def __init__(self, service: SandboxService) -> None:
         self._service = service
 
@@ -31,18 +31,15 @@ class Sessions:
 
     async def create(self, exchange: Exchange, request: Request) -> None:
         fields = await exchange.read_fields(request)
-        # In a thread, because a large manifest takes its time.
+        # In a thread, because a large manifest takes long.
         spec = await asyncio.to_thread(requests.read_session_spec, fields, self._service.default_limits)
         session = await self._service.sessions.create(exchange.caller, spec)
         await exchange.send_json(201, answers.show_created(session))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        query = Fields(request.query)
-        phase = query.take_text("phase", "active")
-        query.finish()
-        if phase not in ("active", "all"):
-            raise invalid("phase", f"{phase!r} is no choice of phases", hint="active or all")
-        sessions = await self._service.sessions.list(exchange.caller, all_phases=phase == "all")
+        (phase,) = request.read_query(phase="active")
+        all_phases = read_all("phase", phase, "active", "phases")
+        sessions = await self._service.sessions.list(exchange.caller, all_phases=all_phases)
         await exchange.send_json(200, {"sessions": [answers.show_session(session) for session in sessions]})
 
     async def get(self, exchange: Exchange, request: Request) -> None:

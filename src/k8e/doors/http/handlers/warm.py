@@ -1,4 +1,4 @@
-"""Sandboxes made ahead, over HTTP: what `agentkernel daemon prewarm` and `status` ask for."""
+"""Warm sandboxes over HTTP, for `agentkernel daemon prewarm` and `status`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from k8e.core.model import PoolStatus
 from k8e.doors.http import requests
 from k8e.doors.http.answers import Json
 from k8e.doors.http.exchange import Exchange, Request
-from k8e.doors.http.route import JSON, Route
+from k8e.doors.http.routes import JSON, Route
 
 
-class Warm:
+class WarmHandlers:
     def __init__(self, warm: WarmService, service: SandboxService) -> None:
         self._warm = warm
         self._service = service
@@ -20,11 +20,11 @@ class Warm:
     @property
     def routes(self) -> tuple[Route, ...]:
         return (
-            Route("GET", ("v1", "pool"), self.tell),
+            Route("GET", ("v1", "pool"), self.get),
             Route("POST", ("v1", "pool"), self.reserve, (JSON,)),
         )
 
-    async def tell(self, exchange: Exchange, request: Request) -> None:
+    async def get(self, exchange: Exchange, request: Request) -> None:
         await exchange.send_json(200, show_pool(await self._warm.status(exchange.caller)))
 
     async def reserve(self, exchange: Exchange, request: Request) -> None:

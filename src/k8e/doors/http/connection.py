@@ -1,0 +1,167 @@
+"""One client's connection: its requests, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Final
+
+import h11
+
+from k8e.core.access.access import find_payer
+from k8e.core.errors import Fault
+from k8e.core.log.journal import format_event
+from k8e.core.model import Caller
+from k8e.doors.http.answers import encode
+from k8e.doors.http.authentication import refuse_web_pages
+from k8e.doors.http.errors import HttpRefusal, describe, internal_error, malformed
+from k8e.doors.http.exchange import READ_SIZE, Exchange, Request
+from k8e.doors.http.frames import BadFrame, FrameKind
+
+if TYPE_CHECKING:
+    from k8e.doors.http.server import HttpServer
+
+FORBIDDEN: Final = 403
+HEAD_SIZE: Final = 32 << 10
+IDLE_PATIENCE: Final = 120.0  # between two requests
+
+log = logging.getLogger("k8e.doors.http")
+
+
+class Connection:
+    def __init__(
+        self,
+        server: HttpServer,
+        caller: Caller,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[None],
+    ) -> None:
+        self.task = task
+        self._server = server
+        self._caller = caller
+        self._reader = reader
+        self._writer = writer
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_SIZE)
+        self._busy = False
+        self._retired = False
+
+    def retire(self) -> None:
+        """Takes no further request; the one under way goes on."""
+        self._retired = True
+        if not self._busy:
+            self.task.cancel()
+
+    async def serve(self, *, too_many: bool) -> None:
+        if too_many:
+            return await self._refuse(
+                HttpRefusal(503, "too_many_connections", "this user has too many connections open")
+            )
+        while not self._retired:
+            try:
+                head = await self._read_head()
+            except TimeoutError:
+                return None
+            except h11.RemoteProtocolError as error:
+                return await self._refuse(explain_malformed(error))
+            if head is None or is_gone(self._writer):
+                return None
+            self._busy = True
+            await self._answer(head)
+            self._busy = False
+            if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
+                return None
+            self._protocol.start_next_cycle()
+        return None
+
+    async def _read_head(self) -> h11.Request | None:
+        """Reads the next request; None when the client has no more."""
+        started = False
+        async with asyncio.timeout(IDLE_PATIENCE) as patience:
+            while True:
+                event = self._protocol.next_event()
+                if isinstance(event, h11.Request):
+                    check_length(event)
+                    return event
+                if event is not h11.NEED_DATA:
+                    return None
+                data = await self._reader.read(READ_SIZE)
+                if data and not started:
+                    started = True
+                    patience.reschedule(asyncio.get_running_loop().time() + self._server.head_patience)
+                self._protocol.receive_data(data)
+
+    async def _answer(self, head: h11.Request) -> None:
+        began = time.monotonic()
+        exchange = self._begin()
+        try:
+            request = Request.of(head)
+            refuse_web_pages(request)
+            await self._server.router.answer(exchange, request)
+        except (Fault, HttpRefusal) as problem:
+            if isinstance(problem, HttpRefusal) and problem.status == FORBIDDEN:
+                call = f"{head.method.decode()} {name_path(head)}"
+                self._server.service.turn_away(self._caller.label, call, problem.code)
+            await self._explain(exchange, problem)
+        except (h11.RemoteProtocolError, BadFrame) as error:
+            await self._explain(exchange, explain_malformed(error))
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s", format_event("request_failed", {"uid": self._caller.uid}))
+            await self._explain(exchange, internal_error())
+        finally:
+            exchange.allocation.free()
+            self._log(head, exchange.status, time.monotonic() - began)
+
+    def _begin(self) -> Exchange:
+        allocation = self._server.memory.allocate(find_payer(self._caller.uid, ""))
+        return Exchange(self._caller, self._protocol, self._reader, self._writer, allocation)
+
+    def _log(self, head: h11.Request, status: int, seconds: float) -> None:
+        if log.isEnabledFor(logging.INFO):
+            fields = {"method": head.method.decode(), "path": name_path(head), "status": status}
+            log.info("%s", format_event("request", {**fields, "uid": self._caller.uid, "seconds": seconds}))
+
+    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
+        status, body = describe(problem)
+        if not exchange.status:
+            await exchange.send_json(status, body)
+        elif exchange.can_continue:
+            await exchange.send_frame(FrameKind.ERROR, encode(body))
+            await exchange.end_frames()
+
+    async def _refuse(self, refusal: HttpRefusal) -> None:
+        if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self._explain(self._begin(), refusal)
+
+
+def is_gone(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client has left already. After a pause of the loop the request is read before the disconnect is
+    noticed, and the client was told that nothing was done."""
+    client: socket.socket = writer.get_extra_info("socket")
+    if client.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(client.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def check_length(head: h11.Request) -> None:
+    """Refuses two lengths: a proxy before the daemon may believe the other one, and take a part of this body for
+    another client's request."""
+    if len([name for name, _ in head.headers if name in (b"content-length", b"transfer-encoding")]) > 1:
+        raise h11.RemoteProtocolError("a body has one length: Content-Length or Transfer-Encoding", 400)
+
+
+def name_path(head: h11.Request) -> str:
+    """Without the query, because names of files do not belong into the log."""
+    return head.target.partition(b"?")[0].decode("ascii", "replace")
+
+
+def explain_malformed(error: Exception) -> HttpRefusal:
+    status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+    return malformed("the request is malformed", str(error), status)

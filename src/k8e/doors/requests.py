@@ -1,0 +1,44 @@
+"""Reads the parts of a request that mean the same at every door. Whether a value is allowed is for core to decide."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from k8e.core.model import REMOTE, Meant
+from k8e.doors.errors import invalid
+
+LONGEST_TENANT: Final = 200  # a name, and the name of a part
+
+
+def read_mode(text: str) -> bool:
+    """Whether a file is appended to."""
+    if text not in ("w", "a"):
+        raise invalid("mode", f"{text[:64]!r} is no way to write", hint="w replaces, a appends")
+    return text == "a"
+
+
+def read_all(field: str, text: str, usual: str, things: str) -> bool:
+    """Whether a list has all things, or the usual ones only."""
+    if text not in (usual, "all"):
+        raise invalid(field, f"{text[:64]!r} is no choice of {things}", hint=f"{usual} or all")
+    return text == "all"
+
+
+def read_meant(tenant: str, owner: str) -> Meant:
+    """The tenant and the owner whose sessions a request is about."""
+    if len(tenant) > LONGEST_TENANT:
+        raise invalid("tenant_id", "this is no tenant's name")
+    if owner in ("", "gateway"):
+        return Meant(REMOTE if owner else None, tenant)
+    try:
+        return Meant(int(owner), tenant)
+    except ValueError:
+        raise invalid("owner", f"{owner[:64]!r} is no owner", hint="a user id, or gateway") from None
+
+
+def name_clone(repo: str) -> str:
+    """The directory that `git clone` would choose."""
+    name = repo.rstrip("/").replace(":", "/").rpartition("/")[2].removesuffix(".git")
+    if not name:
+        raise invalid("git_repo", "git_repo does not name a repository")
+    return name
