@@ -1,5 +1,4 @@
-"""A command whose client watches: what the client sends goes in, what the command writes comes out, until both ends
-are reached. The same for every door that has streams."""
+"""Streams a run: the client's stdin to the command, the command's output to the client. Every door uses it."""
 
 from __future__ import annotations
 
@@ -13,16 +12,18 @@ from k8e.core.model import Chunk, RunResult
 
 async def stream_run(
     live: LiveRun,
-    stdin: AsyncGenerator[bytes, None],
-    begin: Callable[[], Awaitable[None]],
     send: Callable[[Chunk], Awaitable[None]],
+    *,
+    stdin: AsyncGenerator[bytes, None] | None = None,
+    begin: Callable[[], Awaitable[None]] | None = None,
 ) -> RunResult:
-    """`begin` is awaited before the first output is sent. Whatever goes wrong on the way ends the command."""
+    """Returns when the command has ended. `begin` is awaited before the first `send`. Any error kills the command."""
     feeder = _Feeder(live, stdin)
     feeding = asyncio.create_task(feeder.feed())
     result: RunResult | None = None
     try:
-        await begin()
+        if begin is not None:
+            await begin()
         async for chunk in live.output():
             await send(chunk)
         result = await live.result()
@@ -37,19 +38,21 @@ async def stream_run(
 
 
 class _Feeder:
-    """Hands the client's stdin to a command. Input that is not whole ends it: running with half was not asked for."""
+    """Writes the client's stdin to a command. Incomplete input kills it, because no caller asked for a run with half of
+    its input."""
 
-    def __init__(self, live: LiveRun, stdin: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, live: LiveRun, stdin: AsyncGenerator[bytes, None] | None) -> None:
         self.failure: Exception | None = None
         self._live = live
         self._stdin = stdin
 
     async def feed(self) -> None:
         try:
-            async with aclosing(self._stdin) as pieces:
-                async for piece in pieces:
-                    await self._live.write_stdin(piece)
+            if self._stdin is not None:
+                async with aclosing(self._stdin) as pieces:
+                    async for piece in pieces:
+                        await self._live.write_stdin(piece)
             await self._live.close_stdin()
-        except Exception as error:  # noqa: BLE001 - told to the client by whoever waits for the command
+        except Exception as error:  # noqa: BLE001 - stream_run raises it
             self.failure = error
             await self._live.kill()

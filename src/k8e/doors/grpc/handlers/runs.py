@@ -66,7 +66,7 @@ class RunHandlers:
             output = pb.ExecOutput(stream=pb.Stream.Name(chunk.stream), data=chunk.data)
             await call.write(pb.ExecFrame(output=output))
 
-        result = await stream_run(live, _take_stdin(spec.stdin, call if fed else None), begin, send)
+        result = await stream_run(live, send, stdin=_take_stdin(spec.stdin, call if fed else None), begin=begin)
         await call.write(pb.ExecFrame(result=answers.show_run(result)))
 
     async def _poll(self, call: Call) -> None:

@@ -79,7 +79,7 @@ class RunHandlers:
         async def send(chunk: Chunk) -> None:
             await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
 
-        result = await stream_run(live, take_stdin(stdin, incoming), begin, send)
+        result = await stream_run(live, send, stdin=take_stdin(stdin, incoming), begin=begin)
         await exchange.send_frame(FrameKind.RESULT, answers.encode(answers.show_run_summary(result)))
         await exchange.end_frames(answers.exit_header(result.exit_code))
 
