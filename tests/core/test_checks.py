@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from k8e.core import checks
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Language, RunSpec, SessionSpec
+from k8e.core.runs.argv import check_argv
 from k8e.engine import Limits
 from tests.core.rig import fault
 
@@ -151,7 +152,7 @@ CODE = "a 'b' \"c\" $d \\e\n\tf"
     ],
 )
 def test_code_becomes_the_exact_argv_of_its_language(language: Language, words: tuple[bytes, ...]) -> None:
-    assert checks.check_argv(RunSpec("s", CODE, language)) == (*words, CODE.encode())
+    assert check_argv(RunSpec("s", CODE, language)) == (*words, CODE.encode())
 
 
 @pytest.mark.parametrize(
@@ -168,4 +169,4 @@ def test_code_becomes_the_exact_argv_of_its_language(language: Language, words: 
 )
 def test_other_commands_are_refused(spec: RunSpec, field: str) -> None:
     with fault(Kind.INVALID, "invalid_argument", field):
-        checks.check_argv(spec)
+        check_argv(spec)

@@ -37,7 +37,7 @@ async def test_a_sandbox_that_asks_for_ever_pushes_nobody_out(folder: Path) -> N
                 asked += 1
                 rig.engine.refuse(sandbox, Refusal(f"name-{asked}.test", "", 443, "name_not_listed", clock.wall()))
             clock.advance(60)
-            await rig.service._witness.look_around(list(rig.service._registry))
+            await rig.service._observer.observe_some(list(rig.service._registry))
             rig.service._parts.refusals.review()
         await rig.service.sessions.destroy(ALICE, session)
     done = [line["event"] for line in read(folder, "audit.log")]

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from k8e.core.model import Caller, Language, RunResult, RunSpec, SessionSpec
-from k8e.core.runs.interpreters import BASH, LONGEST, NODE, PYTHON, suits
+from k8e.core.runs.argv import MAX_WORD
+from k8e.core.runs.interpreters import BASH, NODE, PYTHON, suits
 from k8e.core.service import Service
 from k8e.core.store.store import Store
 from k8e.engine import Limits, Runtime
@@ -35,7 +36,7 @@ SUITABLE = [
     (*PYTHON, b""),
     (*PYTHON, b"-1"),
     (*PYTHON, b"import os; print(os.environ, maps, process)"),
-    (*PYTHON, b"x" * LONGEST),
+    (*PYTHON, b"x" * MAX_WORD),
     (*NODE, b"procedure(); topic(); steps()"),
 ]
 UNSUITABLE = [
@@ -46,7 +47,7 @@ UNSUITABLE = [
     (*PYTHON, b"print(1)", b"argument"),
     (b"python3", b"-Ic", b"print(1)"),
     (b"/usr/bin/python3", b"-c", b"print(1)"),
-    (*PYTHON, b"x" * (LONGEST + 1)),
+    (*PYTHON, b"x" * (MAX_WORD + 1)),
     (*PYTHON, b"open('/proc/self/maps')"),
     (*PYTHON, b"import psutil"),
     (*PYTHON, b"import os; os.system('ps aux')"),

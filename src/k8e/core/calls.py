@@ -47,7 +47,7 @@ def _note(parts: Parts, name: str, arguments: tuple[object, ...], fault: Fault) 
     """A caller sees no difference between what they may not have and what is not there. A reader of the audit log sees
     every try of either."""
     parts.metrics.failures.add(fault.code)
-    if fault.kind in (Kind.DENIED, Kind.STRANGER) or fault.code in _STRANGE:
+    if fault.kind in (Kind.DENIED, Kind.UNAUTHENTICATED) or fault.code in _STRANGE:
         caller, named = arguments[0], arguments[1] if len(arguments) > 1 else ""
         label = caller.label if isinstance(caller, Caller) else ""
         subject = named if isinstance(named, str) else getattr(named, "session_id", "")

@@ -1,7 +1,7 @@
-"""Checks the names, paths, sizes and times that come through a door. Pure.
+"""Checks of what comes through a door: names, paths, sizes, numbers and times. Pure.
 
-A valid value is returned in the form that the rest of core uses (bytes for what goes into a sandbox); an invalid one is
-a Fault that names the field.
+Each returns its value in the form that the rest of core works with (bytes for what goes into a sandbox), or raises a
+Fault that names the field. Checks of one noun alone stand with it: runs/argv.py, sessions/manifest.py, access/keys.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from k8e.core.model import (
     MAX_MESSAGE,
     WORKSPACE,
     Caller,
-    Language,
-    RunSpec,
     SessionSpec,
     Terminal,
 )
@@ -30,9 +28,6 @@ from k8e.profiles.text import describe_amount
 MAX_TIMEOUT: Final = 86_400.0
 MAX_TTL: Final = 30 * 86_400.0
 MAX_PATH: Final = 4095  # PATH_MAX without the NUL
-MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
-MAX_ARGV: Final = 1 << 20
-MAX_PACKAGES: Final = 256
 MAX_SIGNAL: Final = 64
 MAX_SIDE: Final = 0xFFFF  # of a terminal
 MAX_LABELS: Final = 32
@@ -60,14 +55,6 @@ _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
 
 # gVisor's own kernel takes this much before the first command.
 _MEMORY: Final[Mapping[Runtime, int]] = {Runtime.GVISOR: 32 << 20}
-
-# `--`: bash takes what follows -c for another option when it begins with a dash. The others take it as it is.
-COMMANDS: Final[Mapping[Language, tuple[bytes, ...]]] = {
-    Language.BASH: (b"bash", b"-c", b"--"),
-    Language.PYTHON: (b"python3", b"-c"),
-    Language.NODE: (b"node", b"-e"),
-    Language.TS: (b"tsx", b"-e"),
-}
 
 
 def refuse(field: str, cause: str, hint: str = "") -> NoReturn:
@@ -277,32 +264,6 @@ def check_labels(labels: Mapping[str, object]) -> None:
         refuse("labels", f"takes {size} bytes, the limit is {MAX_LABEL_BYTES}")
 
 
-def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
-    """The exact argv of a run: the one given, or the language's."""
-    if spec.argv and spec.code:
-        refuse("argv", "is given together with code")
-    if spec.entrypoint and spec.code:
-        refuse("entrypoint", "is for argv, and code is given")
-    if not spec.argv and spec.entrypoint:
-        return ()  # the image's own
-    if not spec.argv:
-        code = encode("code", spec.code)
-        if len(code) > MAX_WORD:
-            hint = "Write it to a file in the workspace and run that."
-            refuse("code", f"has {len(code)} bytes, the limit is {MAX_WORD}", hint)
-        return (*COMMANDS[spec.language], code)
-    if not spec.argv[0]:
-        refuse("argv", "begins with an empty word")
-    for index, word in enumerate(spec.argv):
-        if b"\0" in word:
-            refuse(f"argv[{index}]", "contains a NUL byte")
-        if len(word) > MAX_WORD:
-            refuse(f"argv[{index}]", f"has {len(word)} bytes, the limit is {MAX_WORD}")
-    if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
-        refuse("argv", f"takes more than {MAX_ARGV} bytes")
-    return spec.argv
-
-
 def check_signal(number: object) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_SIGNAL:
         refuse("signal", f"must be the number of a signal, 1 to {MAX_SIGNAL}")
@@ -320,18 +281,3 @@ def check_terminal(terminal: Terminal) -> None:
     check_size(terminal.rows, terminal.columns)
     if terminal.term and not _TERM.fullmatch(terminal.term):
         refuse("terminal.term", "is not the name of a kind of terminal")
-
-
-def check_packages(packages: Sequence[str]) -> tuple[bytes, ...]:
-    """The command that installs them. What looks like an option is none of pip's requirements."""
-    if not packages:
-        refuse("packages", "is empty")
-    if len(packages) > MAX_PACKAGES:
-        refuse("packages", f"has {len(packages)} entries, the limit is {MAX_PACKAGES}")
-    words = []
-    for index, package in enumerate(packages):
-        word = encode(f"packages[{index}]", package)
-        if not word.strip() or word.startswith(b"-"):
-            refuse(f"packages[{index}]", "is not a requirement", "Name packages only, such as requests or requests>=2.")
-        words.append(word)
-    return (b"pip", b"install", b"--no-input", b"--disable-pip-version-check", b"--", *words)

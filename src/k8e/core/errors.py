@@ -2,7 +2,7 @@
 
 Doors translate `Fault.kind` into their own status (HTTP, gRPC, exit codes) and nothing else.
 
-    NOT_FOUND       there is no such session, run or file here (or it is somebody else's)
+    NOT_FOUND       there is no such session, run or file here (or it is another caller's)
     INVALID         the request is wrong; `field` names where
     CONFLICT        the id is taken, or it is in a state that does not allow this
     UNAVAILABLE     asked for something that this machine does not have (a runtime), or cannot give now
@@ -10,7 +10,7 @@ Doors translate `Fault.kind` into their own status (HTTP, gRPC, exit codes) and 
     DENIED          known, and not allowed
     FAILED          it was tried and did not work (git clone, a control that could not be applied)
     LOST            it ran, and how it ended is not known
-    STRANGER        who calls is not known, or not any more
+    UNAUTHENTICATED the caller is not known, or not any more
     NOT_YET         this version cannot do it
 """
 
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     DENIED = "denied"
     FAILED = "failed"
     LOST = "lost"
-    STRANGER = "stranger"
+    UNAUTHENTICATED = "unauthenticated"
     NOT_YET = "not_yet"
 
 

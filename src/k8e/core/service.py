@@ -15,12 +15,12 @@ from k8e.core.calls import call
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.egress.egress import Egress
-from k8e.core.egress.witness import Witness
+from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault
 from k8e.core.files import Files
 from k8e.core.images import Images
 from k8e.core.log.audit import Audit
-from k8e.core.log.journal import LOGGER, warn
+from k8e.core.log.daemon_log import LOGGER, warn
 from k8e.core.log.metrics import Metrics
 from k8e.core.log.refusal_log import RefusalLog
 from k8e.core.model import Caller, ServiceStatus
@@ -80,12 +80,12 @@ class Service:
             refusals=RefusalLog(audit_file, settings.audit, metrics, clock),
         )
         self._registry = registry = Registry()
-        self._witness = witness = Witness(parts)
+        self._observer = observer = Observer(parts)
         self._environments = kept = Environments(environments)
         self._interpreters = interpreters = Interpreters(parts)
         self._quotas = quotas = Quotas(settings.quotas, clock)
         self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory())
-        self._sessions = sessions = Sessions(parts, registry, witness, kept)
+        self._sessions = sessions = Sessions(parts, registry, observer, kept)
         self.files = Files(parts, sessions)
         self.approvals = Approvals(parts, sessions, registry)
         self.images = Images(parts, registry, made_ahead)
@@ -95,7 +95,7 @@ class Service:
             pool=made_ahead,
             quotas=quotas,
             interpreters=interpreters,
-            witness=witness,
+            observer=observer,
             environments=kept,
         )
         self.warm = Reservations(parts, made_ahead, creation)
@@ -103,7 +103,7 @@ class Service:
         self._endings = endings = Endings(parts, sessions)
         launcher = Launcher(parts, sessions, registry, quotas, endings)
         self._foreground = foreground = Foreground(parts, sessions, launcher, endings, interpreters)
-        self._background = background = Background(parts, sessions, witness, launcher, endings)
+        self._background = background = Background(parts, sessions, observer, launcher, endings)
         self._once = Once(sessions, registry, creation, foreground)
         self.runs = Runs(parts, sessions, registry, foreground=foreground, background=background, once=self._once)
         persistence = Persistence(
@@ -194,7 +194,7 @@ class Service:
         await asyncio.gather(*(self._sessions.examine(live) for live in active if live.busy))
         await self.expire()
         self._sessions.resume_ends()
-        await self._witness.look_around(active)
+        await self._observer.observe_some(active)
         await self.audit.sync()
         self._parts.refusals.review()
         await self._parts.refusals.sync()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault
-from k8e.core.log.journal import LOGGER, warn
+from k8e.core.log.daemon_log import LOGGER, warn
 
 T = TypeVar("T")
 

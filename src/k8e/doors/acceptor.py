@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 
 BATCH: Final = 32  # connections in one turn of the loop, which has others to serve
 PAUSE: Final = 0.5

@@ -18,7 +18,7 @@ from k8e.core.access.access import require_scope
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.audit import Audit
-from k8e.core.log.journal import note
+from k8e.core.log.daemon_log import note
 from k8e.core.model import REMOTE, Caller, Scope
 from k8e.core.tasks import wait_result
 from k8e.damage import Damage
@@ -168,7 +168,7 @@ class Keys:
         statement = state_login(authority.fingerprint, bytes.fromhex(record.key_id) if record else bytes(8), content)
         if not verify_login(public, signature, statement) or record is None:
             error = "the key is not known here, or the proof that you have it is wrong"
-            raise Fault(Kind.STRANGER, "key_refused", error, hint="Is it the whole key, and this gateway's?")
+            raise Fault(Kind.UNAUTHENTICATED, "key_refused", error, hint="Is it the whole key, and this gateway's?")
         certificate = await self._certify(KEY_SCHEME + record.key_id, request)
         await self._write(register.touch, record.key_id, self._clock.wall())
         return certificate
@@ -213,10 +213,10 @@ class Keys:
         peer = self._opened[0].identify(certificate)
         if peer is None:
             error = "this needs a certificate of this gateway"
-            raise Fault(Kind.STRANGER, "not_logged_in", error, hint="Log in with an API key: k8e connect.")
+            raise Fault(Kind.UNAUTHENTICATED, "not_logged_in", error, hint="Log in with an API key: k8e connect.")
         if self._clock.wall() >= peer.expires:
             hint = _AT_SOCKET if peer.identity.startswith(USER_SCHEME) else _HINT
-            raise Fault(Kind.STRANGER, "certificate_expired", "the certificate has expired", hint=hint)
+            raise Fault(Kind.UNAUTHENTICATED, "certificate_expired", "the certificate has expired", hint=hint)
         caller, end = self._resolve(peer.identity)
         return Admission(caller, peer.identity, min(peer.expires, end))
 
@@ -229,12 +229,12 @@ class Keys:
         try:
             key = ApiKey.parse(text)
         except BadKey as bad:
-            raise Fault(Kind.STRANGER, "bad_apikey", f"this {bad}", hint="It begins with k8e_.") from None
+            raise Fault(Kind.UNAUTHENTICATED, "bad_apikey", f"this {bad}", hint="It begins with k8e_.") from None
         record = register.find(key.key_id.hex())
         known = bytes.fromhex(record.public) if record else bytes(32)
         if not hmac.compare_digest(key.public, known) or key.fingerprint != authority.fingerprint or record is None:
             error = "the key is not known here"
-            raise Fault(Kind.STRANGER, "key_refused", error, hint="Is it the whole key, and this gateway's?")
+            raise Fault(Kind.UNAUTHENTICATED, "key_refused", error, hint="Is it the whole key, and this gateway's?")
         identity = KEY_SCHEME + record.key_id
         caller, expires = self._resolve(identity)
         now = self._clock.wall()
@@ -251,9 +251,9 @@ class Keys:
             return Caller(int(identity.removeprefix(USER_SCHEME))), float("inf")
         record = self._opened[1].find(identity.removeprefix(KEY_SCHEME))
         if record is None or record.revoked is not None:
-            raise Fault(Kind.STRANGER, "key_revoked", "the key was revoked", hint=_HINT)
+            raise Fault(Kind.UNAUTHENTICATED, "key_revoked", "the key was revoked", hint=_HINT)
         if record.is_expired(self._clock.wall()):
-            raise Fault(Kind.STRANGER, "key_expired", "the key has expired", hint=_HINT)
+            raise Fault(Kind.UNAUTHENTICATED, "key_expired", "the key has expired", hint=_HINT)
         tenant, *others = record.tenants
         caller = Caller(REMOTE, tenant, tuple(others), Scope(record.scope), record.name)
         return caller, float("inf") if record.expires is None else record.expires

@@ -23,7 +23,7 @@ from k8e.core.access.access import may_see, require_scope
 from k8e.core.access.lineage import Lineage, are_related, read_lineage
 from k8e.core.calls import call
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import warn
+from k8e.core.log.daemon_log import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live, Registry

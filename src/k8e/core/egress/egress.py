@@ -22,7 +22,7 @@ from contextlib import AsyncExitStack
 from k8e.core.checks import check_hosts, refuse
 from k8e.core.egress.ceiling import check_ceiling
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import note, warn
+from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, HostsChange, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import check_reach

@@ -1,1 +1,1 @@
-"""What is written down for people: the audit log, the log of refusals, the journal, metrics."""
+"""Written down for people: the audit log, the log of refusals, the daemon log, metrics."""

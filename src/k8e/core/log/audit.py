@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import warn
+from k8e.core.log.daemon_log import warn
 from k8e.core.log.metrics import Metrics
 from k8e.core.model import RunSpec
 from k8e.core.tasks import wait_done, wait_result

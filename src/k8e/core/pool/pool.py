@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from k8e.core.errors import Fault
-from k8e.core.log.journal import note, warn
+from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Reservation
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Demand, Template

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from k8e.core import checks
 from k8e.core.egress.denials import Mark
-from k8e.core.egress.witness import Witness
+from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import warn
+from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, RunResult, RunSpec, Status
 from k8e.core.parts import Parts
 from k8e.core.runs.command import check_run, place_run
@@ -46,11 +46,11 @@ _LOOKS: Final = round(2 * GRACE / _PAUSE)  # then the order is given again: it m
 
 class Background:
     def __init__(
-        self, parts: Parts, sessions: Sessions, witness: Witness, launcher: Launcher, endings: Endings
+        self, parts: Parts, sessions: Sessions, observer: Observer, launcher: Launcher, endings: Endings
     ) -> None:
         self._parts = parts
         self._sessions = sessions
-        self._witness = witness
+        self._observer = observer
         self._launcher = launcher
         self._endings = endings
         self._store = parts.store
@@ -167,7 +167,7 @@ class Background:
         except (LinkError, TimeoutError) as error:  # it has ended this moment, or is slow: the next poll shows more
             warn("no_glance", run=record.run_id, cause=error)
             stdout = stderr = b""
-        await self._witness.hear(opened.live)
+        await self._observer.observe(opened.live)
         seen = replace(
             self._endings.measure(record),
             stdout_bytes=info.stdout_bytes,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from k8e.core import checks
 from k8e.core.model import RunSpec
+from k8e.core.runs.argv import check_argv
 from k8e.core.runs.deadlines import TIMEOUT_GRACE
 from k8e.core.sessions.provisioning import merge_env
 from k8e.core.sessions.sessions import Opened
@@ -22,7 +23,7 @@ def check_run(spec: RunSpec) -> ExecSpec:
         if spec.background:
             checks.refuse("terminal", "is for commands that somebody waits for", "Leave out background.")
     return ExecSpec(
-        checks.check_argv(spec),
+        check_argv(spec),
         env,
         checks.check_path("workdir", spec.workdir) if spec.workdir else b"",
         timeout=checks.check_timeout(spec.timeout),

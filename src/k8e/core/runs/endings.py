@@ -7,7 +7,7 @@ from typing import Final
 
 from k8e.core.egress.denials import Mark
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import note, warn
+from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
 from k8e.core.parts import Parts
 from k8e.core.runs.deadlines import GRACE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from k8e.core.log.journal import warn
+from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, RunResult
 from k8e.core.sessions.provisioning import STATE
 from k8e.core.sessions.sessions import Opened

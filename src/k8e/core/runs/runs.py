@@ -12,6 +12,7 @@ from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
+from k8e.core.runs.argv import check_packages
 from k8e.core.runs.background import Background
 from k8e.core.runs.foreground import Foreground
 from k8e.core.runs.foreground_run import ForegroundRun
@@ -64,7 +65,7 @@ class Runs:
     async def pip_install(
         self, caller: Caller, session_id: str, packages: Sequence[str], *, seconds: float | None = None
     ) -> RunResult:
-        argv = checks.check_packages(packages)
+        argv = check_packages(packages)
         spec = RunSpec(session_id, argv=argv, timeout=PIP_SECONDS if seconds is None else seconds)
         return await self._foreground.run(caller, spec)
 

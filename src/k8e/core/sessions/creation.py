@@ -13,10 +13,10 @@ from k8e.core.access.access import choose_tenant
 from k8e.core.access.quotas import Quotas
 from k8e.core.access.turns import Turns
 from k8e.core.egress.ceiling import check_ceiling, find_usual_hosts
-from k8e.core.egress.witness import Witness
+from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault, Kind
 from k8e.core.images import Images
-from k8e.core.log.journal import note
+from k8e.core.log.daemon_log import note
 from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
@@ -58,7 +58,7 @@ class Creation:
         pool: Pool,
         quotas: Quotas,
         interpreters: Interpreters,
-        witness: Witness,
+        observer: Observer,
         environments: Environments,
     ) -> None:
         self._parts = parts
@@ -68,7 +68,7 @@ class Creation:
         self._pool = pool
         self._quotas = quotas
         self._interpreters = interpreters
-        self._witness = witness
+        self._observer = observer
         self._environments = environments
         self.builds = Turns(_BUILDS)
 
@@ -272,11 +272,11 @@ class Creation:
     ) -> None:
         if not entries:
             return
-        mark = await self._witness.mark(live)
+        mark = await self._observer.mark(live)
         try:
             await apply_manifest(sandbox, place, env, entries)
         except Fault as fault:
-            raise await self._witness.explain(live, mark, fault) from fault.__cause__
+            raise await self._observer.explain(live, mark, fault) from fault.__cause__
 
     async def _log_creation(self, live: Live, caller: Caller) -> None:
         session = live.session

@@ -52,7 +52,7 @@ class Live:
         self.changing_hosts = asyncio.Lock()
         self.hosts_unsaved = False  # the list in force is not the one on record
         self.refusals = Notes()
-        self.hearing = asyncio.Lock()  # while the engine is asked for refusals
+        self.observing = asyncio.Lock()  # while the engine is asked for refusals
         self.marks: dict[str, Mark] = {}  # where background runs began, by their ids
         self.building: asyncio.Task[None] | None = None
         self.moving: asyncio.Task[None] | None = None  # from running to stopped, or back

@@ -19,7 +19,7 @@ from k8e.core import checks
 from k8e.core.access.quotas import Quotas
 from k8e.core.approvals.approvals import Approvals
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import note, warn
+from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.runs.deadlines import GRACE

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from k8e.core.egress.egress import Egress
 from k8e.core.errors import Fault
-from k8e.core.log.journal import note, warn
+from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Phase, Status
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool

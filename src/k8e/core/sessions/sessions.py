@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from k8e.core import checks
-from k8e.core.egress.witness import Witness
+from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import note, warn
+from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.sessions.environments import Environments
@@ -100,10 +100,10 @@ def _failed(task: asyncio.Task[None]) -> bool:
 
 
 class Sessions:
-    def __init__(self, parts: Parts, registry: Registry, witness: Witness, environments: Environments) -> None:
+    def __init__(self, parts: Parts, registry: Registry, observer: Observer, environments: Environments) -> None:
         self._parts = parts
         self._registry = registry
-        self._witness = witness
+        self._observer = observer
         self._environments = environments
 
     # Asking
@@ -111,7 +111,7 @@ class Sessions:
     async def get(self, caller: Caller, session_id: str) -> Session:
         live = self.find(caller, session_id)
         if live.usable:
-            await self._witness.hear(live)
+            await self._observer.observe(live)
         return replace(live.show(), denied=live.refusals.recent(live.session_id))
 
     async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
@@ -155,7 +155,7 @@ class Sessions:
 
     async def examine(self, live: Live) -> Observation:
         """Observes a sandbox; the session of a dead one is ended, or stopped if it is to last."""
-        seen = await self._witness.hear(live)
+        seen = await self._observer.observe(live)
         if seen.oom_kills > live.oom_kills:
             live.oom_kills, live.oom_at = seen.oom_kills, self._parts.clock.monotonic()
         if not seen.alive and live.usable:
@@ -254,7 +254,7 @@ class Sessions:
             await wait_first(leaving, live.gone)
             await stop(leaving)
         live.part(describe_end(reason))
-        await self._witness.hear(live)  # for the last time
+        await self._observer.observe(live)  # for the last time
         await self._wait_for_children(live)
         with translated("stopping the sandbox"):
             await self._parts.engine.stop(live.sandbox)
@@ -306,7 +306,7 @@ class Sessions:
             # gone is what the next daemon would find, and knows to clear up.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
         if live.record.reason not in (ABANDONED, FINISHED):
-            await self._witness.hear(live)  # for the last time
+            await self._observer.observe(live)  # for the last time
         await self._wait_for_children(live)
         with translated("destroying the sandbox"):
             await self._parts.engine.destroy(live.sandbox)

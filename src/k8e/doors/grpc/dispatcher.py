@@ -17,7 +17,7 @@ from k8e.core.access.access import Payer, find_payer
 from k8e.core.access.keys import Admission, Keys
 from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 from k8e.doors.connection_limits import AUTHENTICATED_EACH, UnauthenticatedLimit
 from k8e.doors.grpc.authentication import Context, authenticate, set_meant
 from k8e.doors.grpc.buffered_bytes import estimate_head
@@ -83,7 +83,7 @@ class Dispatcher:
         finally:
             self._log(name, who, problem, time.monotonic() - began)
         if problem is not None:
-            if problem.code in _TURNED_AWAY or (isinstance(problem, Fault) and problem.kind is Kind.STRANGER):
+            if problem.code in _TURNED_AWAY or (isinstance(problem, Fault) and problem.kind is Kind.UNAUTHENTICATED):
                 self._service.turn_away(who, name, problem.code, source)
             status, detail = describe(problem)
             await context.abort(status, detail.error, ((ERROR_KEY, detail.SerializeToString()),))
@@ -113,13 +113,17 @@ class Dispatcher:
             if call is None or not call.withdrawn or task is None:
                 raise
             task.uncancel()
-            raise Fault(Kind.STRANGER, "key_revoked", "the key was revoked", hint="Log in with another key.") from None
+            raise Fault(
+                Kind.UNAUTHENTICATED, "key_revoked", "the key was revoked", hint="Log in with another key."
+            ) from None
         except TimeoutError:
             if call is not None and call.given_up is not None:
                 raise call.given_up from None
             if call is not None and call.expired:
                 error = "the certificate has expired"
-                raise Fault(Kind.STRANGER, "certificate_expired", error, hint="Log in again, and call again.") from None
+                raise Fault(
+                    Kind.UNAUTHENTICATED, "certificate_expired", error, hint="Log in again, and call again."
+                ) from None
             raise too_slow() from None
 
     @asynccontextmanager

@@ -23,7 +23,7 @@ CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
     Kind.DENIED: grpc.StatusCode.PERMISSION_DENIED,
     Kind.FAILED: grpc.StatusCode.ABORTED,
     Kind.LOST: grpc.StatusCode.DATA_LOSS,
-    Kind.STRANGER: grpc.StatusCode.UNAUTHENTICATED,
+    Kind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Kind.NOT_YET: grpc.StatusCode.UNIMPLEMENTED,
 }
 _EXISTS: Final = ("session_exists", "key_exists", "file_exists")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from k8e.core.access.keys import Keys
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.request_memory import RequestMemory
 from k8e.settings import GatewaySettings

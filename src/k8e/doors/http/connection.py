@@ -13,7 +13,7 @@ import h11
 
 from k8e.core.access.access import find_payer
 from k8e.core.errors import Fault
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 from k8e.core.model import Caller
 from k8e.doors.http.answers import encode
 from k8e.doors.http.authentication import refuse_web_pages

@@ -16,7 +16,7 @@ STATUS = {
     Kind.DENIED: 403,
     Kind.FAILED: 502,
     Kind.LOST: 500,
-    Kind.STRANGER: 401,
+    Kind.UNAUTHENTICATED: 401,
     Kind.NOT_YET: 501,
 }
 

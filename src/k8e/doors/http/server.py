@@ -15,7 +15,7 @@ from typing import Any, Final
 import h11
 
 from k8e.core.contract import SandboxService
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.http.authentication import read_caller
 from k8e.doors.http.connection import Connection

@@ -14,7 +14,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from k8e.core.errors import Fault
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 from k8e.doors.http.answers import Json
 from k8e.doors.http.errors import HttpRefusal, describe, internal_error
 from k8e.doors.mcp.answers import Answer, Talk

@@ -76,7 +76,7 @@ class Entrance:
             return await self._recognise(scope)
         kind, _, token = sent[0].partition(" ")
         if len(sent) > 1 or kind.lower() != "bearer":
-            raise Fault(Kind.STRANGER, "key_needed", "only API keys are taken here", hint=_HINT)
+            raise Fault(Kind.UNAUTHENTICATED, "key_needed", "only API keys are taken here", hint=_HINT)
         admitted = await self._keys.admit_bearer(token.strip())
         self._check_tenant(admitted.caller)
         return Visitor(admitted.caller, admitted.identity, admitted.expires)
@@ -95,12 +95,12 @@ class Entrance:
     async def _recognise(self, scope: Scope) -> Visitor:
         host, peer, own = self._house.host, scope.get("client"), scope.get("server")
         if host is None:
-            raise Fault(Kind.STRANGER, "key_needed", "this needs an API key", hint=_HINT)
+            raise Fault(Kind.UNAUTHENTICATED, "key_needed", "this needs an API key", hint=_HINT)
         uid = await asyncio.to_thread(find_user, tuple(peer), tuple(own)) if peer and own else None
         if uid not in (0, host.uid):
             error = "without a key only the user who started this can use it"
             detail = "it is not known who calls" if uid is None else f"the caller is uid {uid}"
-            raise Fault(Kind.STRANGER, "key_needed", error, detail=detail, hint=_HINT)
+            raise Fault(Kind.UNAUTHENTICATED, "key_needed", error, detail=detail, hint=_HINT)
         return Visitor(host)
 
     def _check_tenant(self, caller: Caller) -> None:

@@ -14,7 +14,7 @@ from k8e.core.access.access import find_payer, may_see
 from k8e.core.access.keys import Keys
 from k8e.core.checks import check_name
 from k8e.core.errors import Fault, Kind
-from k8e.core.log.journal import format_event
+from k8e.core.log.daemon_log import format_event
 from k8e.core.model import REMOTE, Caller
 from k8e.doors.addresses import list_names
 from k8e.doors.connection_limits import ConnectionLimits

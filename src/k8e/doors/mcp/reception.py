@@ -122,7 +122,7 @@ class Reception:
         if not task.cancelled() and not cut:
             task.result()
         elif not begun:
-            gone = Fault(Kind.STRANGER, "key_revoked", "the key is not good any more", hint="Use another key.")
+            gone = Fault(Kind.UNAUTHENTICATED, "key_revoked", "the key is not good any more", hint="Use another key.")
             await explain(gone, "sent")(scope, receive, send)
 
     def withdraw(self, identity: str) -> None:

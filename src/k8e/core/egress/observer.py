@@ -1,7 +1,7 @@
-"""Asks the engine what sandboxes were refused, notes it with their sessions and puts it into the log.
+"""Observes sandboxes through the engine, notes with their sessions what they were denied, and logs it.
 
-Asked before and after every command, so an engine answers at once when there is nothing to tell. Sessions in which
-nobody runs anything are asked in turn by the upkeep, and each one last before its end.
+Each is observed before and after every command, so an engine answers at once when there is nothing to tell. The upkeep
+observes sessions in which no command runs in turn, and each session is observed once more before its end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from k8e.core.egress.denials import Mark, clean
 from k8e.core.errors import Fault
-from k8e.core.log.journal import warn
+from k8e.core.log.daemon_log import warn
 from k8e.core.parts import Parts
 from k8e.core.sessions.live import Live
 from k8e.engine import EngineError, Observation, Refusal
@@ -19,16 +19,16 @@ from k8e.engine import EngineError, Observation, Refusal
 _ROUND: Final = 32  # sessions asked in one round of upkeep
 
 
-class Witness:
+class Observer:
     def __init__(self, parts: Parts) -> None:
         self._engine = parts.engine
         self._metrics = parts.metrics
         self._refusals = parts.refusals
         self._asked = ""  # last by the upkeep
 
-    async def hear(self, live: Live) -> Observation:
-        """Never in the way of a command: what cannot be found out is missing, and the log says so."""
-        async with live.hearing:  # a second caller wants what happened until now, and asks again
+    async def observe(self, live: Live) -> Observation:
+        """Never keeps a command from running: what the engine cannot tell is missing, and the daemon log says so."""
+        async with live.observing:  # a second caller wants what happened until now, and asks again
             try:
                 seen = await self._engine.observe(live.sandbox)
             except EngineError as error:
@@ -57,13 +57,14 @@ class Witness:
             )
 
     async def mark(self, live: Live) -> Mark:
-        """From here on."""
-        await self.hear(live)
+        """Where a run begins: what is denied from now on is denied during the run."""
+        await self.observe(live)
         return live.refusals.mark()
 
     async def explain(self, live: Live, mark: Mark, fault: Fault) -> Fault:
-        """A failure to make the session, with the refusals that may be its cause; it never comes to have an id."""
-        await self.hear(live)
+        """The fault of a session that could not be created, with the denials that may be its cause. Their hints name no
+        session, because there is none."""
+        await self.observe(live)
         denied = live.refusals.since(mark, "")
         if not denied.entries:
             return fault
@@ -75,10 +76,10 @@ class Witness:
         )
         return explained.with_traceback(fault.__traceback__)
 
-    async def look_around(self, lives: Sequence[Live]) -> None:
-        """Some of the sessions, others the next time."""
+    async def observe_some(self, lives: Sequence[Live]) -> None:
+        """Some of the sessions now, the others in the next rounds."""
         active = sorted((live for live in lives if live.usable), key=lambda live: live.sandbox)
         turn = [live for live in active if live.sandbox > self._asked][:_ROUND]
         for live in turn:
-            await self.hear(live)
+            await self.observe(live)
         self._asked = turn[-1].sandbox if len(turn) == _ROUND else ""
