@@ -190,12 +190,12 @@ class TestPresence:
         first, second = EngineLock(layout, tmp_path / "e"), EngineLock(layout, tmp_path / "e")
         first.take()
         second.take()
-        first.leave()
+        first.release()
         assert known_engines(tmp_path / "e") == [layout.tag], "somebody else has it"
         with dead_engine(layout.tag, tmp_path / "e") as found:
             assert found is None
-        second.leave()
-        second.leave()
+        second.release()
+        second.release()
         assert known_engines(tmp_path / "e") == []
         second.take()
         del second

@@ -31,7 +31,7 @@ def has_cgroup(engine: LocalEngine) -> bool:
 
 
 def has_probes(engine: LocalEngine) -> bool:
-    return bool(engine._probes._reports)
+    return bool(engine._probes._reports.tasks)
 
 
 @pytest.mark.parametrize("moment", [has_probes, has_table, has_mount, has_cgroup])
@@ -67,7 +67,7 @@ async def test_closed_while_it_removes_what_it_tried(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(engine, "destroy", wait_and_destroy)
         probing = asyncio.create_task(find_report(engine, Runtime.NATIVE))
         await begun.wait()
-        (work,) = engine._probes._reports.values()
+        (work,) = engine._probes._reports.tasks.values()
         closed = asyncio.create_task(engine.close())
         while not work.cancelling():
             await asyncio.sleep(0)

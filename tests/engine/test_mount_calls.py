@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from k8e.engine.local.disk.cleanup import unmount
-from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
+from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.system.calls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOSUID,
@@ -44,7 +44,7 @@ def point(tmp_path: Path) -> Iterator[Path]:
 
 def test_owners_are_shown_in_another_range(source: Path, point: Path) -> None:
     with cloned(source, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) as tree:
-        map_ids(tree, [IdRange(0, FIRST, 65536)])
+        map_ids(tree, [IdMapping(0, FIRST, 65536)])
         move_mount(tree, point)
     nobody = int(Path("/proc/sys/fs/overflowuid").read_text())
     shown = {name: (point / name).stat().st_uid for name in os.listdir(point)}
@@ -56,7 +56,7 @@ def test_owners_are_shown_in_another_range(source: Path, point: Path) -> None:
 
 def test_users_and_groups_can_be_mapped_differently(source: Path, point: Path) -> None:
     with cloned(source) as tree:
-        map_ids(tree, [IdRange(1000, FIRST, 1)], [IdRange(1000, FIRST + 7, 1)])
+        map_ids(tree, [IdMapping(1000, FIRST, 1)], [IdMapping(1000, FIRST + 7, 1)])
         move_mount(tree, point)
     status = (point / "1000").stat()
     assert (status.st_uid, status.st_gid) == (FIRST, FIRST + 7)
@@ -94,7 +94,7 @@ def status(path: Path) -> bytes:
 def test_a_mapping_leaves_no_process_behind(source: Path) -> None:
     before = children()
     with cloned(source) as tree:
-        map_ids(tree, [IdRange(0, FIRST, 65536)])
+        map_ids(tree, [IdMapping(0, FIRST, 65536)])
         assert children() == before
 
 
@@ -111,12 +111,12 @@ def test_a_mappings_process_ends_by_itself(source: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "waitpid", wait_and_tell)
         with cloned(source) as tree:
-            map_ids(tree, [IdRange(0, FIRST, 65536)])
+            map_ids(tree, [IdMapping(0, FIRST, 65536)])
         assert ends == [0], "killed, and not ended by itself"
 
 
 def test_a_mapping_that_the_kernel_refuses_is_an_error(source: Path) -> None:
     with cloned(source) as tree, pytest.raises(OSError, match="Invalid argument"):
-        map_ids(tree, [IdRange(0, FIRST, 10), IdRange(5, FIRST, 10)])
+        map_ids(tree, [IdMapping(0, FIRST, 10), IdMapping(5, FIRST, 10)])
     with pytest.raises(FileNotFoundError, match="/nonexistent"):
         open_tree(Path("/nonexistent"))

@@ -12,8 +12,8 @@ import pytest
 
 from k8e.engine import Mount, MountRefused
 from k8e.engine.local.layout import Layout
-from k8e.engine.local.mounts.detached import IdRange
-from k8e.engine.local.mounts.mounts import UNUSED_ID, id_ranges
+from k8e.engine.local.mounts.detached import IdMapping
+from k8e.engine.local.mounts.mounts import UNUSED_ID, id_mappings
 from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
 from k8e.engine.local.mounts.source import open_source
 from k8e.engine.local.mounts.veil import resolve_hidden
@@ -176,9 +176,9 @@ def test_a_group_opens_what_it_may(grounds: Grounds) -> None:
 @pytest.mark.parametrize("user", [Identity(1000, 1000), Identity(0, 0), Identity(1000, 0)])
 def test_only_the_owner_is_mapped_and_nobody_to_root(first: int | None, user: Identity) -> None:
     for owner in (Owner(OWNER, 20, (0, 4321), ""), ROOT):
-        users, groups = id_ranges(owner, first, user)
-        assert users[0] == IdRange(owner.uid, (first or 0) + (user.uid or 0), 1)
-        assert groups[0] == IdRange(owner.gid, (first or 0) + (user.gid or 0), 1)
+        users, groups = id_mappings(owner, first, user)
+        assert users[0] == IdMapping(owner.uid, (first or 0) + (user.uid or 0), 1)
+        assert groups[0] == IdMapping(owner.gid, (first or 0) + (user.gid or 0), 1)
         assert {span.stored for span in users} <= {owner.uid, UNUSED_ID}
         assert {span.stored for span in groups} <= {owner.gid, *owner.groups, UNUSED_ID}
         for spans in (users, groups):

@@ -207,12 +207,12 @@ async def test_after_a_reboot(rig: Rig) -> None:
         before = await room.output("/bin/bash", "-c", LOOK)
         write_back(room.paths.disk)
         image = room.paths.disk_image.read_bytes()
-        slot = Record.load(room.paths.record).slot
+        id_range = Record.load(room.paths.record).id_range
         await rig.engine.destroy(room.name)
         room.paths.top.mkdir(mode=0o711)
         # As a machine that lost its power has it: no network, no groups, no state of the runtime, never unmounted.
         room.paths.disk_image.write_bytes(image)
-        Record(rig.runtime.value, "host", "00" * 16, slot, "sandbox").save(room.paths.record)
+        Record(rig.runtime.value, "host", "00" * 16, id_range, "sandbox").save(room.paths.record)
         assert not fsck.is_clean(room.paths.disk_image)
         await rig.engine.close()  # what it knew is gone with the daemon
         assert room.name in await rig.engine.list()

@@ -191,8 +191,8 @@ class LocalEngine:
     async def _build(
         self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template, paths: SandboxPaths
     ) -> None:
-        slot = self._ids.take() if runtime.native else None
-        record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), slot, spec.hostname)
+        id_range = self._ids.take() if runtime.native else None
+        record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), id_range, spec.hostname)
         record.save(paths.record)
         await self._bring_up(sandbox, spec, runtime, record, template)
 

@@ -1,8 +1,8 @@
-"""Which engines there are on this machine: a file for each, locked as long as a process has it.
+"""The engines on this machine: a lock file for each, locked as long as a process has the engine.
 
-What an engine leaves behind when it dies is found by its own state directory. When nobody will ever start one there
-again (a test that was killed, a directory that was removed), this is how `k8e doctor --fix` still finds it, and how it
-knows that the neighbour's is alive. Below /run, as everything that it stands for is gone with a restart.
+What an engine leaves when it dies is found through its state directory. When no engine will ever be started there again
+(a test that was killed, a directory that was removed), `k8e doctor --fix` still finds it by this file, and knows by the
+lock that another one is alive. Below /run, as everything that it stands for is gone with a reboot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENGINES = Path("/run/k8e-engines")
 
 
 class EngineLock:
-    """Of one engine. Several of one directory share it."""
+    """The lock of one engine. Several engines of one directory share it."""
 
     def __init__(self, layout: Layout, folder: Path = ENGINES, damages: Damages | None = None) -> None:
         self._layout = layout
@@ -34,7 +34,7 @@ class EngineLock:
             os.close(self._handle)
 
     def take(self) -> None:
-        """Before anything is made. Who may not write there can make nothing either."""
+        """Called before anything is made. A process that may not write there can make nothing either."""
         while self._handle < 0:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,11 +55,11 @@ class EngineLock:
             note = {"state": os.fspath(self._layout.state), "run": os.fspath(self._layout.run)}
             os.pwrite(handle, json.dumps(note).encode(), 0)
 
-    def leave(self) -> None:
-        """When nothing of it is left."""
+    def release(self) -> None:
+        """Called when nothing of the engine is left."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
-            with contextlib.suppress(BlockingIOError):  # somebody else is still there
+            with contextlib.suppress(BlockingIOError):  # another engine still has it
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 (self._folder / self._layout.tag).unlink(missing_ok=True)
             os.close(handle)
@@ -67,7 +67,8 @@ class EngineLock:
 
 @contextlib.contextmanager
 def dead_engine(tag: str, folder: Path = ENGINES) -> Iterator[Layout | None]:
-    """Of an engine that no process has; None while one does. Until the end nobody else takes it for dead."""
+    """Yields the layout of an engine that no process has; None while one does. Until the end of the block no other
+    process takes it for dead."""
     try:
         check_own((folder / tag).lstat())
         handle = os.open(folder / tag, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -93,7 +94,7 @@ def dead_engine(tag: str, folder: Path = ENGINES) -> Iterator[Layout | None]:
 
 
 def known_engines(folder: Path = ENGINES) -> list[str]:
-    """Tags, dead or alive."""
+    """Lists the tags of engines, dead or alive."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(os.listdir(folder))
     return []

@@ -1,4 +1,4 @@
-"""Where everything of a sandbox lies. All of it is derived from the sandbox's id."""
+"""The paths of all files of a sandbox and of the engine. Those of a sandbox are derived from its id."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SandboxPaths:
     @property
     def workspace(self) -> Path:
         """Beside the root and not in it: what is mounted at /workspace, here and perhaps in other sandboxes, is a
-        directory that nobody inside can move or replace."""
+        directory that no process inside can move or replace."""
         return self.disk / "workspace"
 
     @property
@@ -45,7 +45,7 @@ class SandboxPaths:
 
     @property
     def slots(self) -> Path:
-        """Where what it will be shown passes through when that is known (mounts/slots.py); gone afterwards."""
+        """Mount points of its slots, until they are filled (mounts/slots.py)."""
         return self.top / "slots"
 
     @property
@@ -55,27 +55,27 @@ class SandboxPaths:
 
     @property
     def work(self) -> Path:
-        """The kernel's, beside that layer."""
+        """The kernel's working directory, beside that layer."""
         return self.disk / "work"
 
     @property
     def aside(self) -> Path:
-        """Where the layers below are for a moment, while the root is mounted."""
+        """Mount point of the lower layers for a moment, while the root is mounted."""
         return self.top / "layers"
 
     @property
     def place(self) -> Path:
-        """What commands start with where that is the image's to say."""
+        """The user, environment and directory of commands, where the image decides on them."""
         return self.top / "place.json"
 
     @property
     def veils(self) -> Path:
-        """Names that are hidden in what the sandbox sees of the machine."""
+        """Upper layers of the overlays that hide names (mounts/veil.py)."""
         return self.top / "veils"
 
     @property
     def placeholders(self) -> Path:
-        """Notes of what was made in directories of the machine and has to be removed there."""
+        """The record of what was made in directories of the machine and has to be removed there."""
         return self.top / "placeholders.json"
 
     @property
@@ -108,7 +108,7 @@ class Layout:
 
     @property
     def kept(self) -> Path:
-        """Of sandboxes that are on no record: their directories, with the disks, for people who want the files."""
+        """Directories of sandboxes that have no record, with their disks, for people who want the files."""
         return self.state / "kept"
 
     @property
@@ -117,7 +117,7 @@ class Layout:
 
     @property
     def layers(self) -> Path:
-        """Of OCI images, unpacked: each a lower directory of overlayfs, under the hex sha256 of its archive."""
+        """Unpacked layers of OCI images: each a lower directory of overlayfs, under the hex sha256 of its archive."""
         return self.state / "layers"
 
     @property
@@ -137,7 +137,7 @@ class Layout:
 
     @property
     def tag(self) -> str:
-        """For names that are the machine's: two daemons (a test beside a product) never meet."""
+        """Makes names on the machine (tables, groups) unique: two daemons, a test beside a product, never meet."""
         return hashlib.sha256(bytes(self.state)).hexdigest()[:8]
 
     @property

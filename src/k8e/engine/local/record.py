@@ -1,4 +1,4 @@
-"""What must outlive the daemon to find the way back into a sandbox, and which host ids are taken by those that live."""
+"""The record of a sandbox, with which the next daemon finds the way back into it; and the host ids that are taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from k8e.engine.local.runtime.bundle import ID_COUNT
 
 # Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
 _FIRST_ID = 0x30000000
-_SLOTS = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
+_RANGES = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,41 +24,44 @@ class Record:
     runtime: str
     image: str
     instance: str
-    slot: int | None
+    id_range: int | None  # the number of its range of host ids; in the file it is called "slot"
     hostname: str
-    ready: bool = True  # False while it is started again: what runs then is nothing that anybody could use
-    # Inodes of the machine's directories that are shown in it: by their names a sandbox that can write around one of
-    # them could have another shown to a child of its, or to itself when it is started again.
+    ready: bool = True  # False while it is started again: what runs then cannot be used yet
+    # Inodes of the machine's directories that are mounted in it: names are not enough, as a sandbox that can write
+    # around one of them could have another directory mounted in its child, or in itself when it is started again.
     sources: tuple[int, ...] = ()
-    slots: tuple[str, ...] = ()  # where directories are still to be shown
+    slots: tuple[str, ...] = ()  # targets at which directories are still to be mounted
 
     def save(self, path: Path) -> None:
+        fields = dataclasses.asdict(self)
+        fields["slot"] = fields.pop("id_range")
         partial = path.with_suffix(".new")
-        partial.write_text(json.dumps(dataclasses.asdict(self)))
+        partial.write_text(json.dumps(fields))
         partial.rename(path)
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """FileNotFoundError, or Damaged when it is not what was saved."""
+        """Raises FileNotFoundError, or Damaged when it is not what was saved."""
         try:
             fields = json.loads(read_own(path))
+            fields["id_range"] = fields.pop("slot")
             record = cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("sources", "slots")}})
             bytes.fromhex(record.instance)
         except Damaged:
             raise
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise Damaged(f"it is no record of a sandbox: {error}") from error
         texts = (record.runtime, record.image, record.hostname, *record.slots)
-        numbers = (*record.sources, *(() if record.slot is None else (record.slot,)))
+        numbers = (*record.sources, *(() if record.id_range is None else (record.id_range,)))
         if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
             raise Damaged("it is no record of a sandbox: a value is of another kind")
-        if record.ready not in (True, False) or not 0 <= (record.slot or 0) < _SLOTS:
+        if record.ready not in (True, False) or not 0 <= (record.id_range or 0) < _RANGES:
             raise Damaged("it is no record of a sandbox: a value is out of range")
         return record
 
     @property
     def first_id(self) -> int | None:
-        return None if self.slot is None else _FIRST_ID + self.slot * ID_COUNT
+        return None if self.id_range is None else _FIRST_ID + self.id_range * ID_COUNT
 
 
 def all_sandboxes(layout: Layout) -> Iterator[SandboxPaths]:
@@ -67,26 +70,26 @@ def all_sandboxes(layout: Layout) -> Iterator[SandboxPaths]:
             yield SandboxPaths(Path(entry))
 
 
-def find_slot(paths: SandboxPaths) -> int | None:
-    """Of a sandbox that may be half made or half gone. One whose record is damaged may still run: then its disk is
+def find_id_range(paths: SandboxPaths) -> int | None:
+    """Works for a sandbox that is half made or half gone. One whose record is damaged may still run: then its disk is
     mounted, and the folder of the agent's socket there belongs to an id of its range."""
     with contextlib.suppress(FileNotFoundError, Damaged):
-        return Record.load(paths.record).slot
+        return Record.load(paths.record).id_range
     with contextlib.suppress(OSError):
-        slot = (os.stat(paths.link, follow_symlinks=False).st_uid - _FIRST_ID) // ID_COUNT
-        return slot if 0 <= slot < _SLOTS else None
+        id_range = (os.stat(paths.link, follow_symlinks=False).st_uid - _FIRST_ID) // ID_COUNT
+        return id_range if 0 <= id_range < _RANGES else None
     return None
 
 
 class Records:
-    """Of all sandboxes of an engine. One that is damaged is set aside and told."""
+    """The records of all sandboxes of an engine. One that is damaged is set aside and reported."""
 
     def __init__(self, layout: Layout, damages: Damages) -> None:
         self._layout = layout
         self._damages = damages
 
     def load(self, sandbox: str) -> Record:
-        """FileNotFoundError, also from the second time on that one is damaged."""
+        """Raises FileNotFoundError, also from the second time on that one is damaged."""
         path = self._layout.sandbox(sandbox).record
         try:
             return Record.load(path)
@@ -98,10 +101,10 @@ class Records:
         except OSError as error:
             raise EngineError("record", f"what is known of {sandbox} cannot be read now: {error}") from error
 
-    def find_slot(self, sandbox: str) -> int | None:
+    def find_id_range(self, sandbox: str) -> int | None:
         paths = self._layout.sandbox(sandbox)
         try:
-            return find_slot(paths)
+            return find_id_range(paths)
         except OSError as error:
             raise EngineError("record", f"{paths.record} cannot be read now: {error}") from error
 
@@ -115,14 +118,14 @@ class IdRanges:
 
     def take(self) -> int:
         if self._taken is None:
-            slots = (find_slot(paths) for paths in all_sandboxes(self._layout))
-            self._taken = {slot for slot in slots if slot is not None}
-        slot = next((slot for slot in range(_SLOTS) if slot not in self._taken), None)
-        if slot is None:
-            raise EngineError("user ids", f"all {_SLOTS} ranges are in use")
-        self._taken.add(slot)
-        return slot
+            found = (find_id_range(paths) for paths in all_sandboxes(self._layout))
+            self._taken = {id_range for id_range in found if id_range is not None}
+        id_range = next((id_range for id_range in range(_RANGES) if id_range not in self._taken), None)
+        if id_range is None:
+            raise EngineError("user ids", f"all {_RANGES} ranges are in use")
+        self._taken.add(id_range)
+        return id_range
 
-    def release(self, slot: int | None) -> None:
-        if slot is not None and self._taken is not None:
-            self._taken.discard(slot)
+    def release(self, id_range: int | None) -> None:
+        if id_range is not None and self._taken is not None:
+            self._taken.discard(id_range)

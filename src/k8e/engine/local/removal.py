@@ -57,15 +57,15 @@ class Removal:
             raise EngineError("disk", str(error)) from error
 
     async def destroy(self, sandbox: str) -> None:
-        slot = self._records.find_slot(sandbox)
+        id_range = self._records.find_id_range(sandbox)
         await self._halt(sandbox)
         await asyncio.to_thread(remove_tree, self._layout.sandbox(sandbox).top)
-        self._ids.release(slot)
+        self._ids.release(id_range)
 
     async def set_aside(self, sandbox: str) -> str:
         """Returns where its files are; empty when it had no disk."""
         paths = self._layout.sandbox(sandbox)
-        slot = self._records.find_slot(sandbox)
+        id_range = self._records.find_id_range(sandbox)
         await self._halt(sandbox)
         if not paths.disk_image.is_file():
             await asyncio.to_thread(remove_tree, paths.top)
@@ -77,7 +77,7 @@ class Removal:
             os.rename(paths.top, kept)
         except OSError as error:
             raise EngineError("disk", f"{paths.top} cannot be kept: {error}") from error
-        self._ids.release(slot)
+        self._ids.release(id_range)
         return os.fspath(kept)
 
     async def _halt(self, sandbox: str) -> None:

@@ -1,9 +1,9 @@
-"""Who owns the files of a disk that is not mounted yet: their inodes, changed in the image itself.
+"""Changes the owners of the files of a disk that is not mounted yet, by the inodes in its image.
 
-A native sandbox has a range of user ids of its own, and its files are to belong to those. Walking through the mounted
-disk with chown takes half as long as the runtime's start, mostly waiting for inodes to be read; in the image they lie
-side by side, and a template's are found once. Only what mkfs wrote is ever read here, nothing that a sandbox could have
-touched, and with a layout other than expected nothing is changed: there is the walk for that.
+A native sandbox has a range of user ids of its own, to which its files must belong. To walk through the mounted disk
+with chown takes half as long as the runtime's start, mostly waiting for inodes to be read; in the image they lie side
+by side, and a template's are found once. Only an image that mkfs has just written is read here, never one that a
+sandbox could have written to, and an image of an unexpected layout is not changed: the walk does that one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Stretch:
 
 
 def read_stretches(image: Path) -> tuple[Stretch, ...]:
-    """Of an ext4 that mkfs made and nobody has mounted. UnknownLayout if it is none that we know."""
+    """Reads an ext4 that mkfs made and that was never mounted. Raises UnknownLayout if it is not one that we know."""
     with image.open("rb") as file:
         return tuple(_find_stretches(file.fileno()))
 

@@ -1,13 +1,14 @@
-"""What sandboxes start with: a disk for each size that is asked for, made once, and the machine's registries, which are
-configured on it."""
+"""Templates of disks: one for each size that is asked for, made once. The machine's registries are configured on it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from k8e.damage import Damaged, Damages, own_directory, read_own
@@ -15,6 +16,7 @@ from k8e.engine import EngineError, Limits
 from k8e.engine.local.disk import disk
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.roots import host_image
+from k8e.engine.local.system.tasks import Once
 from k8e.engine.local.toolchain.registries import Registries, find_registries
 from k8e.link.binary import VerifiedBinary, agent_binary, loader_library, place
 
@@ -26,29 +28,29 @@ class Templates:
         self._layout = layout
         self._damages = damages
         self._tools = tools
-        self._registries: asyncio.Task[Registries] | None = None
-        self._content: asyncio.Task[Path] | None = None
-        self._blank: asyncio.Task[Path] | None = None
-        self._disks: dict[tuple[Path, int, int], asyncio.Task[disk.Template]] = {}
+        self._registries: Once[str, Registries] = Once()
+        self._contents: Once[str, Path] = Once()
+        self._disks: Once[tuple[Path, int, int], disk.Template] = Once()
 
     async def registries(self) -> Registries:
-        if self._registries is None:
-            self._registries = asyncio.create_task(self._find_registries())
-        try:
-            return await asyncio.shield(self._registries)
-        except OSError as error:
-            self._registries = None
-            raise EngineError("registries", f"cannot be found out: {error}") from error
+        with _explained("registries", "cannot be found out"):
+            return await self._registries.get("", self._find_registries)
 
     @property
     def known_registries(self) -> Registries | None:
         """Without waiting, once they were found."""
-        task = self._registries
+        task = self._registries.tasks.get("")
         return None if task is None or not task.done() or task.cancelled() or task.exception() else task.result()
 
     async def _find_registries(self) -> Registries:
         await asyncio.to_thread(make_directories, self._layout, self._damages)
         return await find_registries(memory=self._layout.state / "clients.json", tools=self._tools)
+
+    async def content(self) -> Path:
+        """Returns the directory whose content every sandbox of the image `host` starts with; made once by a daemon."""
+        registries = await self.registries()
+        with _explained("image", "cannot be prepared"):
+            return await self._contents.get("host", lambda: asyncio.to_thread(self._prepare, registries))
 
     async def disk_for(self, limits: Limits) -> disk.Template:
         return await self._disk_with(await self.content(), limits)
@@ -56,26 +58,14 @@ class Templates:
     async def blank_for(self, limits: Limits) -> disk.Template:
         """For a root that is an image: there is nothing on it yet."""
         await self.content()  # which clears away what is out of date
-        if self._blank is None:
-            self._blank = asyncio.create_task(asyncio.to_thread(self._prepare_blank))
-        try:
-            return await self._disk_with(await asyncio.shield(self._blank), limits)
-        except OSError as error:
-            self._blank = None
-            raise EngineError("disk", f"cannot be prepared: {error}") from error
+        with _explained("disk", "cannot be prepared"):
+            content = await self._contents.get(_BLANK, lambda: asyncio.to_thread(self._prepare_blank))
+        return await self._disk_with(content, limits)
 
     async def _disk_with(self, content: Path, limits: Limits) -> disk.Template:
-        key = (content, limits.disk, limits.inodes)
-        if key not in self._disks:
-            self._disks[key] = asyncio.create_task(self._make_disk(*key))
-        try:
-            return await asyncio.shield(self._disks[key])
-        except EngineError:
-            self._disks.pop(key, None)
-            raise
-        except OSError as error:  # of what was made earlier: not readable now, which need not be so next time
-            self._disks.pop(key, None)
-            raise EngineError("disk", f"cannot be prepared: {error}") from error
+        size, inodes = limits.disk, limits.inodes
+        with _explained("disk", "cannot be prepared"):
+            return await self._disks.get((content, size, inodes), lambda: self._make_disk(content, size, inodes))
 
     async def _make_disk(self, content: Path, size: int, inodes: int) -> disk.Template:
         target = content.with_name(f"{content.name}-{size}-{inodes}.img")
@@ -94,17 +84,6 @@ class Templates:
                 if os.path.lexists(path):
                     self._damages.set_aside(path, error)
             return False
-
-    async def content(self) -> Path:
-        """The directory whose content every sandbox starts with; made once for each daemon."""
-        registries = await self.registries()
-        if self._content is None:
-            self._content = asyncio.create_task(asyncio.to_thread(self._prepare, registries))
-        try:
-            return await asyncio.shield(self._content)
-        except OSError as error:
-            self._content = None  # the disk may have room again next time
-            raise EngineError("image", f"cannot be prepared: {error}") from error
 
     def _prepare(self, registries: Registries) -> Path:
         images = self._layout.images
@@ -138,7 +117,7 @@ class Templates:
         return final
 
     def _put(self, content: Path, final: Path, digest: str) -> None:
-        """Under its name, unless it is there already. What is there and is something else is set aside."""
+        """Renames it, unless it is there already. A directory with other content in its place is set aside."""
         if os.path.lexists(final) and (final.is_symlink() or host_image.digest_tree(final) != digest):
             self._damages.set_aside(final, "it is not what it was made from")
         if not final.exists():
@@ -157,19 +136,17 @@ class Templates:
 
     async def close(self) -> None:
         """Ends what is under way. What is made stays known."""
-        known = (self._registries, self._content, self._blank, *self._disks.values())
-        tasks = [task for task in known if task is not None]
-        unfinished = [task for task in tasks if not task.done()]
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
-        if self._registries in unfinished:
-            self._registries = None
-        if self._content in unfinished:
-            self._content = None
-        if self._blank in unfinished:
-            self._blank = None
-        self._disks = {key: task for key, task in self._disks.items() if task not in unfinished}
+        for work in (self._registries, self._contents, self._disks):
+            await work.close()
+
+
+@contextlib.contextmanager
+def _explained(control: str, failure: str) -> Iterator[None]:
+    """Of what was made earlier and cannot be read now, of a disk that is full: the next caller may have more luck."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(control, f"{failure}: {error}") from error
 
 
 def make_directories(layout: Layout, damages: Damages) -> None:

@@ -1,5 +1,5 @@
-"""A tree that somebody else filled, copied file by file: what an image has at /workspace, which is a directory of its
-own on every disk. Nothing is followed, opened for its effect or believed; how much it is the disk's limits say."""
+"""Copies a tree that is not trusted, file by file: what an image has at /workspace, which is a directory of its own on
+every disk. Nothing is followed, opened for its effect or believed; the disk's limits bound how much is copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TooDeep(OSError):
 
 
 def copy_tree(source: int, target: int) -> None:
-    """Between two directories, which are open. Owners, modes and times stay; what is no file, link, FIFO or directory
+    """Copies from one open directory to another. Owners, modes and times stay; what is no file, link, FIFO or directory
     is left out. Nothing runs in either."""
     _copy(source, target, {}, target, "", 0)
 
@@ -63,7 +63,7 @@ def _copy_folder(
         copy = os.open(name, flags, dir_fd=target)
         try:
             _copy(below, copy, known, top, f"{place}/", depth + 1)
-            _dress(copy, status)
+            _copy_attributes(copy, status)
         finally:
             os.close(copy)
     finally:
@@ -78,14 +78,14 @@ def _copy_file(source: int, target: int, name: str, status: os.stat_result) -> N
         try:
             while os.sendfile(copy, original, None, _PIECE):
                 pass
-            _dress(copy, status)
+            _copy_attributes(copy, status)
         finally:
             os.close(copy)
     finally:
         os.close(original)
 
 
-def _dress(handle: int, status: os.stat_result) -> None:
+def _copy_attributes(handle: int, status: os.stat_result) -> None:
     os.fchown(handle, status.st_uid, status.st_gid)
     os.fchmod(handle, stat.S_IMODE(status.st_mode))  # after the owner, whose change takes set-uid bits away
     os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))

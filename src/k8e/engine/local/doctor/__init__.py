@@ -1,1 +1,1 @@
-"""What works on this machine, found out by doing it, and what can be put right."""
+"""`k8e doctor`: tries what works on this machine, and fixes what can be fixed."""

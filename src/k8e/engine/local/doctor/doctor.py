@@ -79,7 +79,7 @@ class Report:
 
     @property
     def default(self) -> Examination | None:
-        """What sandboxes get when nobody asks for something else: the strongest that works."""
+        """The runtime of sandboxes for which none was asked: the strongest that works."""
         return next((each for each in self.examinations if each.report.available), None)
 
     @property
@@ -220,7 +220,7 @@ async def _own_engine(
 
 @contextlib.asynccontextmanager
 async def _find_remote_host(engine: LocalEngine, names: NameServer) -> AsyncIterator[RemoteHost | None]:
-    """Nobody, where there can be no network: then no sandbox can be created either, and says why."""
+    """None where there can be no network: then no sandbox can be created either, and says why."""
     try:
         wire = await engine.reserve_wire("doctor-far-end")
     except EngineError:

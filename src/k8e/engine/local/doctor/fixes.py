@@ -1,7 +1,7 @@
-"""Puts right what can be put right without a person: `k8e doctor --fix`.
+"""Fixes what can be fixed without a person: `k8e doctor --fix`.
 
-Installs what is missing, and removes what engines left that are dead and that nobody will start again. Never touches
-what a living engine has, whoever's it is, nor what a daemon that merely does not run will find again when it does.
+Installs missing packages, and removes what dead engines left that will not be started again. Never touches what a
+living engine has, of any daemon, nor what a daemon that does not run now will find again when it does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from k8e.engine.local.system.tool import find_tool
 from k8e.engine.local.toolchain.packages import Package, install_packages, missing_packages
 
 _TAGGED = re.compile(r"k8e-([0-9a-f]{8})")
-_OURS = ("sandboxes", "images", "agents", "clients.json")  # of a state directory; whatever else is there is somebody's
+_OURS = (
+    "sandboxes",
+    "images",
+    "agents",
+    "clients.json",
+)  # in a state directory; other files there are not ours
 _RUNTIMES = ("gvisor", "native")  # of a run directory
 
 
@@ -37,11 +42,11 @@ class Step:
     detail: str = ""  # why not, and what to do
 
 
-Claims = Callable[[Path], bool]  # whether somebody will start an engine in that state directory again
+Claims = Callable[[Path], bool]  # whether a daemon will start an engine in that state directory again
 
 
 async def fix(claims: Claims, folder: Path = ENGINES, table: Sequence[Package] | None = None) -> AsyncIterator[Step]:
-    """Step by step, each when it has been tried."""
+    """Yields each step when it has been tried."""
     if os.geteuid() != 0:
         raise EngineError("doctor", "only root can put things right", "run it again as root")
     async for step in _fix_packages(table):
@@ -106,7 +111,7 @@ async def _remove_sandbox(engine: LocalEngine, sandbox: str) -> Step:
 
 
 def _remove_rest(layout: Layout) -> Step:
-    """What an engine makes for all its sandboxes. Directories themselves only when nothing else is in them."""
+    """Removes what an engine makes for all its sandboxes, and its directories when nothing else is in them."""
     try:
         if find_tool("nft"):
             table = Table(f"k8e_{layout.tag}")

@@ -1,8 +1,8 @@
-"""Somebody to reach, for the doctor: a host with a name, behind a wire of its own, so that no packet leaves the
+"""A remote host for the doctor's sandboxes to reach: it has a name and a wire of its own, so that no packet leaves the
 machine.
 
-It is in a network namespace that goes with us, whatever happens. Its address is leased from the pool like a sandbox's,
-but its interface is called differently: it has to be a stranger to the rules.
+It is in a network namespace that ends with the doctor, whatever happens. Its address is leased from the pool like a
+sandbox's, but its interface has another kind of name: the rules for sandboxes must not apply to it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RemoteWire(Wire):
 
 @contextlib.asynccontextmanager
 async def name_server() -> AsyncIterator[NameServer]:
-    """On the machine's loopback."""
+    """Serves on the machine's loopback."""
     loop = asyncio.get_running_loop()
     transport, names = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
     try:
@@ -59,7 +59,7 @@ async def name_server() -> AsyncIterator[NameServer]:
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Knows one name, as soon as it has an address."""
+    """Answers for one name, as soon as it has an address."""
 
     def __init__(self) -> None:
         self.address: IPv4Address | None = None

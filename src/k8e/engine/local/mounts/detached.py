@@ -19,7 +19,7 @@ _WALL = 0x40000000  # waits also for a child that sends no signal when it ends
 
 
 @dataclass(frozen=True, slots=True)
-class IdRange:
+class IdMapping:
     """`count` ids from `stored` on, as files have them, are shown as those from `shown` on."""
 
     stored: int
@@ -38,7 +38,7 @@ def cloned(source: Path | int, attributes: int = 0, *, recursive: bool = False) 
         os.close(tree)
 
 
-def map_ids(tree: int, users: Sequence[IdRange], groups: Sequence[IdRange] | None = None) -> None:
+def map_ids(tree: int, users: Sequence[IdMapping], groups: Sequence[IdMapping] | None = None) -> None:
     """Shows the owners of a detached mount's files in other ranges. Without `groups`, groups are mapped like users.
 
     The kernel takes the mapping from a user namespace, and a namespace needs a process to begin with.

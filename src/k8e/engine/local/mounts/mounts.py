@@ -1,4 +1,4 @@
-"""What a sandbox sees of the machine, put together below its own directory on the host: one mount for each directory
+"""Mounts directories of the machine for a sandbox, below its own directory on the host: one mount for each directory
 that was asked for, with the owners of files as the sandbox is to see them.
 
 Owners: the machine's user is the sandbox's default user, in both directions, and this user's other groups have numbers
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from k8e.engine import EngineError, Mount
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
+from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.mounts.kept_parts import keep_parts
 from k8e.engine.local.mounts.owner import Owner, find_owner
 from k8e.engine.local.mounts.placeholders import placeholders
@@ -107,20 +107,20 @@ def _attach(
                     yield Bind(os.fspath(target / part), f"{mount.target}/{part}", writable, whole=True)
 
 
-def id_ranges(owner: Owner, first_id: int | None, user: Identity) -> tuple[list[IdRange], list[IdRange]]:
+def id_mappings(owner: Owner, first_id: int | None, user: Identity) -> tuple[list[IdMapping], list[IdMapping]]:
     """Returns those of users, and those of groups."""
     base, uid, gid = first_id or 0, user.uid or 0, user.gid or 0
-    users, groups = [IdRange(owner.uid, base + uid, 1)], [IdRange(owner.gid, base + gid, 1)]
-    groups += [IdRange(group, base + _FIRST_GROUP + index, 1) for index, group in enumerate(owner.groups)]
+    users, groups = [IdMapping(owner.uid, base + uid, 1)], [IdMapping(owner.gid, base + gid, 1)]
+    groups += [IdMapping(group, base + _FIRST_GROUP + index, 1) for index, group in enumerate(owner.groups)]
     if first_id is None:
-        users += [IdRange(UNUSED_ID, 0, 1)] if uid else []
-        groups += [IdRange(UNUSED_ID, 0, 1)] if gid else []
+        users += [IdMapping(UNUSED_ID, 0, 1)] if uid else []
+        groups += [IdMapping(UNUSED_ID, 0, 1)] if gid else []
     return users, groups
 
 
 def _map_owners(mount: Mount, tree: int, owner: Owner, first_id: int | None, user: Identity) -> None:
     try:
-        map_ids(tree, *id_ranges(owner, first_id, user))
+        map_ids(tree, *id_mappings(owner, first_id, user))
     except OSError as error:
         cause = f"the owners of its files cannot be mapped to the sandbox's: {error.strerror}"
         hint = "id-mapped mounts need Linux 5.12 or later and a filesystem that knows them: ext4, xfs, btrfs, ..."

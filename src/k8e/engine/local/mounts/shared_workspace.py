@@ -11,7 +11,7 @@ from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
+from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.mounts.mounts import make_mount_point
 from k8e.engine.local.record import Record
 from k8e.engine.local.runtime.bundle import ID_COUNT
@@ -48,7 +48,7 @@ def _shift_ids(tree: int, stored: int, shown: int) -> None:
     if stored == shown:
         return
     try:
-        map_ids(tree, [IdRange(stored, shown, ID_COUNT)])
+        map_ids(tree, [IdMapping(stored, shown, ID_COUNT)])
     except OSError as error:
         cause = f"the owners of its files cannot be mapped to this sandbox's: {error}"
         raise EngineError(_CONTROL, cause, "id-mapped mounts of ext4 need Linux 5.12 or later") from error

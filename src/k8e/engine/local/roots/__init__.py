@@ -1,1 +1,1 @@
-"""What a sandbox sees at /: the machine's toolchain, or an image."""
+"""The root of a sandbox: the machine's toolchain, or an image."""

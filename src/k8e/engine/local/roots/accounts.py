@@ -1,4 +1,4 @@
-"""Whom an image's `User` means: its own passwd and group, read as what they are, lines that somebody wrote. Pure."""
+"""Finds the account that an image's `User` names, in the image's own passwd and group, which are not trusted. Pure."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class _Group:
 
 
 def find_account(wanted: str, passwd: bytes, group: bytes) -> Account:
-    """`wanted`: name or number, perhaps with `:` and a group's; empty is root. As others do it, a name comes first, and
-    a number needs no line; its group is then root's."""
+    """`wanted`: name or number, perhaps with `:` and a group's; empty is root. As with other runtimes, a name comes
+    first, and a number needs no line; its group is then root's."""
     try:
         user, _, told = wanted.encode().partition(b":")
     except UnicodeEncodeError:
@@ -101,7 +101,7 @@ def _read_groups(group: bytes) -> Iterator[_Group]:
 
 
 def with_user(passwd: bytes, account: Account) -> bytes:
-    """The file with a line for that account, if there is none."""
+    """Adds a line for that account, if there is none."""
     if any(line.uid == account.uid for line in _read_users(passwd)):
         return passwd
     name = _free_name("root" if account.uid == 0 else "user", {line.name for line in _read_users(passwd)})

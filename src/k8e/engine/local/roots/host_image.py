@@ -1,8 +1,8 @@
 """The `host` image: the machine's own toolchain (/usr, read-only) under a small root of our own, and nothing else of
 the machine. No home directories, no /root, no /var, no sockets; /etc is made here from a short list.
 
-It is two things to the engine: files that become the sandbox's private, writable root, and directories of the host
-that are laid over it read-only. What other images are is in roots.py.
+The engine has two uses for it: files that become the sandbox's private, writable root, and directories of the machine
+that are mounted over it read-only. Other images are in image_root.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ services: files
 
 @dataclass(frozen=True, slots=True)
 class HostPath:
-    """A directory or file of the host, shown read-only."""
+    """A directory or file of the machine, seen read-only in the sandbox."""
 
     source: Path
     target: str
@@ -138,7 +138,7 @@ def _copy_etc(target: Path) -> None:
             # The certificates and time zones that links lead to are below /usr, where they can be seen.
             copy.symlink_to(os.readlink(source))
         elif source.is_dir():
-            # Readable by everybody only: a private key that somebody keeps beside the certificates stays outside.
+            # Only what all users can read: a private key beside the certificates stays outside.
             shutil.copytree(source, copy, symlinks=True, ignore=_ignore_private, copy_function=shutil.copyfile)
         elif source.is_file() and os.stat(source).st_mode & 0o004:
             shutil.copyfile(source, copy)
@@ -226,14 +226,14 @@ def build_root(target: Path, files: Iterable[tuple[str, bytes]] = ()) -> None:
 
 
 def build_workspace(target: Path) -> None:
-    """What is mounted at /workspace: a directory of its own on the disk, so that other sandboxes can share it."""
+    """Makes what is mounted at /workspace: a directory of its own on the disk, so that other sandboxes can share it."""
     target.mkdir()
     target.chmod(0o755)  # whatever the umask is
     os.chown(target, USER_ID, USER_ID)
 
 
 def set_modes(top: Path) -> None:
-    """Readable by everybody inside, whatever umask the daemon was started with; what was executable stays so."""
+    """Makes all files readable for every user inside, whatever the daemon's umask; what was executable stays so."""
     top.chmod(0o755)
     for parent, directories, files in os.walk(top):
         for name in (*directories, *files):
@@ -250,7 +250,7 @@ def give_tree(top: Path, uid: int, gid: int) -> None:
 
 
 def digest_tree(top: Path) -> str:
-    """Names, kinds, modes and contents: a template with the same digest can be used again."""
+    """Hashes names, kinds, modes and contents: a template with the same digest can be used again."""
     total = hashlib.sha256()
     for parent, directories, files in os.walk(top):
         directories.sort()

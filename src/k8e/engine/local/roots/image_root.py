@@ -1,7 +1,7 @@
-"""An image's root becomes a sandbox's: what the engine adds to it, and what commands there start with.
+"""Prepares an image's root for a sandbox: adds the engine's files, and finds out what commands there start with.
 
-All of it is put into the sandbox's own upper layer, through the merged directory, before anything runs there. The image
-is somebody's: its links are resolved inside, its files are read up to a bound, and what it says about itself is a wish.
+All of it is written to the sandbox's own upper layer, through the merged directory, before anything runs there. The
+image is not trusted: its links are resolved inside, its files are read up to a bound, and its configuration is checked.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FILES: Final = ("k8e-agent", LOADER.lstrip("/"))
 _NO_HOME: Final = "/nonexistent"  # Debian's name for none
 _MAX_BUNDLE: Final = 4 << 20
 _MAX_ENV: Final = 128 << 10
-_ITS_FAULT: Final = (errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
-# pip: a sandbox is nobody's system, so there is nothing to break, and root of it is nobody to warn.
+_FAULTS_OF_THE_IMAGE: Final = (errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+# pip: a sandbox is thrown away, so there is no system to break, and its root needs no warning.
 _CLIENTS: Final = {
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -54,7 +54,7 @@ _CLIENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RootSpec:
-    """What a sandbox gets."""
+    """What the root of a sandbox is prepared from."""
 
     image: Image
     registries: Registries
@@ -63,8 +63,8 @@ class RootSpec:
 
 
 def place_mount_points(paths: SandboxPaths, first_id: int | None) -> None:
-    """Where the bundle mounts something: never links, which a runtime would follow. Also before a sandbox is started
-    again, whose root had the time to put something else there."""
+    """Makes the directories and files that the bundle mounts over: never links, which a runtime would follow. Also
+    before a stopped sandbox is started, whose root may have replaced them."""
     with RootFiles(paths.root, first_id) as inside:
         for name, mode in _POINTS.items():
             inside.make_point(name, mode=mode)
@@ -72,32 +72,32 @@ def place_mount_points(paths: SandboxPaths, first_id: int | None) -> None:
             inside.make_point(name, file=True)
 
 
-def prepare_root(paths: SandboxPaths, given: RootSpec, first_id: int | None) -> Place:
+def prepare_root(paths: SandboxPaths, spec: RootSpec, first_id: int | None) -> Place:
     """Raises EngineError when the image cannot be a sandbox's, OSError when the disk cannot."""
     try:
         place_mount_points(paths, first_id)
-        if given.own_workspace:
-            _fill_workspace(paths, given.image)
+        if spec.own_workspace:
+            _fill_workspace(paths, spec.image)
         with RootFiles(paths.root, first_id) as inside, RootFiles(paths.workspace, first_id) as workspace:
-            account = _find_account(inside, given.image)
-            place = _describe(given, account)
+            account = _find_account(inside, spec.image)
+            place = _describe(spec, account)
             owner = (account.uid, account.gid)
             workspace.give("/", owner, 0o755)
-            _write_names(inside, account, given.hostname)
-            _write_clients(inside, given.registries)
+            _write_names(inside, account, spec.hostname)
+            _write_clients(inside, spec.registries)
             if account.home != _NO_HOME:
                 _make_folder(inside, workspace, account.home, owner, 0o700 if account.uid == 0 else 0o755)
             _make_folder(inside, workspace, place.workdir.decode(errors="surrogateescape"), owner, 0o755)
     except OSError as error:
-        if error.errno not in _ITS_FAULT:
+        if error.errno not in _FAULTS_OF_THE_IMAGE:
             raise
         named = f"{error.filename}: " if error.filename else ""
-        raise fault(given.image, f"it cannot be furnished: {named}{error.strerror}") from error
+        raise fault(spec.image, f"it cannot be furnished: {named}{error.strerror}") from error
     return place
 
 
 def _fill_workspace(paths: SandboxPaths, image: Image) -> None:
-    """With what the image has there, which is about to be covered."""
+    """Copies what the image has at /workspace, which is about to be covered."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     source = os.open(paths.root / "workspace", flags)
     try:
@@ -121,7 +121,7 @@ def _find_account(inside: RootFiles, image: Image) -> Account:
     try:
         account = find_account(image.user, passwd, group)
     except UnknownUser as error:
-        raise fault(image, f"{error}", "ask whoever made the image") from error
+        raise fault(image, f"{error}", "ask the maker of the image") from error
     return account if account.home else replace(account, home="/root" if account.uid == 0 else "/home/user")
 
 
@@ -137,7 +137,7 @@ def _write_names(inside: RootFiles, account: Account, hostname: str) -> None:
 
 
 def _write_clients(inside: RootFiles, registries: Registries) -> None:
-    """The machine's registries, as on the machine. Whom the image trusts it goes on trusting."""
+    """Configures the machine's registries. The certificates that the image trusts stay."""
     for path, content in registries.files:
         if path == CA_BUNDLE:
             content = _join_bundles(inside.read(path, _MAX_BUNDLE) or b"", content)
@@ -146,7 +146,7 @@ def _write_clients(inside: RootFiles, registries: Registries) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _join_bundles(own: bytes, given: bytes) -> bytes:
-    """Remembered, because to read hundreds of certificates takes longer than all the rest."""
+    """Cached, because to parse hundreds of certificates takes longer than all the rest."""
     if not own:
         return given
     known = certificates(own.decode(errors="replace"))
@@ -162,11 +162,11 @@ def _make_folder(inside: RootFiles, workspace: RootFiles, path: str, owner: tupl
         inside.make_folder(path, owner=owner, mode=mode)
 
 
-def _describe(given: RootSpec, account: Account) -> Place:
-    image = given.image
+def _describe(spec: RootSpec, account: Account) -> Place:
+    image = spec.image
     told = dict(_check_env(image))
-    env = {"PATH": USUAL_PATH, "HOME": account.home, **_CLIENTS, **dict(given.registries.env), **told}
-    # A program whose environment speaks to the dynamic linker has business of its own there.
+    env = {"PATH": USUAL_PATH, "HOME": account.home, **_CLIENTS, **dict(spec.registries.env), **told}
+    # An image that sets variables of the dynamic linker is started without our loader.
     loader = "" if any(name.startswith("LD_") for name in told) else LOADER
     workdir = posixpath.normpath(f"/{image.workdir.lstrip('/')}") if image.workdir else WORKSPACE
     return Place(
@@ -195,7 +195,7 @@ def _encode(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-# Kept beside the sandbox: another daemon must not have to ask the root again, which the sandbox has changed by then.
+# Saved beside the sandbox: the next daemon must not read the root again, which the sandbox has changed by then.
 
 
 def save_place(path: Path, place: Place) -> None:

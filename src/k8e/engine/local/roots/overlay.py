@@ -1,5 +1,5 @@
-"""Many layers, shown as one directory: layers below that are everybody's and never written, one above that is the
-sandbox's own and on its own disk, where bytes and inodes are limited.
+"""An overlay of an image's layers: lower layers that all sandboxes share and none writes to, one upper layer that is
+the sandbox's own and on its own disk, where bytes and inodes are limited.
 
 Paths reach the kernel as descriptors (/proc/self/fd/N): 127 layers fit into the one page that mount options have, and a
 colon or a comma in a path means nothing. A native sandbox has a range of ids of its own; the layers' files are shown in
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from k8e.engine import EngineError
-from k8e.engine.local.mounts.detached import IdRange, cloned, map_ids
+from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.runtime.bundle import ID_COUNT
 from k8e.engine.local.system.calls import (
     MNT_DETACH,
@@ -35,8 +35,8 @@ from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
 
 MAX_LAYERS: Final = 127
 # redirect_dir: without it a directory of the image could not be renamed (EXDEV), which package managers do. What says
-# where it came from is written by the kernel, on the upper layer, as an attribute (trusted.*) that nobody inside can
-# set. metacopy, index: off, whatever the kernel was built with: the one would believe such attributes of the layers
+# where it came from is written by the kernel, on the upper layer, as an attribute (trusted.*) that no process inside
+# can set. metacopy, index: off, whatever the kernel was built with: the one would believe such attributes of the layers
 # below, the other would refuse a disk that is mounted again. No userxattr: those could be set from inside.
 _OPTIONS: Final = "redirect_dir=on,metacopy=off,index=off,nfs_export=off,xino=auto"
 _PAGE: Final = 4095
@@ -83,7 +83,7 @@ def _open_layer(path: Path, files: contextlib.ExitStack) -> int:
 
 @contextlib.contextmanager
 def _shown_as(layers: Sequence[Path], first_id: int, aside: Path) -> Iterator[list[int]]:
-    """One mount shows them all: they lie below one directory."""
+    """Mounts them with shifted owners. One mount has them all: they lie below one directory."""
     top = Path(os.path.commonpath(layers))
     with contextlib.ExitStack() as files:
         originals = [_open_layer(layer, files) for layer in layers]
@@ -108,7 +108,7 @@ def _shown_as(layers: Sequence[Path], first_id: int, aside: Path) -> Iterator[li
 def _mount_shown(top: Path, first_id: int, aside: Path) -> None:
     try:
         with cloned(top, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) as tree:
-            map_ids(tree, [IdRange(0, first_id, ID_COUNT)])
+            map_ids(tree, [IdMapping(0, first_id, ID_COUNT)])
             move_mount(tree, aside)
     except OSError as error:
         hint = "images of the native runtime need a filesystem that can map ids, such as ext4, xfs or btrfs"

@@ -1,8 +1,8 @@
-"""Files below a root that somebody else filled: an image's, or one in which a sandbox has run.
+"""Files below a root that is not trusted: an image's, or one in which a sandbox has run.
 
-Every path is resolved by the kernel with that directory as `/`, so a link leads to where it would lead inside and never
-out (openat2, RESOLVE_IN_ROOT). What is written takes the place of whatever had the name; a link there is not followed.
-Nothing runs below that root meanwhile.
+The kernel resolves every path with that directory as `/`, so a link leads to where it would lead inside and never out
+(openat2, RESOLVE_IN_ROOT). A file that is written replaces what had its name; a link there is not followed. Nothing
+runs below that root meanwhile.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RootFiles:
         os.close(self._root)
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """The content of a regular file of at most that many bytes; None for everything else."""
+        """Returns the content of a regular file of at most that many bytes; None for everything else."""
         try:
             found = self._open(path, os.O_PATH)
         except OSError:
             return None
         try:
-            # Looked at before it is opened: opening can do something where it is no file.
+            # Checked before it is opened: to open a device or a FIFO has effects.
             status = os.fstat(found)
             if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
                 return None
@@ -54,7 +54,7 @@ class RootFiles:
         return False
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
-        """A new file, in a directory that is made if there is none."""
+        """Writes a new file, in a directory that is made if there is none."""
         parent, _, name = path.rpartition("/")
         folder = self._make(parent)
         try:
@@ -67,11 +67,11 @@ class RootFiles:
             os.close(folder)
 
     def make_folder(self, path: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> None:
-        """With all that lead to it. One that is there stays as it is."""
+        """Makes a directory with its parents. One that is there stays as it is."""
         os.close(self._make(path, mode, owner))
 
     def make_point(self, name: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0), file: bool = False) -> None:
-        """Something at the top that is no link, for a mount to be laid over."""
+        """Makes a directory or file at the top, which is no link, for a mount to be laid over."""
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(FileNotFoundError):
             handle = os.open(name, flags, dir_fd=self._root)
@@ -88,7 +88,7 @@ class RootFiles:
             os.close(self._make_one(self._root, name, mode, owner))
 
     def give(self, path: str, owner: tuple[int, int], mode: int) -> None:
-        """A directory, to somebody else."""
+        """Sets the owner and mode of a directory."""
         handle = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._own(handle, mode, owner)
@@ -96,7 +96,7 @@ class RootFiles:
             os.close(handle)
 
     def _make(self, path: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> int:
-        """Open, for others to be made in it. What is there and no directory gives way."""
+        """Returns the directory, open. A file of its name is removed."""
         path = path.rstrip("/")
         try:
             return self._open(path or "/", os.O_PATH | os.O_DIRECTORY)
@@ -127,7 +127,7 @@ class RootFiles:
 
     @staticmethod
     def _clear(folder: int, name: str) -> None:
-        """Of a directory only an empty one: what somebody put in there is not ours to throw away."""
+        """Removes what has the name; of directories only an empty one."""
         if name in ("", ".", ".."):
             raise OSError(errno.EINVAL, "not the name of a file", name)
         with contextlib.suppress(FileNotFoundError):

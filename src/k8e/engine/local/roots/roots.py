@@ -1,7 +1,7 @@
-"""What a sandbox can be made of, as the engine sees it: a disk to begin with, and a root that is there.
+"""The two kinds of roots, as the engine sees them: a template of its disk, and how it is mounted on that disk.
 
-The image `host` is on the disk itself; an image of layers is laid under it. Making a sandbox and starting one again
-both mount it; only the first furnishes it.
+The image `host` is on the disk itself; the layers of an OCI image are mounted below it. A new sandbox and one that was
+stopped both mount it; only the first prepares it.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class LayerStore(Protocol):
 
 class Root(Protocol):
     async def template(self, limits: Limits) -> disk.Template:
-        """What its disk begins as."""
+        """Returns the template of its disk."""
 
     async def edition(self) -> Sequence[object]:
-        """Names what it is made of."""
+        """Returns what it is made of."""
 
     async def make(self, paths: SandboxPaths, record: Record, shape: Shape) -> None:
-        """On a new disk, which is mounted."""
+        """Mounts and prepares it on a new disk, which is mounted."""
 
     async def mount_again(self, paths: SandboxPaths, record: Record) -> None:
-        """On a disk that was used before and is mounted again."""
+        """Mounts it on a disk that was used before and is mounted again."""
 
     def host_paths(self) -> Sequence[HostPath]:
-        """What of the machine is seen in it."""
+        """Lists what of the machine is seen in it."""
 
     async def hidden(self) -> Sequence[str]:
-        """What of that is not."""
+        """Lists what of that is hidden."""
 
     async def place(self, paths: SandboxPaths) -> Place: ...
 
@@ -128,7 +128,7 @@ class ImageRoot:
         place_mount_points(paths, first_id)
 
     def _mount(self, paths: SandboxPaths, first_id: int | None) -> None:
-        """Its record names the image by now, so nobody removes layers that are found here."""
+        """The sandbox's record names the image by now, so the layers that are found here are not removed."""
         try:
             layers = self._store.layers_of(self._digest)
         except KeyError:

@@ -19,7 +19,7 @@ _PERIOD = 100_000
 # Interpreters that wait for a program are no program's: three of them, Node with its threads, and their supervisors.
 PARKED_TASKS = 24
 
-# What the agent, root of the sandbox, needs to be everybody's servant there. Commands get none of it.
+# The agent, root of the sandbox, serves all its users with these. Commands get none of them.
 _CAPABILITIES = (
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -31,7 +31,7 @@ _CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
 )
-# With which it still starts commands as anybody and ends them; files it handles as the user whom it is asked for.
+# With these it starts commands as any user and ends them; it handles files as the user whom it is asked for.
 _FEWEST_CAPABILITIES = ("CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID")
 _MASKED = (
     "/proc/acpi",
@@ -75,7 +75,7 @@ class BundleSpec:
     first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
     seccomp: Mapping[str, Any]
     hard_files: int  # what the host lets us set; raising it further may not be allowed
-    network: str  # path of the network namespace to join, which is the host's: nobody inside has power over it
+    network: str  # path of the network namespace to join, which is the host's: no process inside has power over it
     binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
     hidden: Sequence[str] = ()  # files below the host_paths that must not be seen
     nothing: str = ""  # an empty file on the host, to be seen in their place

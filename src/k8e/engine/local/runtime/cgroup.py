@@ -1,4 +1,4 @@
-"""Control groups of sandboxes, v2 and v1 (also mixed): who is in them, what was killed for memory, and their removal.
+"""Control groups of sandboxes, v2 and v1 (also mixed): their processes, out-of-memory kills, and their removal.
 
 The runtimes create them and set the limits from the bundle; this reads, empties and removes them.
 """
@@ -28,8 +28,8 @@ def hierarchies() -> list[Path]:
 
 
 def _peek(path: str) -> bytes | None:
-    """The beginning of a file, None when there is none. On the way of every command: a quarter of what pathlib and file
-    objects cost."""
+    """Reads the beginning of a file, None when there is none. Every command waits for it: this costs a quarter of what
+    pathlib and file objects cost."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -86,7 +86,7 @@ class Cgroups:
         return pids - {0}
 
     def alive(self, sandbox: str) -> bool:
-        """Whether anybody is left. Asked before every run, so one hierarchy has to do: all hold the same processes."""
+        """Whether a process is left. Asked before every run, so one hierarchy has to do: all have the same ones."""
         for hierarchy in self._hierarchies:
             if (processes := _peek(f"{hierarchy}/{self.name}/{sandbox}/cgroup.procs")) is not None:
                 return bool(processes)
@@ -108,11 +108,11 @@ class Cgroups:
                     yield hierarchy, file
 
     def kill(self, sandbox: str, deadline: float = _DEADLINE) -> None:
-        """Kills until nobody is left. Blocks while they die: call it in a thread."""
+        """Kills until no process is left. Blocks while they die: call it in a thread."""
         self._kill_until(sandbox, time.monotonic() + deadline)
 
     def _thaw(self, sandbox: str) -> None:
-        """Who is frozen does not die (v1), or stays as it is when the group is removed under it."""
+        """A frozen process does not die (v1), or stays frozen when its group is removed."""
         for directory in self._directories(sandbox):
             for file, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
                 with contextlib.suppress(OSError):  # only one of the hierarchies has it, and perhaps not this one
@@ -136,8 +136,8 @@ class Cgroups:
                     os.close(handle)
 
     def remove(self, sandbox: str, deadline: float = _DEADLINE) -> None:
-        """Whoever joins meanwhile is killed too: a runtime that was killed while it moved itself here still arrives.
-        Blocks like `kill`."""
+        """Removes the groups, and kills processes that join meanwhile: a runtime that was killed while it moved itself
+        here still arrives. Blocks like `kill`."""
         end = time.monotonic() + deadline
         while not self._try_to_remove(sandbox):
             if time.monotonic() > end:
@@ -146,7 +146,7 @@ class Cgroups:
             time.sleep(_BUSY_PAUSE)
 
     def _try_to_remove(self, sandbox: str) -> bool:
-        """False while somebody is in one of them."""
+        """False while a process is in one of them."""
         free = True
         for directory in list(self._directories(sandbox)):
             for group, _, _ in os.walk(directory, topdown=False):
@@ -162,7 +162,7 @@ class Cgroups:
         return free
 
     def remove_all(self) -> None:
-        """The common parent, once it is empty."""
+        """Removes the common parent, once it is empty."""
         for hierarchy in self._hierarchies:
             with contextlib.suppress(OSError):
                 os.rmdir(hierarchy / self.name)

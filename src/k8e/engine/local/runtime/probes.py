@@ -1,4 +1,4 @@
-"""Which runtimes work here: found out by starting a sandbox with each, once, and remembered."""
+"""Probes of runtimes: starts a sandbox with each, once, and remembers which work here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from k8e.engine import EngineError, Runtime, RuntimeReport
 from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
-from k8e.engine.local.system.tasks import cancel_and_wait
+from k8e.engine.local.system.tasks import Once
 
 _STRENGTH = (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA, Runtime.FIRECRACKER)  # of those that exist
 _INSTALL = {
@@ -20,16 +20,16 @@ _INSTALL = {
 
 class RuntimeProbes:
     def __init__(self, attempt: Callable[[OciRuntime], Awaitable[None]]) -> None:
-        """`attempt` raises EngineError when a sandbox of that runtime does not answer, or reaches nobody."""
+        """`attempt` raises EngineError when a sandbox of that runtime does not answer, or has no network."""
         self._attempt = attempt
-        self._reports: dict[Runtime, asyncio.Task[RuntimeReport]] = {}
+        self._reports: Once[Runtime, RuntimeReport] = Once()
         self._found: dict[Runtime, OciRuntime] = {}
 
     async def reports(self) -> Sequence[RuntimeReport]:
         return await asyncio.gather(*(self.report(runtime) for runtime in _STRENGTH))
 
     def found(self, runtime: Runtime) -> OciRuntime:
-        """What one that is available is here."""
+        """Returns the program of a runtime that is available."""
         return self._found[runtime]
 
     async def require(self, runtime: Runtime) -> tuple[OciRuntime, RuntimeReport]:
@@ -39,9 +39,7 @@ class RuntimeProbes:
         return self._found[runtime], report
 
     async def report(self, runtime: Runtime) -> RuntimeReport:
-        if runtime not in self._reports:
-            self._reports[runtime] = asyncio.create_task(self._examine(runtime))
-        return await asyncio.shield(self._reports[runtime])
+        return await self._reports.get(runtime, lambda: self._examine(runtime))
 
     async def _examine(self, runtime: Runtime) -> RuntimeReport:
         failures: list[str] = []
@@ -61,8 +59,5 @@ class RuntimeProbes:
         return RuntimeReport(runtime, False, reason="; ".join(failures) or missing, hint=_INSTALL[runtime])
 
     async def close(self) -> None:
-        """What is still being tried is given up, and would be tried anew."""
-        for runtime, task in list(self._reports.items()):
-            if not task.done():
-                del self._reports[runtime]
-                await cancel_and_wait(task)
+        """Gives up what is still being tried; the next caller would try it anew."""
+        await self._reports.close()

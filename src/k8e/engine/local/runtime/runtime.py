@@ -18,7 +18,7 @@ from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.runtime.host_filter import build_filter
 from k8e.engine.local.system.tool import find_tool, run_tool, try_filtered_tool, try_tool
 
-# Where `make runsc` puts the one it built. On nobody's PATH: only the engine is meant to find it.
+# Where `make runsc` puts the one it built. On no PATH: only the engine is meant to find it.
 OWN_BINARIES = Path("/var/lib/k8e/bin")
 _LOG_TAIL = 4096
 # gVisor's, the better first: with its own, a sandbox's sockets do not reach the machine's kernel.
@@ -27,8 +27,9 @@ _ROOTS = (Runtime.GVISOR, Runtime.NATIVE)
 
 
 def _states(layout: Layout) -> Iterator[tuple[str, Path]]:
-    """What runtimes remember of sandboxes: runc a directory k8e-NAME, runsc k8e-NAME_sandbox:k8e-NAME.state and .lock
-    and a socket runsc-k8e-NAME.sock (a stale one makes it put the next one elsewhere on the machine).
+    """Lists the state files that runtimes keep of sandboxes: runc a directory k8e-NAME, runsc
+    k8e-NAME_sandbox:k8e-NAME.state and .lock and a socket runsc-k8e-NAME.sock (a stale one makes it put the next one
+    elsewhere on the machine).
 
     Read and removed here rather than by `runc delete` and `runsc delete`: those cost a process each, and runsc's waits
     for the machine's init to reap its dead, which some inits do only now and then. By then nothing of it lives.
@@ -81,10 +82,10 @@ class OciRuntime:
             program = build_filter(platform.machine(), set_ids=set_ids)
             finished = await try_filtered_tool(program, *command, deadline=deadline)
         if finished.status != 0:
-            raise EngineError(self.name.value, _last_words(paths.runtime_log) or finished.complaint)
+            raise EngineError(self.name.value, _last_message(paths.runtime_log) or finished.complaint)
 
     def variants(self) -> list[OciRuntime]:
-        """The ways in which it can give a sandbox its network, the best first."""
+        """Lists the ways in which it can give a sandbox its network, the best first."""
         if self.native:
             return [self]
         return [
@@ -97,8 +98,8 @@ class OciRuntime:
         return text.splitlines()[0].strip() if text else ""
 
 
-def _last_words(log: Path) -> str:
-    """The runtime's own last complaint, from its log: text for people, which a hostile sandbox may have written."""
+def _last_message(log: Path) -> str:
+    """Returns the runtime's last message, from its log: text for people, which a hostile sandbox may have written."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_TAIL))
@@ -114,7 +115,7 @@ def _last_words(log: Path) -> str:
 
 
 async def find_runtimes(runtime: Runtime) -> Sequence[OciRuntime]:
-    """What is installed and could be it, the best first. Only trying tells."""
+    """Lists the installed programs that could be it, the best first. Only a probe tells which one works."""
     if runtime is Runtime.GVISOR:
         return await _find_gvisor()
     if runtime is Runtime.NATIVE:

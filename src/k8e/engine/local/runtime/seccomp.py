@@ -41,7 +41,7 @@ _PTRACE_REQUESTS = (
 _PTRACE_OPTIONS = (0x4200, 0x4206)  # SETOPTIONS, SEIZE: both take them as the fourth argument
 _TRACESECCOMP = 0x80
 
-# What mknod may make; devices are nobody's business, with or without the capability.
+# What mknod may make: no devices, with or without the capability.
 _NODE_TYPES = (0, 0o100000, 0o010000, 0o140000)  # a file (twice), a FIFO, a socket
 _TYPE_MASK = 0o170000
 

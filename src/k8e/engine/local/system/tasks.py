@@ -1,14 +1,16 @@
-"""Work that ends before its caller does, also when the caller is cancelled: a roll-back must not meet it."""
+"""Work that ends before its caller does, also when the caller is cancelled: a roll-back must not meet it. And work that
+is done once for all its callers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 
 async def finish(doing: Coroutine[Any, Any, T]) -> T:
@@ -46,3 +48,29 @@ async def _wait_for(work: asyncio.Future[Any]) -> None:
     await asyncio.wait([work])
     if not work.cancelled():
         work.exception()  # which is seen now, and not logged as lost
+
+
+class Once(Generic[Key, T]):
+    """Work that is done once for each key, and goes on without the caller who asked first. What failed is done again
+    for the next caller."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Key, asyncio.Task[T]] = {}
+
+    async def get(self, key: Key, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        task = self.tasks.get(key)
+        if task is None:
+            task = self.tasks[key] = asyncio.create_task(work())
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            if self.tasks.get(key) is task:
+                del self.tasks[key]
+            raise
+
+    async def close(self) -> None:
+        """Cancels what is under way, and forgets it. Results stay."""
+        for key, task in list(self.tasks.items()):
+            if not task.done():
+                del self.tasks[key]
+                await cancel_and_wait(task)

@@ -1,4 +1,4 @@
-"""What pip, npm and Node on this machine say about themselves: which indexes they use, whom they trust.
+"""Asks pip, npm and Node on this machine which indexes they use and which certificates they trust.
 
 They are asked, because only they know which of their files and variables count. That takes half a second, so the
 answers are kept, for as long as nothing they were made from has changed. No answer holds a credential: those are
@@ -33,7 +33,7 @@ _VARIABLES = re.compile(r"PIP_\w+|NPM_CONFIG_\w+|npm_config_\w+|XDG_CONFIG_\w+|H
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----", re.ASCII)
 
 # Of all settings those that say where packages come from. Not here: passwords, tokens, client keys, and proxies,
-# which reach whatever they like on behalf of whoever asks.
+# which reach any host on behalf of any caller.
 _PIP_LISTS = ("extra-index-url", "find-links", "trusted-host")
 _PIP_SETTINGS = ("index-url", "no-index", "cert", "timeout", "default-timeout", "retries", *_PIP_LISTS)
 _PIP_SECTIONS = ("global", "install", ":env:")  # the later wins, as in pip
@@ -136,7 +136,7 @@ async def _ask_pip(tools: Path, env: Mapping[str, str]) -> tuple[dict[str, str] 
 
 
 def read_pip_settings(lines: Iterable[str]) -> dict[str, str]:
-    """What `pip install` would go by, from what `pip config list` prints: `section.key='value'`."""
+    """Reads the settings of `pip install` from what `pip config list` prints: `section.key='value'`."""
     sections: dict[str, dict[str, str]] = {section: {} for section in _PIP_SECTIONS}
     for line in lines:
         path, _, value = line.partition("=")

@@ -48,7 +48,7 @@ class ToolsFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """What a layer is made from. A layer made from the same is the same."""
+    """The parts that a layer is made from. A layer made from the same parts is the same."""
 
     python: str | None  # the sandbox's interpreter, e.g. python3.11: bytecode is made for it
     wheels: tuple[Path, ...]  # of pip, the newest first
@@ -69,7 +69,7 @@ class Ingredients:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What is in a layer, and why the rest is not: `missing` says it for people."""
+    """The parts of a layer; `missing` explains to people which are left out and why."""
 
     path: Path
     made_from: str
@@ -172,7 +172,7 @@ def _add_pip(layer: Path, ingredients: Ingredients, say: Say) -> str:
 
 def _add_tsx(layer: Path, ingredients: Ingredients, say: Say) -> str:
     if ingredients.npm is None:
-        raise ToolsFailed("node and npm are not installed for everybody (as /usr/bin/node, /usr/bin/npm)")
+        raise ToolsFailed("node and npm are not installed for all users (as /usr/bin/node, /usr/bin/npm)")
     for name in ("package.json", "package-lock.json"):
         (layer / "node" / name).write_bytes(_DATA.joinpath(name).read_bytes())
     say("installing tsx from the lock")
@@ -188,8 +188,8 @@ def _add_tsx(layer: Path, ingredients: Ingredients, say: Say) -> str:
 
 
 def _run(argv: Sequence[str | Path], cwd: Path, deadline: float = 60.0, env: Mapping[str, str] | None = None) -> str:
-    """The machine's configuration (mirror, certificate) counts, the caller's own PATH does not: sandboxes see the
-    toolchain that everybody has."""
+    """Runs it with the machine's configuration (mirror, certificate) and without the caller's own PATH: sandboxes see
+    the toolchain of all users."""
     variables = {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **(env or {})}
     words = [os.fspath(word) for word in argv]
     try:

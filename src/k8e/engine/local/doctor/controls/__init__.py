@@ -1,4 +1,4 @@
-"""What keeps a sandbox a sandbox: each control with a way to find out whether it holds, by trying to get past it.
+"""The controls that isolate a sandbox, each with a check that tries to get past it.
 
 A check returns what it saw. It raises `Broken` when the control does not hold and `Untested` when it does not apply.
 Any other failure counts as broken as well: a control that could not be seen to hold is none.

@@ -1,4 +1,4 @@
-"""One control, and the two ways in which trying to get past it can end otherwise than well."""
+"""One control, and the two exceptions of its check."""
 
 from __future__ import annotations
 

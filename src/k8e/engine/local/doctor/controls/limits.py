@@ -1,4 +1,4 @@
-"""What a sandbox can use up: no more than its limits, of anything."""
+"""Controls of limits: a sandbox cannot use more than its limits, of anything."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BUSY_ROUNDS = 10
 
 
 async def exhaust_cpu(subject: Subject) -> str:
-    """On a busy machine nobody gets as much as the limit at once: goes on until the limit was felt. On a very busy one
-    nobody ever does, and what the kernel has been told has to do: that it keeps to it is not for us to show."""
+    """On a busy machine a sandbox does not get as much as the limit at once: tries until it was throttled. On a very
+    busy one it never is, and the limit that the kernel was given has to do as proof."""
     wanted = f"{subject.limits.cpus:g} CPUs"
     before = await asyncio.to_thread(_read_cpu_counter, subject, "nr_throttled")
     for _ in range(_BUSY_ROUNDS):
@@ -62,7 +62,7 @@ async def read_file_limit(subject: Subject) -> str:
 
 
 async def outlive_timeout(subject: Subject) -> str:
-    """By leaving the session and the parent, and not listening to the polite signal."""
+    """Tries it by leaving the process session and the parent, and by ignoring SIGTERM."""
     before = await subject.processes()
     script = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep 600; :' &) ; setsid sleep 600 & sleep 600"
     done = await subject.run("sh", "-c", script, seconds=0.3)
@@ -75,8 +75,8 @@ async def outlive_timeout(subject: Subject) -> str:
 
 
 async def _is_alive(subject: Subject, pid: int) -> bool:
-    """Not so: what has ended and was not collected yet, which has no arguments any more; and the agent's supervisor of
-    the command, which has told its end and, on a busy machine, is about to end itself a while later."""
+    """False for a zombie, which has no arguments any more, and for the agent's supervisor of the command, which has
+    reported its end and, on a busy machine, ends itself a while later."""
     try:
         words = await subject.sandbox.read_file(f"/proc/{pid}/cmdline".encode())
     except AgentError:
@@ -130,7 +130,7 @@ async def exhaust_memory(subject: Subject) -> str:
                 )
             if not seen.alive:
                 raise Broken("the sandbox died, and not for lack of memory")
-            # The kernel tells nobody who is not the group's owner; the hog needs a few tenths of a second.
+            # The kernel notifies only the group's owner; the hog needs a few tenths of a second.
             await asyncio.wait([hog], timeout=0.02)
     finally:
         hog.cancel()

@@ -1,4 +1,4 @@
-"""Whom a sandbox reaches: who is listed, and nobody else; least of all the machine itself."""
+"""Controls of the network: a sandbox reaches the hosts that are listed, and no others; least of all the machine."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ async def reach_machine(subject: Subject) -> str:
 
 def _remote_host(subject: Subject) -> RemoteHost:
     if subject.far is None:
-        raise Untested("there is nobody to reach")
+        raise Untested("there is no host to reach")
     return subject.far
 
 
 async def _greeting(subject: Subject, host: str, port: int) -> CommandResult:
-    """What somebody says who is called."""
+    """Connects and returns what the host sends."""
     return await subject.run(
         "bash", "-c", 'exec 3<>"/dev/tcp/$0/$1" && cat <&3', host, str(port), seconds=SEARCH_DEADLINE
     )
 
 
 def find_foreign_drops() -> list[str]:
-    """Chains of others that drop what is forwarded unless they know better."""
+    """Lists chains of other programs that drop forwarded packets by default."""
     nft = find_tool("nft")
     if nft is None:
         return []

@@ -1,4 +1,4 @@
-"""What commands in a sandbox, and its root, may ask of a kernel."""
+"""Controls of privileges: what commands in a sandbox, and its root, may ask of a kernel."""
 
 from __future__ import annotations
 

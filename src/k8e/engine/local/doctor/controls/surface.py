@@ -1,4 +1,4 @@
-"""What of the machine is to be seen or changed from inside: files, mounts, processes, devices, settings."""
+"""Controls of the machine's surface: which files, mounts, processes, devices and settings are seen from inside."""
 
 from __future__ import annotations
 
