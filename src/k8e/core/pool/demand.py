@@ -1,8 +1,8 @@
-"""How many sandboxes of which kind are worth having ready: pure arithmetic over what was asked for and when.
+"""How many sandboxes of which kind are worth having ready: arithmetic over what was asked for and when. Pure.
 
 A kind that was asked for twice within the last hour (the usual one: once) has at least `min` ready, and as many more
-as were asked for within the last half minute or so. What is not asked for any more fades, first to `min`, then to none:
-a machine that nobody uses keeps nothing ready.
+as were asked for within the last half minute or so. A kind that is not asked for any more fades, first to `min`, then
+to none: a machine that is not used keeps nothing ready.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from k8e.engine import PLAIN, Limits, Runtime, SandboxSpec, Shape
 
 HALF_LIFE: Final = 30.0  # a burst of forty is one of twenty after this many seconds
-MEMORY: Final = 3600.0  # a kind that nobody asked for since is forgotten; as long as a session lives unused
+MEMORY: Final = 3600.0  # a kind that was not asked for since is forgotten; as long as a session lives unused
 KINDS: Final = 8  # remembered at once: callers choose limits freely
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What sandboxes have in common that can stand in for each other. All limits are in it: inside gVisor programs see
-    them as the machine's size, and `/run` and `/dev/shm` are sized by them, so they cannot be changed afterwards."""
+    """A kind: what interchangeable sandboxes have in common. All limits are in it: inside gVisor programs see them as
+    the machine's size, and `/run` and `/dev/shm` are sized by them, so they cannot be changed afterwards."""
 
     runtime: Runtime
     image: str = "host"
@@ -31,7 +31,7 @@ class Template:
 
     @property
     def spec(self) -> SandboxSpec:
-        """It may reach nothing."""
+        """With an empty list of hosts."""
         return SandboxSpec(self.runtime, self.image, self.limits, shape=self.shape)
 
 
@@ -56,11 +56,11 @@ class Demand:
         self._reserved: dict[str, tuple[Template, int]] = {}
 
     def keep(self, template: Template) -> None:
-        """This kind has its minimum ready even if nobody asks."""
+        """This kind has its minimum ready even if no caller asks for it."""
         self.reserve("", template, self._minimum)
 
     def reserve(self, name: str, template: Template, number: int) -> None:
-        """So many of this kind are ready even if nobody asks, from now on, under that name; none: it is forgotten."""
+        """That many of this kind are ready from now on, under that name; with 0 the reservation is forgotten."""
         self._reserved.pop(name, None)
         if number:
             self._reserved[name] = template, number
@@ -70,7 +70,7 @@ class Demand:
         return self._reserved
 
     def note(self, template: Template, now: float, *, usual: bool) -> None:
-        """Somebody asked for one; `usual`: by asking for nothing special."""
+        """A caller asked for one; `usual`: by asking for nothing special."""
         asked = self._asked.pop(template, None) or _Asked(now)
         asked.recent = asked.recent_at(now) + 1
         asked.count += 1
@@ -81,7 +81,7 @@ class Demand:
             del self._asked[next(iter(self._asked))]
 
     def forget_images(self, left: Collection[str]) -> None:
-        """Nobody asks any more for what is made of any other image."""
+        """No caller can ask any more for what is made of any other image."""
         for template in [each for each in self._asked if each.image not in left]:
             del self._asked[template]
         for name in [name for name, (template, _) in self._reserved.items() if template.image not in left]:
@@ -92,12 +92,12 @@ class Demand:
         self.note(template, now, usual=True)
 
     def targets(self, now: float) -> Mapping[Template, int]:
-        """How many to have ready, the kind last asked for first; not more than the maximum in all. What was reserved is
-        in it as far as it goes."""
+        """How many to have ready, the kind last asked for first; not more than the maximum in all. Reservations are in
+        it as far as the maximum goes."""
         for template in [each for each, asked in self._asked.items() if now - asked.at >= MEMORY]:
             del self._asked[template]
         wanted = {template: self._want(asked, now) for template, asked in reversed(self._asked.items())}
-        # What somebody said comes before what is guessed from what was asked for.
+        # Reservations come before what is guessed from earlier requests.
         said: dict[Template, int] = {}
         left = self._maximum
         for template, number in self._reserved.values():
@@ -111,5 +111,5 @@ class Demand:
 
     def _want(self, asked: _Asked, now: float) -> int:
         if asked.count < 2 and not asked.usual:
-            return 0  # perhaps nobody ever asks for such a one again
+            return 0  # it may never be asked for again
         return max(self._minimum, round(asked.recent_at(now)))

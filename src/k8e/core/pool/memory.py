@@ -1,7 +1,7 @@
-"""How much of the machine's memory is free: what bounds the sandboxes that are kept ready.
+"""How much of the machine's memory is free, which bounds the number of warm sandboxes.
 
-Of the machine, or of the control group that the daemon sees as its root or lives in (a container's limit), whichever
-has less.
+Of the machine, or of the control group that the daemon sees as its root or is in (a container's limit), whichever has
+less.
 """
 
 from __future__ import annotations
@@ -70,6 +70,6 @@ class SystemMemory:
 
 
 def _reclaimable(folder: Path) -> int:
-    """The page cache that nobody needs: it counts as used, and is given back when somebody asks."""
+    """The page cache that no process uses: it counts as used, and the kernel gives it back when memory is short."""
     sizes = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
     return int(sizes.get("total_inactive_file", sizes.get("inactive_file", "0")))

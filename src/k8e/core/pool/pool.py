@@ -1,11 +1,11 @@
 """Sandboxes made ahead, so that a session need not wait for one.
 
-A warm sandbox is nobody's: it may reach nothing, has no environment and has run no command. Claimed, it becomes one
-session's for the rest of its life; it is never given back once anything of a session could have entered it. Each
+A warm sandbox belongs to no session: it may reach nothing, has no environment and has run no command. A session that
+claims it has it for the rest of its life; it is never put back once anything of a session could have entered it. Each
 has a row in the store from before it exists until after it is gone, so that the next daemon finds it or removes it.
 
-Making them ahead has the lowest priority of all: one at a time, only while nobody waits for a session, and only while
-the machine has memory to spare.
+Making them ahead has the lowest priority of all: one at a time, only while no caller waits for a session, and only
+while the machine has memory to spare.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from k8e.core.model import Reservation
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Demand, Template
 from k8e.core.pool.memory import Memory
+from k8e.core.pool.quiet import Quiet
+from k8e.core.pool.retries import Retries
 from k8e.core.runs.interpreters import park, waits_for_mounts
 from k8e.core.sessions.provisioning import prepare_state
 from k8e.core.store.records import WarmRecord
@@ -34,13 +36,7 @@ from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
 from k8e.settings import PoolSettings
 
-# After the last create somebody is about to run the first command; that comes first. Who creates without a pause must
-# not keep the pool empty for ever, so there is an end to this courtesy, though never while a create is under way.
-_PAUSE: Final = 0.05
-_COURTESY: Final = 1.0
-_FIRST_RETRY: Final = 1.0
-_LAST_RETRY: Final = 60.0
-_SLACK: Final = 1.25  # more memory than must stay free, before a new one is made: else it would be the next to go
+_SLACK: Final = 1.25  # more memory than must stay free, before one is made: else it would be the next to go
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +47,6 @@ class Claimed:
     template: Template
     sandbox: Sandbox
     place: Place
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """Why a kind is not tried again at once."""
-
-    delay: float
-    until: float
-    cause: str
 
 
 class Pool:
@@ -74,11 +61,9 @@ class Pool:
         self._demand = Demand(settings.min, settings.max)
         self._ready: dict[Template, deque[str]] = {}  # the oldest first
         self._condemned: set[str] = set()  # to be destroyed, and could not be yet
-        self._troubles: dict[Template, _Trouble] = {}
+        self._retries = Retries()
         self._free = 1.0  # share of the memory, when last looked at
-        self._waiting = 0  # creates under way
-        self._idle, self._busy = asyncio.Event(), asyncio.Event()
-        self._idle.set()
+        self._quiet = Quiet()
         self._worker: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
         self._closed = not settings.enabled
@@ -87,26 +72,20 @@ class Pool:
     def warm(self) -> int:
         return sum(map(len, self._ready.values()))
 
-    # For whoever creates a session
+    # For the creation of sessions
 
     @contextmanager
     def foreground(self) -> Iterator[None]:
-        """While somebody waits for a session."""
-        self._waiting += 1
-        self._idle.clear()
-        self._busy.set()
+        """While a caller waits for a session."""
         try:
-            yield
+            with self._quiet.disturb():
+                yield
         finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._idle.set()
-                self._busy.clear()
             self._nudge()
 
     async def claim(self, template: Template, *, usual: bool) -> Claimed | None:
-        """The oldest one, or None: then it takes a new one. Who asks first is served first, because nothing is waited
-        for before one is taken. `usual`: it is what everybody gets who asks for nothing special."""
+        """The oldest of that kind, or None: then the session needs a new one. Callers are served in order, because
+        nothing is awaited before one is taken. `usual`: the caller asked for nothing special."""
         if self._closed:
             return None
         self._demand.note(template, self._clock.monotonic(), usual=usual)
@@ -126,15 +105,15 @@ class Pool:
         return None
 
     def put_back(self, claimed: Claimed) -> None:
-        """Nothing of a session came near it."""
+        """Nothing of a session has entered it."""
         self._put(claimed.template, claimed.name, first=True)
 
     def waste(self, claimed: Claimed) -> None:
-        """It could not be made somebody's."""
+        """It could not become the session's."""
         self._discard(claimed.name, "unclaimed")
 
     def count_unbound(self, claimed: Claimed, error: EngineError) -> None:
-        """It is somebody's by now, and could not be given what that one is to see: a new one takes its place."""
+        """It is the session's already, and the session's directories could not be mounted: a new one replaces it."""
         self._metrics.discards.add("unbound")
         warn("warm_unbound", sandbox=claimed.name, cause=error)
 
@@ -154,7 +133,7 @@ class Pool:
     # Making them
 
     def _nudge(self) -> None:
-        """Something changed that may leave something to do."""
+        """Begins to make what is missing, if anything is."""
         if (self._worker is None or self._worker.done()) and self._choose() is not None:
             self._worker = self._tasks.spawn(self._refill())
 
@@ -164,14 +143,13 @@ class Pool:
         if self._closed or self.warm >= self.settings.max or self._free < self.settings.free_memory * _SLACK:
             return None
         for template, wanted in self._demand.targets(now).items():
-            trouble = self._troubles.get(template)
-            if len(self._ready.get(template, ())) < wanted and (trouble is None or trouble.until <= now):
+            if len(self._ready.get(template, ())) < wanted and self._retries.may_try(template, now):
                 return template
         return None
 
     async def _refill(self) -> None:
         while not self._closed:
-            await self._wait_for_quiet()
+            await self._quiet.wait()
             await self._look_at_memory()
             if self._adopting is not None:
                 await wait_done(self._adopting)  # what is there already need not be made
@@ -179,19 +157,6 @@ class Pool:
             if template is None:
                 return
             await self._make(template)
-
-    async def _wait_for_quiet(self) -> None:
-        loop = asyncio.get_running_loop()
-        patience = loop.time() + _COURTESY
-        while True:
-            await self._idle.wait()
-            if loop.time() >= patience:
-                return
-            try:
-                async with asyncio.timeout(_PAUSE):
-                    await self._busy.wait()
-            except TimeoutError:
-                return
 
     async def _make(self, template: Template) -> None:
         began = self._clock.monotonic()
@@ -214,24 +179,22 @@ class Pool:
             await self._destroy(name)
             if not isinstance(error, EngineError | LinkError | Fault):
                 raise
-            trouble = self._troubles.get(template)
-            delay = min(trouble.delay * 2, _LAST_RETRY) if trouble else _FIRST_RETRY
-            self._troubles[template] = _Trouble(delay, self._clock.monotonic() + delay, str(error))
+            delay = self._retries.fail(template, error, self._clock.monotonic())
             warn("not_refilled", runtime=template.runtime.value, retry=delay, cause=error)
             return
-        self._troubles.pop(template, None)
+        self._retries.forget(template)
         self._metrics.refill_seconds.observe(self._clock.monotonic() - began)
         self._put(template, name)
 
     # Having fewer
 
     async def review(self) -> None:
-        """A part of the upkeep: gives back what is not worth having any more, and begins to make what is missing."""
+        """Part of the upkeep: destroys those that are not worth having any more, and begins to make what is missing."""
         if self._closed:
             return
         await self._look_at_memory()
         targets = self._demand.targets(self._clock.monotonic())
-        self._troubles = {kind: trouble for kind, trouble in self._troubles.items() if kind in targets}
+        self._retries.keep(targets)
         # The kind last asked for is the last to go.
         kinds = sorted(self._ready, key=lambda kind: list(targets).index(kind) if kind in targets else len(targets))
         excess = math.ceil(self.warm / 2) if self._free < self.settings.free_memory else 0
@@ -251,7 +214,7 @@ class Pool:
         self._nudge()
 
     async def forget_images(self, left: Collection[str]) -> None:
-        """Gives back what is made of any other image: as long as it is there, so are that image's layers."""
+        """Destroys those that are made of any other image: as long as one is there, so are its image's layers."""
         self._demand.forget_images(left)
         gone = [kind for kind in self._ready if kind.image not in left]
         names = [name for kind in gone for name in self._ready.pop(kind)]
@@ -281,8 +244,8 @@ class Pool:
     # The pool's own life
 
     async def recover(self, found: Collection[str]) -> set[str]:
-        """What a former daemon made ahead, by name. What it did not finish is gone when this returns; what was ready is
-        looked at while sessions are served already."""
+        """The names of all that an earlier daemon made ahead. What it did not finish is gone when this returns; what
+        was ready is examined while sessions are served already."""
         records = await self._store.warm()
         whole = [record for record in records if record.ready and record.sandbox in found and not self._closed]
         await asyncio.gather(*(self._destroy(record.sandbox) for record in records if record not in whole))
@@ -307,24 +270,23 @@ class Pool:
             self._put(template, record.sandbox)
 
     def keep(self, template: Template) -> None:
-        """Has the minimum of this kind ready from now on, whether anybody asks or not."""
+        """Keeps the minimum of this kind ready from now on, also when no caller asks for it."""
         if not self._closed:
             self._demand.keep(template)
             self._nudge()
 
     def reserve(self, name: str, template: Template, number: int) -> None:
-        """So many of this kind are ready from now on, whether anybody asks or not, for as long as this daemon lives."""
+        """Keeps that many of this kind ready as long as this daemon lives, also when no caller asks for them."""
         self._demand.reserve(name, template, number)
-        self._troubles.pop(template, None)
+        self._retries.forget(template)
         self._nudge()
 
     def reservations(self) -> Mapping[str, Reservation]:
-        """By the name that they were made with. Two of one kind share what is ready."""
+        """By name. Two reservations of one kind share what is ready."""
         found = {}
         targets = self._demand.targets(self._clock.monotonic())
         for name, (template, number) in self._demand.reserved.items():
-            trouble = self._troubles.get(template)
-            cause = trouble.cause if trouble else ""
+            cause = self._retries.cause(template)
             if not cause and self._free < self.settings.free_memory * _SLACK:
                 cause = "the machine has too little free memory"
             ready = min(len(self._ready.get(template, ())), number)

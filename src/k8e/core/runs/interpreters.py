@@ -58,7 +58,7 @@ def suits(spec: ExecSpec) -> bool:
 
 
 def plan(kind: Kind, place: Place, env: Variables) -> ExecSpec:
-    """The command that is parked. The agent finds the place of the program by the placeholder, which no program equals."""
+    """The command that is parked. The agent finds the program's place by the placeholder, which no program equals."""
     placeholder = secrets.token_hex(16).encode()
     return ExecSpec(
         (*kind, placeholder),
