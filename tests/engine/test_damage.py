@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from k8e.damage import KEPT, Damaged, Damages, list_damaged, own_directory, read_own
 from k8e.engine import EngineError, Place
 from k8e.engine.local import LocalEngine
-from k8e.engine.local.images.store import ImageRecord, LayerRecord, Store
+from k8e.engine.local.images.records import StoredImage, StoredLayer
+from k8e.engine.local.images.store import Store
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.placeholders import remove_placeholders
 from k8e.engine.local.network.record import EgressRecord
@@ -33,7 +34,7 @@ LAYER: Final = "a" * 64
 DIGEST: Final = "b" * 64
 RECORD: Final = Record("native", "host", "00" * 16, 3, "sandbox", sources=(1, 2), slots=("/workspace",))
 PLACE: Final = Place(Identity(1000, 1000), b"/home/user", b"/workspace", ((b"A", b"1"),))
-IMAGE: Final = ImageRecord(f"sha256:{DIGEST}", (LAYER,), (("A", "1"),), made=1.0)
+IMAGE: Final = StoredImage(f"sha256:{DIGEST}", (LAYER,), (("A", "1"),), made=1.0)
 
 
 def save_record(path: Path) -> None:
@@ -56,7 +57,7 @@ KINDS: Final[dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]]]
     "record": (save_record, Record.load),
     "hosts": (save_hosts, EgressRecord.load),
     "place": (save_the_place, load_place),
-    "image": (save_image, ImageRecord.load),
+    "image": (save_image, StoredImage.load),
 }
 KIND: Final = pytest.mark.parametrize("kind", KINDS)
 CHEAP: Final = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -276,9 +277,9 @@ def test_a_damaged_record_costs_its_image_and_no_other(tmp_path: Path, which: st
     store.prepare()
     other, other_layer = "c" * 64, "d" * 64
     for digest, layer in ((DIGEST, LAYER), (other, other_layer)):
-        record = ImageRecord(f"sha256:{digest}", (layer,), made=1.0)
+        record = StoredImage(f"sha256:{digest}", (layer,), made=1.0)
         (layout.oci / "images" / f"{digest}.json").write_text(json.dumps(asdict(record)))
-        (layout.oci / "layers" / f"{layer}.json").write_text(json.dumps(asdict(LayerRecord(1, 1, False, "boot"))))
+        (layout.oci / "layers" / f"{layer}.json").write_text(json.dumps(asdict(StoredLayer(1, 1, False, "boot"))))
         (layout.layers / layer).mkdir()
     broken = layout.oci / "images" / f"{DIGEST}.json" if which == "image" else layout.oci / "layers" / f"{LAYER}.json"
     broken.write_text(content)

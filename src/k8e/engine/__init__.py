@@ -1,4 +1,4 @@
-"""Where sandboxes live: the seam between what decides (core) and what runs.
+"""The contract of engines: the seam between core, which decides, and the engine, which runs sandboxes.
 
 An engine knows sandboxes by an id that core chose and nothing else of sessions, tenants or doors. Everything it makes
 for one is derived from that id, so that `destroy` can clean up after any crash without knowing how far `create` got.
@@ -38,9 +38,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory of the machine that a sandbox sees, with the rights there that one user of the machine has. Inside,
-    that user's files are the default user's; other people's files are nobody's, and what only root may do there nobody
-    inside may."""
+    """A directory of the machine that a sandbox sees, with the rights that one user of the machine has there. Inside,
+    that user's files belong to the default user and all other files to the account `nobody`; what only root may do
+    there no process inside may do."""
 
     source: str  # an absolute path on the machine, as that user finds it
     target: str  # where it is inside
@@ -57,11 +57,11 @@ class Shape:
     mounts: tuple[Mount, ...] = ()
     read_only: bool = False  # nothing can be written but /tmp, what is memory, and mounts that say so
     powerless: bool = False  # not even its root has capabilities
-    slots: tuple[str, ...] = ()  # where mounts will be that nobody has named yet: see Engine.bind
+    slots: tuple[str, ...] = ()  # where mounts will be that are not known yet: see Sandboxes.bind
 
     @property
     def unbound(self) -> Shape:
-        """What one like this can be made from that is made ahead, when whose directories it has is not known yet."""
+        """The shape of a warm sandbox that becomes one like this: its mounts are not known yet, only their places."""
         return replace(self, mounts=(), slots=tuple(mount.target for mount in self.mounts)) if self.mounts else self
 
 
@@ -81,7 +81,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What commands in a sandbox start with."""
+    """The user, directories and environment that commands in a sandbox start with."""
 
     user: Identity  # the default one: unprivileged, unless an image says otherwise
     home: bytes
@@ -101,13 +101,13 @@ class Refusal:
     host: str  # the name that was asked for, or by which the address is known here; empty: no name is known
     address: str  # empty: it was the name that was refused
     port: int  # 0: none is known
-    reason: str  # a stable word, see docs/egress.md
+    reason: str  # a stable word: docs/egress.md
     at: float  # unix seconds, of the last time
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the host alone can tell about a sandbox, in one answer: core asks before and after every command."""
+    """Everything that the machine alone can tell about a sandbox: core asks before and after every command."""
 
     alive: bool
     oom_kills: int  # so far
@@ -140,7 +140,7 @@ class EngineError(Exception):
 
 
 class MountRefused(EngineError):
-    """A directory of the machine that was asked for is not shown: its owner may not see it, or nobody should."""
+    """A directory of the machine is not mounted: its owner may not see it, or no sandbox may."""
 
 
 class Sandboxes(Protocol):

@@ -1,5 +1,5 @@
-"""What sandboxes can be made of besides the toolchain of the machine itself. An engine knows images by their digest;
-which names they have, and for whom, is for core to say."""
+"""The images of an engine: sandboxes are made of one, or of the toolchain of the machine itself. An engine knows images
+by their digest; which names they have for which user is for core to say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Image:
     workdir: str = ""
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # as the archive that it came in calls it: somebody's word
+    names: tuple[str, ...] = ()  # as the archive calls it that it came in: not checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Images(Protocol):
         an interruption; everything is checked against its digest."""
 
     async def add(self, archive: Path, report: Report) -> Image:
-        """From a file as `docker save` or `skopeo copy ... oci-archive:` write it. The file is somebody's: it is read,
-        nothing in it is believed."""
+        """From a file as `docker save` or `skopeo copy ... oci-archive:` write it. Nothing that the file says is
+        trusted."""
 
     async def take(self, pieces: AsyncIterable[bytes], report: Report) -> Image:
         """The same, from such a file as it comes."""

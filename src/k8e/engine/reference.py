@@ -57,7 +57,7 @@ class Reference:
 
     @property
     def loopback(self) -> bool:
-        """On this machine, where nobody can listen on the way."""
+        """On this machine: no network is between, on which others could listen."""
         return is_loopback(self.name)
 
 

@@ -165,7 +165,7 @@ async def test_a_client_that_does_not_take_its_answers_is_closed(
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, (str(resolver.addresses["bad"]), PORT))
-        await loop.sock_sendall(client, (struct.pack("!H", len(query)) + query) * listeners.MAX_QUESTIONS)
+        await loop.sock_sendall(client, (struct.pack("!H", len(query)) + query) * listeners.MAX_QUERIES)
         desk = resolver.server._desks["bad"]
         while not desk.allowance.connections:
             await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ async def test_a_connection_that_sends_no_question_is_closed(resolver: Resolver,
 
 
 async def test_a_connection_ends_after_its_questions(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "MAX_QUESTIONS", 3)
+    monkeypatch.setattr(listeners, "MAX_QUERIES", 3)
     query = dns.message.make_query("example.com", "A").to_wire()
     reader, writer = await asyncio.open_connection(str(resolver.addresses["bad"]), PORT)
     writer.write((struct.pack("!H", len(query)) + query) * 5)

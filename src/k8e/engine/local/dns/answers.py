@@ -1,4 +1,4 @@
-"""What upstream sends, read with suspicion, and what a sandbox gets, built from scratch.
+"""Reads the answers of upstream with suspicion, and builds the replies to sandboxes from scratch.
 
 Nothing of an upstream packet is passed on but the records that were asked for, under the name that was asked for: a
 chain of CNAMEs is followed within the packet and left out, so that name, addresses and the kernel's set agree.
@@ -31,12 +31,12 @@ MAX_NEGATIVE_TTL = 60
 
 
 class BadAnswer(Exception):
-    """What a server sent is no answer to the question."""
+    """The packet of a server is no answer to the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What upstream knows about a name and a type."""
+    """The answer of upstream for a name and a type."""
 
     exists: bool  # False: there is no such name, for any type
     records: tuple[dns.rdata.Rdata, ...] = ()
@@ -94,7 +94,7 @@ def build_reply(
     *,
     remark: tuple[dns.edns.EDECode, str] | None = None,
 ) -> dns.message.Message:
-    """Negative replies carry no SOA, so that nobody inside keeps them: a name allowed a second later is found."""
+    """Negative replies carry no SOA, so that no client inside keeps them: a name allowed a second later is found."""
     reply = dns.message.make_response(query.message, recursion_available=True, our_payload=LARGEST_REPLY, pad=0)
     reply.set_rcode(rcode)
     if records:
@@ -105,7 +105,7 @@ def build_reply(
 
 
 def encode_reply(reply: dns.message.Message, room: int) -> bytes:
-    """What does not fit is left out and said to be, so that the client asks again over TCP."""
+    """Leaves out records that do not fit and sets TC, so that the client asks again over TCP."""
     try:
         return reply.to_wire(max_size=room)
     except dns.exception.TooBig:

@@ -1,4 +1,5 @@
-"""What upstream said, for as long as it said. Shared by all sandboxes; what each may see is decided when it asks."""
+"""Answers of upstream, for as long as their TTL says. Shared by all sandboxes; which of them a sandbox may see is
+decided when it asks."""
 
 from __future__ import annotations
 

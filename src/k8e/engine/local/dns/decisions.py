@@ -1,6 +1,6 @@
-"""What becomes of a question, decided from the question and the sandbox's list alone.
+"""Decides what becomes of a query, from the query and the sandbox's list alone.
 
-The order is the policy: what every machine answers itself, what is refused whatever the list says, the list, the type.
+The order is the policy: names that every machine answers itself, names that no list opens, the list, the type.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Remark = tuple[dns.edns.EDECode, str]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for a sandbox at this moment."""
+    """The list of a sandbox at this moment, with what else a decision depends on."""
 
     hosts: HostList
     mirrors: frozenset[str] = frozenset()  # registries of the machine: may have private addresses
     hostname: str = ""  # the sandbox's own
-    search: tuple[str, ...] = ()  # the machine's suffixes, with which a client may have tried its luck
+    search: tuple[str, ...] = ()  # the machine's suffixes: a client may have added one
     refused: Collection[str] = ()  # names that were refused a moment ago
 
 
@@ -62,7 +62,7 @@ def decide(query: Query, rules: Rules) -> Forward | LocalAnswer:
     if not name:
         if query.shown != ".":
             return _refuse(INVALID_NAME, "this is not a host name")
-        return LocalAnswer(dns.rcode.REFUSED)  # the root: of no use to anybody whose names are resolved for him
+        return LocalAnswer(dns.rcode.REFUSED)  # the root: of no use to a client that does not resolve names itself
     if 128 <= query.kind < dns.rdatatype.ANY:
         return LocalAnswer(dns.rcode.REFUSED)  # zone transfers and their like
     if name == "localhost" or name.endswith(".localhost") or name == rules.hostname:
@@ -78,7 +78,7 @@ def decide(query: Query, rules: Rules) -> Forward | LocalAnswer:
         return Forward(entries)
     if query.kind == dns.rdatatype.ANY:
         return LocalAnswer(records=(_record("HINFO", '"RFC8482" ""'),), ttl=3600)
-    # HTTPS and SVCB above all: with their hints, targets and keys a client would go where no answer of ours leads.
+    # HTTPS and SVCB above all: with their hints and targets a client would connect to addresses that are not open.
     return LocalAnswer(
         remark=(dns.edns.EDECode.FILTERED, "of an allowed name only A, AAAA, SRV and TXT are answered here")
     )
@@ -95,12 +95,12 @@ def entries_for(query: Query, hosts: HostList) -> tuple[HostEntry, ...]:
 
 
 def _is_service(label: str) -> bool:
-    """RFC 6335: at most fifteen letters. A longer label would be a message to somebody."""
+    """RFC 6335: at most fifteen letters. A longer label could carry data out."""
     return label.startswith("_") and len(label) <= 16
 
 
 def is_search_noise(name: str, rules: Rules) -> bool:
-    """Whether this is what a client's search list made of a name that was answered or refused already."""
+    """Whether a client's search list made this of a name that was answered or refused already."""
     stems = (name.removesuffix("." + suffix) for suffix in rules.search)
     return any(stem != name and (stem in rules.refused or rules.hosts.entries_for_name(stem)) for stem in stems)
 
@@ -126,7 +126,7 @@ _LOOPBACK_REVERSE = ("1.0.0.127.in-addr.arpa", "1." + "0." * 31 + "ip6.arpa")
 
 
 def _reverse(name: str, kind: int) -> LocalAnswer:
-    """Addresses have no names here. Not told as a refusal: libraries look up their own address for no reason."""
+    """Addresses have no names here. Not reported as a refusal: libraries look up their own address without need."""
     if name in _LOOPBACK_REVERSE:
         return LocalAnswer(records=(_record("PTR", "localhost."),) if kind == dns.rdatatype.PTR else (), ttl=3600)
     return LocalAnswer(

@@ -1,6 +1,6 @@
-"""The sockets on which one sandbox asks: UDP and TCP on one address. Nothing here knows what a question means.
+"""The sockets on which one sandbox sends its queries: UDP and TCP on one address. Nothing here parses a query.
 
-Sockets are read by hand and not by transports, because a transport reads whatever comes: here, reading stops when
+Sockets are read by hand and not by transports, because a transport reads whatever arrives: here, reading stops when
 the sandbox has used up its allowance.
 """
 
@@ -18,18 +18,18 @@ from k8e.engine.local.dns.queries import MAX_QUERY
 from k8e.engine.local.dns.rate_limits import MAX_CONNECTIONS, Allowance
 from k8e.policy import Address
 
-PAUSE = 0.05  # seconds until one who has used up his allowance is looked at again
-AT_A_TIME = 8  # questions taken from one socket before the others have their turn
-PATIENCE = 5.0  # seconds for a whole question to arrive, and for an answer to be taken
+PAUSE = 0.05  # seconds until a sandbox that has used up its allowance is read from again
+AT_A_TIME = 8  # queries read from one socket before the others have their turn
+PATIENCE = 5.0  # seconds for a whole query to arrive, and for an answer to be sent
 MAX_LIFE = 60.0  # of a connection
-MAX_QUESTIONS = 100  # on a connection
+MAX_QUERIES = 100  # on a connection
 RECEIVE_BUFFER = 64 << 10
 
 # Not in Python's socket module. An address may be bound before it is there.
 IP_FREEBIND = 15
 IPV6_FREEBIND = 78
 
-# The question, whether it came over TCP; the reply, empty: none.
+# The query, whether it came over TCP; the reply, empty: none.
 Answer = Callable[[bytes, bool], Awaitable[bytes]]
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 def open_sockets(
     address: Address, port: int, device: str = "", redirected_port: int | None = None
 ) -> list[socket.socket]:
-    """UDP and TCP, bound and listening, and UDP on another port if one is given. With a device, what comes in on
-    another one does not reach them: not what a process of this machine sends, either, which comes in on loopback
-    whatever its address. OSError."""
+    """UDP and TCP, bound and listening, and UDP on another port if one is given. With a device, packets that come in on
+    another device do not reach them; nor do those of processes of this machine, which come in on loopback whatever
+    their address. OSError."""
     with contextlib.ExitStack() as undo:
         datagrams = undo.enter_context(_bind(address, port, socket.SOCK_DGRAM, device))
         streams = undo.enter_context(_bind(address, datagrams.getsockname()[1], socket.SOCK_STREAM, device))
@@ -101,7 +101,7 @@ class Listener:
             task.cancel()
 
     async def finish(self) -> None:
-        """After `stop`: waits for what was under way."""
+        """After `stop`: waits for the queries that were under way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[None, None, None], afterwards: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return None
             except OSError as error:
-                log.warning("names: cannot read questions: %s", error)
+                log.warning("names: cannot read queries: %s", error)
                 return self._pause(sock, self._read_datagrams)
             self._allowance.begin()
             self._spawn(self._answer_datagram(sock, wire, sender), self._allowance.end)
@@ -165,19 +165,19 @@ class Listener:
         return None
 
     async def _serve_connection(self, connection: socket.socket) -> None:
-        """One question after the other: one that asks many at once over one connection waits for itself."""
+        """One query after the other: a client with many on one connection waits for its own."""
         with contextlib.suppress(TimeoutError, OSError, EOFError):
             async with asyncio.timeout(MAX_LIFE):
-                for _ in range(MAX_QUESTIONS):
-                    await self._serve_question(connection)
+                for _ in range(MAX_QUERIES):
+                    await self._serve_query(connection)
 
-    async def _serve_question(self, connection: socket.socket) -> None:
+    async def _serve_query(self, connection: socket.socket) -> None:
         async with asyncio.timeout(PATIENCE):
             (length,) = struct.unpack("!H", await self._read_exactly(connection, 2))
             if length > MAX_QUERY:
                 raise EOFError
             wire = await self._read_exactly(connection, length)
-        # No event to wait for: what is missing comes with time, or when another question ends.
+        # No event to wait for: the allowance grows with time, or when another query ends.
         while not self._allowance.may_ask(self._loop.time()):  # noqa: ASYNC110
             await asyncio.sleep(PAUSE)
         self._allowance.begin()

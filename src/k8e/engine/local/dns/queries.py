@@ -1,4 +1,4 @@
-"""What a sandbox sends, read strictly: a question, a mistake that gets its error, or noise that gets nothing."""
+"""Reads the packets of a sandbox strictly: a query, a mistake that gets its error, or noise that gets no answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import dns.rdatatype
 
 from k8e.policy import InvalidEntry, canonical_name
 
-# A name has at most 255 bytes, and nothing else belongs into a question but a few options.
+# A name has at most 255 bytes, and nothing else belongs into a query but a few options.
 MAX_QUERY = 4096
 HEADER = struct.Struct("!HHHHHH")
 SMALLEST_REPLY = 512  # what every client over UDP takes
@@ -40,7 +40,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """No question that can be answered; `reply` says so, empty: it gets none."""
+    """No query that can be answered; `reply` says so, empty: it gets none."""
 
     reply: bytes = b""
 
@@ -53,7 +53,7 @@ def read_query(wire: bytes) -> Query | Mistake:
         return Mistake()  # An answer to an answer can go back and forth for ever.
     if dns.opcode.from_flags(flags) != dns.opcode.QUERY:
         return _mistake(wire, dns.rcode.NOTIMP)
-    # The counts are checked before anything is parsed: what is parsed is one question and at most a few options.
+    # The counts are checked before anything is parsed: at most one query and a few options are parsed.
     if questions != 1 or answers or authorities or additionals > 2:
         return _mistake(wire, dns.rcode.FORMERR)
     try:

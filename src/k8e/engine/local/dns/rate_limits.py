@@ -1,7 +1,7 @@
-"""How much of the resolver a sandbox may use: questions per second, and questions and connections at once.
+"""How much of the resolver a sandbox may use: queries per second, and queries and connections at once.
 
-What exceeds it is not read from the socket, so it costs the daemon nothing: it waits in, or falls out of, a small
-buffer of the kernel that belongs to that sandbox alone.
+The excess is not read from the socket, so it costs the daemon nothing: it waits in a small buffer of the kernel that
+belongs to that sandbox alone, or is dropped there.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-RATE = 300.0  # questions per second, sustained, while others are quiet
-LEAST_RATE = 20.0  # and what it keeps
+RATE = 300.0  # queries per second, sustained, while other sandboxes are quiet
+LEAST_RATE = 20.0  # and while many ask
 ALL_RATE = 1500.0  # shared out among those that ask: each takes the daemon a quarter of a millisecond
 BURST = 600.0
-MAX_AT_ONCE = 64  # questions of one sandbox while others are quiet
-LEAST_AT_ONCE = 4  # and what it keeps however many there are
+MAX_AT_ONCE = 64  # queries of one sandbox while others are quiet
+LEAST_AT_ONCE = 4  # and while many ask
 ALL_AT_ONCE = 256  # shared out among those that ask
 MAX_CONNECTIONS = 8
-# Questions that go on to the machine's name servers: of one sandbox, per second and at once after a quiet moment, and
+# Queries that go on to the machine's name servers: of one sandbox, per second and at once after a quiet moment, and
 # per second of all that ask. Each costs the loop more than one that is answered here, a socket, and for half a minute
 # an entry in the machine's table of connections.
 UPSTREAM, UPSTREAM_AT_ONCE = 50.0, 200.0
@@ -26,7 +26,7 @@ ALL_UPSTREAM = 400.0
 
 @dataclass(slots=True)
 class Load:
-    """How many sandboxes have questions under way."""
+    """How many sandboxes have queries under way."""
 
     busy: int = 0
 
@@ -40,7 +40,7 @@ class Load:
 
 
 class Throttle:
-    """So many turns per second, in the order in which they were asked for. With a load, fewer when it is large."""
+    """So many turns per second, in the order in which they were asked for; fewer when the load is high."""
 
     def __init__(self, rate: float, at_once: float, load: Load | None = None) -> None:
         self._rate = rate
@@ -62,7 +62,7 @@ class Throttle:
 
 
 class Allowance:
-    """The caller tells the time, so that this can be tested without waiting."""
+    """Of one sandbox. The caller passes the time, so that this can be tested without waiting."""
 
     def __init__(self, load: Load, now: float) -> None:
         self._load = load

@@ -1,5 +1,4 @@
-"""One question from packet to packet, as a conversation without sockets: it yields what has to be done and is told how
-it went.
+"""The resolution of one query, without sockets: a generator that yields each step and is sent its result.
 
 The list is looked at again after every wait, because it may have changed meanwhile, and a name that was taken off it
 must not be opened by an answer that was under way.
@@ -44,11 +43,11 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A refusal, for those who want to know why."""
+    """A refusal, for the caller's result and the log."""
 
     name: str
     reason: str
-    address: str = ""  # to which the name leads, when it was that
+    address: str = ""  # of the name, when it was refused for its address
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +105,13 @@ def _answer_addresses(
 def choose_addresses(
     finding: Finding, hosts: HostList, *, registry: bool
 ) -> tuple[tuple[Address, ...], tuple[dns.rdata.Rdata, ...]]:
-    """What is to be opened, and what may be answered. An address that is on the list by itself may be answered even if
-    it is private; its own entry says with which ports, so the name opens nothing more on it."""
+    """The addresses to be opened, and the records that may be answered. An address that is on the list by itself may be
+    answered even if it is private; its own entry says with which ports, so the name opens nothing more on it."""
     opened: list[Address] = []
     records: list[dns.rdata.Rdata] = []
     for address, record in zip(finding.addresses, finding.records, strict=True):
         if isinstance(address, IPv6Address) and address.ipv4_mapped:
-            continue  # IPv4 in disguise; who has an IPv4 address says so in an A record
+            continue  # an IPv4 address belongs into an A record
         if may_answer(address, registry=registry):
             opened.append(address)
             records.append(record)

@@ -1,7 +1,7 @@
-"""resolv.conf: the machine's, which says whom to ask, and the sandbox's, which says that it is us.
+"""resolv.conf: the machine's, which names the servers to ask, and the sandbox's, which names our resolver.
 
-Read as glibc reads it (the first three servers, the last of `search` and `domain`), because a name should lead a
-sandbox to where it leads the machine. The machine's /etc/hosts is not looked at: it is the machine's own business.
+Read as glibc reads it (the first three servers, the last of `search` and `domain`), because a name should have the same
+addresses in a sandbox as on the machine. The machine's /etc/hosts is not used: its entries are for the machine alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from k8e.policy import Address
 
 PORT = 53
-# Of our resolvers, for datagrams that were sent to another one and are led here: their answers go back another way.
+# Of our resolvers, for datagrams to other servers that are redirected here: their answers are translated back.
 REDIRECTED_PORT = 54
 MAX_SERVERS = 3
 MAX_SEARCH = 6
@@ -88,9 +88,9 @@ class Configuration:
         )
 
     def candidates(self, name: str) -> Iterator[str]:
-        """What to ask for in order to find a name. A short one (a mirror called `mirror`) is tried with the machine's
-        suffixes, as on the machine. One with a dot is asked as it is first, whatever `ndots` says: no suffix can then
-        shadow a name of the internet, and none costs it a question."""
+        """The names to query in order to find one. A short one (a mirror called `mirror`) is tried with the machine's
+        suffixes, as on the machine. One with a dot is queried as it is first, whatever `ndots` says: no suffix can then
+        shadow a name of the internet, and none costs it a query."""
         dots = name.count(".")
         if dots:
             yield name
@@ -107,7 +107,7 @@ def _number(text: str | None, default: int, low: int, high: int) -> int:
 
 
 class ResolvConf:
-    """The machine's file, read again when it has changed. Looking costs a stat and is done for every question."""
+    """The machine's file, read again when it has changed. That costs a stat for every query."""
 
     def __init__(self, path: Path = Path("/etc/resolv.conf")) -> None:
         self._path = path
@@ -130,5 +130,5 @@ class ResolvConf:
 
 
 def resolv_conf_for_sandbox(addresses: Sequence[Address]) -> str:
-    """One server and no search list: a refusal is final at once, and no suffix makes a second question of it."""
+    """One server and no search list: a refusal is final at once, and no suffix makes a second query of it."""
     return f"nameserver {addresses[0]}\noptions edns0 timeout:5 attempts:2\n"

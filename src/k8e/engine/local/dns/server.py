@@ -1,4 +1,4 @@
-"""The resolver of every sandbox: listens for them, holds their conversations, and keeps one from disturbing another."""
+"""The resolver of all sandboxes: listens for each, resolves its queries, and keeps one from disturbing another."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MAX_REMEMBERED = 64
 
 # Awaited before an answer leaves, so that the kernel knows an address first. Any exception means that it does not.
 AdmitAddresses = Callable[[str, HostEntry, str, Sequence[Address], float], Awaitable[None]]
-ReportRefusal = Callable[[str, str, str, str], None]  # sandbox, name, reason, the address to which it leads or nothing
+ReportRefusal = Callable[[str, str, str, str], None]  # sandbox, name, reason, the name's address or nothing
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Client:
-    """Where one sandbox asks."""
+    """One sandbox, with its list, its allowance and its sockets."""
 
     sandbox: str
     hosts: HostList
@@ -85,8 +85,8 @@ class NameServer:
         hostname: str = "sandbox",
         device: str = "",
     ) -> None:
-        """Listens on these addresses, for what comes in on that device only. OSError when one cannot be had, and then
-        on none."""
+        """Listens on these addresses, for packets of that device only. OSError when one of them cannot be bound, and
+        then on none."""
         if sandbox in self._clients:
             raise ValueError(f"{sandbox} is served already")
         opened = []
@@ -110,7 +110,7 @@ class NameServer:
         client.listeners = [Listener(pair, client.allowance, answer) for pair in opened]
 
     def set_hosts(self, sandbox: str, hosts: HostList) -> None:
-        """From the next question on, and for those under way from their next step on. Fine for one that is not
+        """From the next query on, and for those under way from their next step on. Fine for one that is not
         served."""
         if client := self._clients.get(sandbox):
             client.hosts = hosts
@@ -133,18 +133,18 @@ class NameServer:
         if isinstance(query, Mistake):
             return query.reply
         try:
-            reply = await self._converse(client, query)
+            reply = await self._resolve(client, query)
             return encode_reply(reply, MAX_MESSAGE if stream else query.room)
-        except Exception:  # one question, however strange, must not be the last one
-            log.exception("names: a question of %s failed: type %d of %s", client.sandbox, query.kind, query.shown)
+        except Exception:  # no query may end the resolver
+            log.exception("names: a query of %s failed: type %d of %s", client.sandbox, query.kind, query.shown)
             return encode_reply(build_reply(query, dns.rcode.SERVFAIL), query.room)
 
-    async def _converse(self, client: _Client, query: Query) -> dns.message.Message:
-        conversation = answer_query(query, lambda: self._rules(client))
+    async def _resolve(self, client: _Client, query: Query) -> dns.message.Message:
+        resolution = answer_query(query, lambda: self._rules(client))
         result: Result = None
         while True:
             try:
-                step = conversation.send(result)
+                step = resolution.send(result)
             except StopIteration as end:
                 reply: dns.message.Message = end.value
                 return reply

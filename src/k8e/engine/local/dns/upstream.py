@@ -1,4 +1,4 @@
-"""Asks the machine's own name servers. Believes what answers the question, from the server that was asked, no more."""
+"""Asks the machine's own name servers. Believes an answer to the query, from the server that was asked, and no more."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from k8e.engine.local.dns.cache import Cache
 from k8e.engine.local.dns.queries import HEADER, LARGEST_REPLY
 from k8e.engine.local.dns.resolv_conf import Configuration, ResolvConf, Server
 
-# Before the clients' patience ends (twice five seconds), so that they hear that it failed.
+# Before the clients give up (twice five seconds), so that they are told that it failed.
 DEADLINE = 9.0
 MAX_AT_ONCE = 256  # sockets
 MAX_DATAGRAM = 4096
 MAX_STREAM = 16 << 10  # a thousand records; what is longer is no answer for a sandbox
-MAX_STRAYS = 32  # packets that do not belong to the question, before the server is given up
+MAX_STRAYS = 32  # packets that do not belong to the query, before the server is given up
 AVOIDED = 30.0  # seconds for which a server that failed is asked last
 
 log = logging.getLogger(__name__)
@@ -56,18 +56,18 @@ class Upstream:
     def configuration(self) -> Configuration:
         current = self._fixed or self._resolv_conf.current()
         if current != self._known:
-            # Another network, perhaps one with other answers to the same questions.
+            # Another network, perhaps one with other answers to the same queries.
             self._known = current
             self._cache.clear()
             self._avoided.clear()
         return current
 
     def remembers(self, name: str, kind: int) -> bool:
-        """Whether the answer costs no question."""
+        """Whether the answer costs no query."""
         return self.configuration == self._known and self._cache.has((name, kind), asyncio.get_running_loop().time())
 
     async def ask(self, name: str, kind: int) -> Finding:
-        """Raises UpstreamFailed. The same question is asked once at a time, and goes on when one who asked leaves."""
+        """Raises UpstreamFailed. Equal queries at one time are one, which goes on when a caller is cancelled."""
         loop = asyncio.get_running_loop()
         configuration = self.configuration
         if (finding := self._cache.get((name, kind), loop.time())) is not None:
@@ -81,7 +81,7 @@ class Upstream:
     def _finished(self, key: tuple[str, int, Configuration], task: asyncio.Task[Finding]) -> None:
         self._asked.pop(key, None)
         if not task.cancelled():
-            task.exception()  # everyone who waited has it; nobody may be left
+            task.exception()  # all callers have it, or have left
 
     async def close(self) -> None:
         tasks = list(self._asked.values())
@@ -161,8 +161,8 @@ def _open_socket(
 
 
 async def _ask_over_udp(server: Server, query: dns.message.Message) -> dns.message.Message | None:
-    """None: the answer is longer than a datagram. The socket lives for one question, so its port is one in tens of
-    thousands, and it is connected, so the kernel drops what others send."""
+    """None: the answer is longer than a datagram. The socket lives for one query, so its port is one in tens of
+    thousands, and it is connected, so the kernel drops packets from other addresses."""
     loop = asyncio.get_running_loop()
     sock, address = _open_socket(server, socket.SOCK_DGRAM)
     with sock:

@@ -1,7 +1,7 @@
 """Images out of a file: what `docker save` writes, and OCI layouts in a tar.
 
-The file is somebody's. It is only ever read, at places that its own table of contents gives and that are checked to lie
-in it; what it holds is believed when its digest is right.
+The file is not trusted. It is only ever read, at places that its own table of contents gives and that are checked to
+lie in it; a part of it is used when its digest is right.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Found:
 
     digest: str
     configuration: Configuration
-    layers: tuple[tuple[Part, str], ...]  # each with its digest as it is there; empty: nobody said
+    layers: tuple[tuple[Part, str], ...]  # each with its digest as it is there; empty: not known
     names: tuple[str, ...]
 
 
@@ -164,7 +164,7 @@ def find_in_layout(archive: Archive, machine: str, limits: ImageLimits) -> Found
 
 
 def names_of(entries: object, digest: str) -> list[str]:
-    """What the archive calls it, in the ways that tools have."""
+    """The image's names in the archive, as the various tools write them."""
     names = []
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict) or entry.get("digest") != digest:

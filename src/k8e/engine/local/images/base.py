@@ -61,7 +61,7 @@ class Source:
 
     @property
     def line(self) -> str:
-        """For building. What lies on a disk is copied: within the new root nobody could see it."""
+        """For building. Files of a disk are copied: within the new root they could not be seen."""
         uri = f"copy:{self.uri.removeprefix('file:')}" if self.uri.startswith("file:") else self.uri
         return f"deb {f'[{self.options}] ' if self.options else ''}{uri} {self.suite} {self.component}"
 
@@ -74,7 +74,7 @@ class Source:
 
 
 def choose_sources(listing: str, codename: str, read: Callable[[str], str]) -> tuple[Source, ...]:
-    """Of all that apt knows: the distribution itself, with its updates and fixes; nobody else's packages. `read` gives
+    """Of all that apt knows: the distribution itself, with its updates and fixes; no packages of others. `read` gives
     the text of one of apt's files, which has the key that the source is signed with."""
     found = []
     for line in listing.splitlines():

@@ -1,5 +1,5 @@
-"""A blob on its way here. Half of one is kept, and continued by whoever wants it next from the same registry: another
-one could be slow on purpose, or send what is wrong.
+"""The download of a blob. Half of one is kept, and continued by the next pull from the same registry: another registry
+could be slow on purpose, or send wrong bytes.
 
 Bytes count when all of them together have the right digest. When they have not, and some were there before, it is tried
 once more from the beginning.
@@ -28,17 +28,17 @@ _RANGE: Final = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", re.ASCII)
 
 
 class Partial:
-    """As much as there is of a blob, and its hash so far."""
+    """The bytes of a blob that are there, and their hash so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # nobody clears it away meanwhile
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # against `Store.retain`
         self._hash: Any = hashlib.sha256()
         self.size = 0
 
     def resume(self, most: int) -> None:
-        """Reads what there is. More than there can be is worth nothing."""
+        """Reads what is there; more than the blob has is thrown away."""
         if os.fstat(self._file.fileno()).st_size > most:
             self.restart()
             return
@@ -83,7 +83,7 @@ def partial_name(host: str, digest: str) -> str:
 async def downloaded(
     registry: Registry, blob: Descriptor, folder: Path, tell: Callable[[int], None]
 ) -> AsyncIterator[IO[bytes]]:
-    """All of it, checked, until the end of the block. `tell` hears how much of it there is."""
+    """All of it, checked, until the end of the block. `tell` is called with the number of bytes that are there."""
     partial = await asyncio.to_thread(Partial, folder / partial_name(registry.host, blob.digest))
     try:
         await asyncio.to_thread(partial.resume, blob.size)

@@ -51,7 +51,7 @@ class LocalImages:
         self._limits = limits
         self._machine = platform.machine()
         self._puller = Puller(self.store, limits)
-        self.store.restore()  # before anybody looks for what a sandbox is made of
+        self.store.restore()  # before the image of a sandbox is looked for
         self._cleaned: asyncio.Task[None] | None = None
 
     async def pull(self, reference: str, credentials: Credentials | None, report: Report) -> Image:
@@ -137,7 +137,7 @@ class LocalImages:
             raise EngineError("image", f"the store cannot be used: {error}") from error
 
     async def _work(self, work: Callable[[threading.Event], T]) -> T:
-        """In a thread, which is told when nobody waits any more, and waited for."""
+        """In a thread, which is told to stop when the caller is cancelled, and waited for."""
         stop = threading.Event()
         try:
             return await in_thread(lambda: work(stop), stop)
@@ -157,5 +157,5 @@ class LocalImages:
 def unusable(error: OSError) -> EngineError:
     cause = os.strerror(error.errno) if error.errno else str(error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = "Make room: `k8e image prune` removes what nobody needs." if full else ""
+    hint = "Make room: `k8e image prune` removes what is not used." if full else ""
     return EngineError("image", f"the store cannot be written: {cause}", hint, "disk_full" if full else "")

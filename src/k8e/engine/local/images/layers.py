@@ -1,8 +1,8 @@
-"""A layer on its way from a file to a directory: unpacked, hashed and counted on the way.
+"""Unpacks a layer from a file to a directory, and hashes and counts it on the way.
 
-Three processes and this thread between them: a decompressor that is nobody and can do nothing, and the unpacker
-(unpacker.py) that has the target directory and nothing else. The hash is taken here and not by one of them: a stream
-that gets the better of them can spoil what it is the content of, but not pass for another one's.
+Two processes and this thread between them: a decompressor without any rights, under the account nobody, and the
+unpacker (unpacker.py), which has the target directory and nothing else. The hash is taken here and not by one of them:
+a stream that takes one of them over can spoil its own layer, but not pass for another.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Unpacked:
 
 
 class Cancelled(Exception):
-    """Whoever wanted the layer does not want it any more."""
+    """The caller does not want the layer any more."""
 
 
 def refused(cause: str) -> EngineError:
@@ -56,7 +56,7 @@ def refused(cause: str) -> EngineError:
 
 
 def decompressor(head: bytes) -> list[str] | None:
-    """The command, by what the file begins with: what a manifest says of it is only somebody's word."""
+    """The command, by the first bytes of the file: what a manifest says of it is not trusted."""
     if head.startswith(_GZIP):
         command = ["gzip", "-dc"]
     elif head.startswith(_ZSTD):
@@ -66,7 +66,7 @@ def decompressor(head: bytes) -> list[str] | None:
     if find_tool(command[0]) is None:
         hint = f"install {command[0]} (`k8e doctor --fix` does)"
         raise EngineError("image", f"there is no {command[0]} to unpack it with", hint)
-    # As nobody, with no capability, no way to get one, and nothing but its pipes.
+    # As the account nobody, with no capability, no way to get one, and nothing but its pipes.
     return [
         *("setpriv", "--reuid", _NOBODY, "--regid", _NOBODY, "--clear-groups", "--no-new-privs"),
         *("--inh-caps=-all", "--bounding-set=-all", "--pdeathsig", "KILL", "--"),
@@ -75,7 +75,7 @@ def decompressor(head: bytes) -> list[str] | None:
 
 
 class Decompressed:
-    """What a file holds, uncompressed."""
+    """The content of a file, uncompressed."""
 
     def __init__(self, file: IO[bytes]) -> None:
         command = decompressor(os.pread(file.fileno(), 4, 0))
@@ -138,7 +138,7 @@ def unpack(
     settings = {"bytes": limits.bytes, "entries": limits.entries, "path": limits.path, "depth": limits.depth}
     with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
-            # -S -E and a fixed hash of nothing of ours: it needs the standard library, and is told nothing else.
+            # Isolated: it needs the standard library and nothing else.
             bound_to(
                 os.getpid(), [sys.executable, "-I", "-S", "-B", str(_UNPACKER), str(target), json.dumps(settings)]
             ),
@@ -209,7 +209,7 @@ def _read_report(text: bytes, status: int, complaint: str) -> tuple[int, int, li
         raise refused(f"a layer is refused: {last['refused']}")
     if "failed" in last:
         full = last.get("errno") in (errno.ENOSPC, errno.EDQUOT)
-        hint = "Make room: `k8e image prune` removes what nobody needs." if full else ""
+        hint = "Make room: `k8e image prune` removes what is not used." if full else ""
         raise EngineError("image", f"a layer cannot be written: {last['failed']}", hint, "disk_full" if full else "")
     if status != 0 or "entries" not in last:
         raise EngineError("image", f"the unpacker ended with {status}: {complaint}")
@@ -218,7 +218,7 @@ def _read_report(text: bytes, status: int, complaint: str) -> tuple[int, int, li
 
 
 def _mark_opaque(top: Path, path: bytes) -> None:
-    """Component by component: what the unpacker made is a stranger's, and so may be what it said."""
+    """Component by component: neither the directory that the unpacker made nor the path that it reports is trusted."""
     handle = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in path.split(b"/"):

@@ -1,4 +1,4 @@
-"""How much of a stranger's image is taken. Above these it is a bomb, or nothing that anybody would start."""
+"""The largest image that is accepted. Above these limits it is a bomb, or not meant to be started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ImageLimits:
     path: int = 4095
     depth: int = 512
     ratio: int = 400  # unpacked to packed; gzip itself ends at about 1000, programs and text stay below 20
-    ratio_from: int = 128 << 20  # bytes unpacked, below which nobody is hurt
+    ratio_from: int = 128 << 20  # bytes unpacked, below which the ratio does no harm
     layers: int = 127  # as other tools have it
     manifest: int = 4 << 20  # bytes of anything that is parsed
     archive_entries: int = 10_000  # of an archive that is imported

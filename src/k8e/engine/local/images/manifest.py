@@ -1,6 +1,6 @@
-"""What registries and archives say of an image, taken apart strictly. Pure: bytes in, plain data out.
+"""Manifests, indexes and configurations of images, parsed strictly. Pure: bytes in, plain data out.
 
-Docker's and OCI's forms of the same things. Whatever is not understood is refused, never guessed.
+Docker's and OCI's forms of the same things. What is not understood is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is to be started how, and of what."""
+    """Of which layers a root is made, and how its command is started."""
 
     diff_ids: tuple[str, ...]  # hex, lowest first
     env: tuple[tuple[str, str], ...] = ()
@@ -65,7 +65,7 @@ class Configuration:
 
 
 def wrong(cause: str) -> EngineError:
-    return EngineError("image", cause, "Whoever serves it has to put it right.", "refused")
+    return EngineError("image", cause, "The registry or the maker of the image has to put it right.", "refused")
 
 
 def check_digest(value: object) -> str:
@@ -100,7 +100,7 @@ def find_type(value: Mapping[str, Any], announced: str = "") -> str:
     if isinstance(value.get("layers"), list) and "manifests" not in value:
         return MANIFEST_TYPES[0]
     if value.get("schemaVersion") == 1:
-        raise wrong("the image has the form of 2015 (schema 1), which nobody makes any more")
+        raise wrong("the image has the form of 2015 (schema 1), which tools do not make any more")
     raise wrong(f"{str(media_type)[:100]!r} is not the manifest of an image")
 
 
@@ -226,7 +226,7 @@ def _words(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _read_env(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The last of several counts. What is no name of a variable could not be set by anybody."""
+    """The last of several counts. A name that no shell could set is refused."""
     variables: dict[str, str] = {}
     for text in _words(settings, "Env"):
         name, equals, value = text.partition("=")

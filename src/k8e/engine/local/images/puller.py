@@ -1,7 +1,7 @@
 """An image from a registry: its manifest for this machine, its configuration, and what is not here of its layers.
 
-Layers are downloaded and unpacked side by side. Whoever wants one that somebody else is fetching waits for them, and
-goes on where they stop if they stop.
+Layers are downloaded and unpacked side by side. A pull that wants a layer which another one is fetching waits for it,
+and goes on where the other stops if it stops.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEPTH: Final = 4
 
 
 class Tally:
-    """How far everything is together."""
+    """The progress of all layers together."""
 
     def __init__(self, step: str, report: Report, total: int) -> None:
         self._step = step
@@ -99,7 +99,7 @@ class Puller:
         slots = asyncio.Semaphore(_DOWNLOADS)
 
         async def get(diff_id: str, blob: Descriptor) -> None:
-            # Within one registry: nobody waits for another one that somebody chose because it is slow.
+            # Within one registry: no pull waits for another registry, which may be slow on purpose.
             layer, packed = f"{registry.host} {diff_id}", f"{registry.host} {blob.digest}"
             async with slots, self._alone(layer), self._alone(packed):
                 if not self._store.has_layer(diff_id):
@@ -146,7 +146,7 @@ class Puller:
 
 
 async def in_thread(work: Callable[[], T], stop: threading.Event) -> T:
-    """Told when nobody waits any more, and waited for."""
+    """Sets `stop` when the caller is cancelled, and waits for the thread's end."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

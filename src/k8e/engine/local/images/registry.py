@@ -1,4 +1,4 @@
-"""A registry over HTTP: asks, shows who it is when it has to, and follows it to where the bytes are.
+"""A registry over HTTP: requests, authentication, and redirects to where the bytes are.
 
 HTTPS always, but for registries on this machine itself. Credentials go to the registry that they are for, and to the
 place it names for tokens; never with a redirect. Everything that is parsed has a limit, every wait an end. The client
@@ -8,7 +8,6 @@ library is imported when the first image is pulled: it takes longer to load than
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import ipaddress
 import logging
@@ -20,7 +19,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from k8e.engine import EngineError
 from k8e.engine.images import Credentials
 from k8e.engine.local.images import manifest as manifests
-from k8e.engine.local.images.authentication import Challenge, parse_challenge
+from k8e.engine.local.images.authentication import Challenge, parse_challenge, read_token, write_basic
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.images.responses import (
     ATTEMPTS,
@@ -30,7 +29,6 @@ from k8e.engine.local.images.responses import (
     host_of,
     read_capped,
     read_pause,
-    read_token,
     retry,
     unreachable,
 )
@@ -54,7 +52,7 @@ _CONNECT, _SILENCE = 15.0, 60.0
 
 
 def make_context(more: str) -> ssl.SSLContext:
-    """Whom the machine trusts: what OpenSSL finds (SSL_CERT_FILE counts), and `more` certificates in PEM."""
+    """Trusts the certificates that OpenSSL finds (SSL_CERT_FILE counts), and `more` in PEM."""
     context = ssl.create_default_context()
     if more:
         try:
@@ -102,7 +100,7 @@ class Registry:
     async def __aexit__(self, *_: object) -> None:
         await self._clients.close()
 
-    # What there is to ask for
+    # Manifests and blobs
 
     async def manifest(self, what: str) -> tuple[str, str, bytes]:
         """By tag or digest: its digest, media type as announced, and content."""
@@ -143,11 +141,11 @@ class Registry:
                 raise self._explain(response.status)
             yield response
 
-    # How it is asked
+    # Requests
 
     @contextlib.asynccontextmanager
     async def _get(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Response]:
-        """Raises Transient for whatever may pass."""
+        """Raises Transient for errors that may pass."""
         async with contextlib.AsyncExitStack() as stack:
             used = self._authorization
             response = await self._send(stack, path, headers)
@@ -202,8 +200,8 @@ class Registry:
             await response.aclose()
 
     def _check_address(self, url: str) -> None:
-        """Where a registry may send us: over TLS, and not to what only this machine can reach. What a name leads to is
-        judged when it is connected to (transport.py)."""
+        """A registry may redirect to other hosts over TLS, and not to addresses that only this machine can reach. The
+        addresses of a name are judged when they are connected to (transport.py)."""
         parts = urlsplit(url)
         try:
             host, _ = parts.hostname or "", parts.port
@@ -220,28 +218,22 @@ class Registry:
             if not local and not may_list(address):
                 raise EngineError("image", f"images do not come from {address}", reason="refused")
 
-    # Who we are
+    # Authentication
 
     async def _authorize(self, header: str, used: str) -> None:
         async with self._authorizing:
             if self._authorization != used:
-                return  # somebody else was refused at the same moment, and has got a new one
+                return  # another request was refused at the same moment, and has got a new one
             challenge = parse_challenge(header)
             if challenge is None:
                 raise self._explain(401)
             if challenge.scheme == "basic":
-                known = self._basic()
+                known = write_basic(self._credentials)
                 if not known or known == used:
                     raise self._explain(401)
                 self._authorization = known
             else:
                 self._authorization = f"Bearer {await retry(lambda: self._get_token(challenge), self.pause)}"
-
-    def _basic(self) -> str:
-        known = self._credentials
-        if known is None or not known.username:
-            return ""
-        return "Basic " + base64.b64encode(f"{known.username}:{known.password}".encode()).decode()
 
     async def _get_token(self, challenge: Challenge) -> str:
         values = challenge.values
@@ -254,7 +246,7 @@ class Registry:
                 request = self._request("POST", values["realm"], {}, {**form, "client_id": "k8e"})
             else:
                 target = values["realm"] + ("&" if "?" in values["realm"] else "?") + urlencode(wanted)
-                basic = self._basic()
+                basic = write_basic(self._credentials)
                 request = self._request("GET", target, {"Authorization": basic} if basic else {})
             response = await stack.enter_async_context(request)
             if response.status == 429 or response.status >= 500:
@@ -264,13 +256,15 @@ class Registry:
             content = await read_capped(response, _TOKEN, "token")
         return read_token(content)
 
-    # What is wrong
+    # Errors
 
     def _explain(self, status: int) -> EngineError:
         name, host = self._reference.short, self._reference.host
         known = self._credentials is not None
         if status in (401, 403):
-            cause = f"{host} does not give {name} to " + ("these credentials" if known else "somebody it does not know")
+            cause = f"{host} does not give {name} to " + (
+                "these credentials" if known else "callers without credentials"
+            )
             hint = "Is the name right? If the image is private: `docker login` (or `podman login`), and again."
             return EngineError("image", cause, hint, reason="unauthorized")
         if status == 404:
@@ -294,12 +288,12 @@ class Registry:
                 text = f"{host_of(url)} does not speak TLS as it should: {cause.reason or cause}"
                 return EngineError("image", text, reason="unreachable")
             if isinstance(cause, ConnectionRefusedError) and self._reference.loopback:
-                return unreachable(host_of(url), error)  # nobody is there, and nothing on the way is to blame
+                return unreachable(host_of(url), error)  # nothing listens there
             cause = cause.__cause__ or cause.__context__
         return self._not_reached(url, error)
 
     def _not_reached(self, url: str, error: Exception) -> Transient:
-        """Who was never there is not waited for as long as somebody who is gone for a moment."""
+        """A registry that was never reached is tried less often than one that is gone for a moment."""
         attempts = ATTEMPTS if self._reached else _FIRST_ATTEMPTS
         return Transient(unreachable(host_of(url), error), attempts=attempts)
 

@@ -1,9 +1,8 @@
-"""What a registry answers, read within limits, and asked for again where that may help."""
+"""The responses of a registry: read within limits, and requested again where that may help."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class Transient(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """To a request whose body is still to come."""
+    """Its body is still to be read."""
 
     status: int
     headers: Mapping[str, str]
@@ -60,17 +59,6 @@ async def read_capped(response: Response, limit: int, what: str) -> bytes:
         if len(content) > limit:
             raise EngineError("image", f"the registry's {what} has more than {limit} bytes", reason="refused")
     return bytes(content)
-
-
-def read_token(content: bytes) -> str:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        value = None
-    token = (value.get("token") or value.get("access_token")) if isinstance(value, dict) else None
-    if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:
-        raise EngineError("image", "the registry's token is none", reason="unreachable")
-    return token
 
 
 def read_pause(text: str) -> float:

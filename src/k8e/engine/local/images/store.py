@@ -1,80 +1,38 @@
-"""Where images lie: layers as directories in overlayfs' own form, each once, and a record of each image.
+"""The store of images: layers as directories in overlayfs' own form, each once, and a record of each image.
 
-`<state>/layers/<hex>` is the layer whose uncompressed archive has that sha256, ready to be a lower directory: what it
-removes is a character device 0:0, what it replaces has the attribute trusted.overlay.opaque. `<state>/oci` has the
-records, and what is under way. A name appears when everything behind it is complete; what a crash leaves has another
-one, and the next start removes it.
+`<state>/layers/<hex>` is the layer whose uncompressed archive has that sha256, ready to be a lower directory: a file
+that it removes is a character device 0:0, a directory that it replaces has the attribute trusted.overlay.opaque.
+`<state>/oci` has the records, and what is under way. A name appears when everything behind it is complete; what a crash
+leaves has another name, and the next start removes it.
 
-Nobody but root may walk into these directories: in them lie setuid programs that are a stranger's.
+Only root may walk into these directories: they hold setuid programs of images that are not trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import shutil
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from k8e.damage import Damaged, Damages, own_directory, read_own
+from k8e.damage import Damaged, Damages, own_directory
 from k8e.engine.images import Image
 from k8e.engine.local.images.layers import Unpacked, sync_filesystem
 from k8e.engine.local.images.manifest import Configuration
+from k8e.engine.local.images.records import Records, StoredImage, StoredLayer, write_whole
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.record import Record, all_sandboxes
 
-_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
-_HEX: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_STALE: Final = 7 * 86_400.0  # seconds after which nobody goes on with half a download
+_STALE: Final = 7 * 86_400.0  # seconds after which half a download is removed
 _FRESH: Final = 10.0  # seconds
-_NO_LOCK: Final = contextlib.nullcontext()
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRecord:
-    size: int
-    entries: int
-    whole: bool  # nothing below it is seen
-    boot: str  # during which it was written
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRecord:
-    digest: str
-    layers: tuple[str, ...]  # hex, lowest first
-    env: tuple[tuple[str, str], ...] = ()
-    user: str = ""
-    workdir: str = ""
-    entrypoint: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    made: float = field(default=0.0, compare=False)
-
-    @classmethod
-    def load(cls, path: Path) -> ImageRecord:
-        """FileNotFoundError, or Damaged when it is not what was saved."""
-        try:
-            value: dict[str, Any] = json.loads(read_own(path))
-            value["env"] = tuple((name, text) for name, text in value["env"])
-            for key in ("layers", "entrypoint", "command", "names"):
-                value[key] = tuple(value[key])
-            record = cls(**value)
-            if not all(_HEX.fullmatch(layer) for layer in record.layers) or not isinstance(record.made, int | float):
-                raise Damaged("it is no record of an image")
-            return record
-        except Damaged:
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise Damaged(f"it is no record of an image: {error}") from error
 
 
 class Store:
@@ -83,19 +41,20 @@ class Store:
     def __init__(self, layout: Layout, fresh: float = _FRESH, damages: Damages | None = None) -> None:
         self._layout = layout
         self._damages = damages or Damages(layout.state)
+        self._records = Records(layout, self._damages)
         self._lock = threading.Lock()
         self._fresh_for = fresh
-        self._fresh: dict[str, float] = {}  # images that nobody had the time to name yet
+        self._fresh: dict[str, float] = {}  # images to which core has not given a name yet
         self._wanted: Counter[str] = Counter()  # layers that an image under way is going to need
 
     # Asking
 
     def find(self, digest: str) -> Image | None:
-        record = self._load(digest)
+        record = self._records.find(digest)
         return None if record is None else self._show(record)
 
     def claim(self, digest: str) -> Image | None:
-        """As `find`, and what is found stays for a while: somebody is about to name it."""
+        """As `find`, and the image is kept for a while: core is about to name it."""
         with self._lock:
             image = self.find(digest)
             if image is not None:
@@ -105,19 +64,19 @@ class Store:
     def layers_of(self, digest: str) -> tuple[Path, ...]:
         """Lowest first. Of a layer that occurs twice the upper one is as good as both; KeyError when there is no such
         image (any more)."""
-        record = self._load(digest)
+        record = self._records.find(digest)
         if record is None:
             raise KeyError(digest)
         chosen: list[str] = []
         for layer in reversed(record.layers):
             if layer not in chosen:
                 chosen.append(layer)
-            if self._layer_record(layer).whole:
+            if self._records.layer(layer).whole:
                 break
         return tuple(self.layer(layer) for layer in reversed(chosen))
 
     def list(self) -> Sequence[Image]:
-        return [self._show(record) for record in sorted(self._records(), key=lambda record: record.made)]
+        return [self._show(record) for record in sorted(self._records.all(), key=lambda record: record.made)]
 
     def layer(self, diff_id: str) -> Path:
         return self._layout.layers / diff_id
@@ -129,7 +88,7 @@ class Store:
 
     @contextlib.contextmanager
     def wanting(self, diff_ids: Collection[str]) -> Iterator[None]:
-        """Until the end nobody removes these, though no image has them yet."""
+        """These are not removed until the end of the block, though no image has them yet."""
         with self._lock:
             self._wanted.update(diff_ids)
         try:
@@ -153,9 +112,9 @@ class Store:
             shutil.rmtree(top, ignore_errors=True)
 
     def keep_layer(self, content: Path, made: Unpacked) -> None:
-        """Somebody may have been faster, with the same."""
-        record = LayerRecord(made.size, made.entries, made.whole, BOOT.read_text().strip())
-        write_whole(self._layer_note(made.diff_id), json.dumps(asdict(record)))
+        """Another pull may have been faster, with the same layer."""
+        record = StoredLayer(made.size, made.entries, made.whole, BOOT.read_text().strip())
+        write_whole(self._records.layer_path(made.diff_id), json.dumps(asdict(record)))
         with contextlib.suppress(FileExistsError, OSError):
             content.rename(self.layer(made.diff_id))
         if not self.has_layer(made.diff_id):
@@ -167,7 +126,7 @@ class Store:
         sync_filesystem(self._layout.layers)
         with self._lock:
             self._fresh[digest] = time.monotonic()
-        record = ImageRecord(
+        record = StoredImage(
             digest,
             configuration.diff_ids,
             configuration.env,
@@ -178,7 +137,7 @@ class Store:
             names,
             time.time(),
         )
-        write_whole(self._record(digest), json.dumps(asdict(record)), self._lock)
+        write_whole(self._records.image_path(digest), json.dumps(asdict(record)), self._lock)
         return self._show(record)
 
     @contextlib.contextmanager
@@ -202,7 +161,7 @@ class Store:
             own_directory(path, 0o700, self._damages)
 
     def clean(self) -> None:
-        """What an earlier daemon left half done. Only when nothing is under way."""
+        """Removes what an earlier daemon left half done. Only when nothing is under way."""
         self.prepare()
         for left in (*self._layout.layers.glob(".*"), *(self._layout.oci / "work").iterdir()):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
@@ -210,11 +169,11 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > _STALE:
                     left.unlink()
-        for folder in (self._images, self._layout.oci / "layers"):
+        for folder in (self._records.images, self._layout.oci / "layers"):
             for left in folder.glob(".*"):
                 left.unlink(missing_ok=True)
         self.restore()
-        records = self._records()
+        records = self._records.all()
         boot, used = BOOT.read_text().strip(), {layer for record in records for layer in record.layers}
         if self._misses_one(records):
             return
@@ -222,13 +181,13 @@ class Store:
             if path.name in used:
                 continue
             # Of an image that was never complete. Written before the machine went down, it may be hollow.
-            if not self._layer_note(path.name).exists() or self._layer_record(path.name).boot != boot:
+            if not self._records.layer_path(path.name).exists() or self._records.layer(path.name).boot != boot:
                 self._remove_layer(path.name)
 
     def restore(self) -> None:
-        """Images that were being removed when a daemon died. Whether they are in use is asked again; until then they
-        are, since a sandbox may be."""
-        for gone in self._images.glob("*.gone"):
+        """Brings images back that were being removed when a daemon died. Whether they are in use is asked again; until
+        then they count as used, since a sandbox may be made of one."""
+        for gone in self._records.images.glob("*.gone"):
             gone.rename(gone.with_suffix(".json"))
 
     def retain(self, digests: Collection[str]) -> int:
@@ -245,23 +204,25 @@ class Store:
             if "" in used:
                 raise OSError("the record of a sandbox cannot be read: what it is made of is not known")
             keep = set(digests) | used | set(self._fresh)
-            aside = [record for record in self._records() if record.digest not in keep]
+            aside = [record for record in self._records.all() if record.digest not in keep]
             for record in aside:
-                self._record(record.digest).rename(self._record(record.digest).with_suffix(".gone"))
+                self._records.image_path(record.digest).rename(
+                    self._records.image_path(record.digest).with_suffix(".gone")
+                )
         used = self._in_use()
         for record in aside:
-            gone = self._record(record.digest).with_suffix(".gone")
+            gone = self._records.image_path(record.digest).with_suffix(".gone")
             if record.digest in used:
-                gone.rename(self._record(record.digest))
+                gone.rename(self._records.image_path(record.digest))
             else:
                 gone.unlink(missing_ok=True)
         return self._sweep()
 
     def _sweep(self) -> int:
-        """Layers that no image has, nor one under way is going to have; and what was downloaded for nobody."""
+        """Layers that no image has and no image under way needs; and downloads that no pull goes on with."""
         freed, old = 0, []
         with self._lock:
-            records = self._records()
+            records = self._records.all()
             used = {layer for record in records for layer in record.layers} | set(self._wanted)
             for path in () if self._misses_one(records) else self._layout.layers.iterdir():
                 if not path.name.startswith(".") and path.name not in used:
@@ -271,8 +232,8 @@ class Store:
             idle = not self._wanted
         for name, aside in old:
             with contextlib.suppress(FileNotFoundError):
-                freed += self._layer_record(name).size
-            self._layer_note(name).unlink(missing_ok=True)
+                freed += self._records.layer(name).size
+            self._records.layer_path(name).unlink(missing_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
         for left in self.partial.iterdir() if idle else ():
             with contextlib.suppress(FileNotFoundError):
@@ -281,16 +242,16 @@ class Store:
                     left.unlink()
         return freed
 
-    def _misses_one(self, records: Sequence[ImageRecord]) -> bool:
+    def _misses_one(self, records: Sequence[StoredImage]) -> bool:
         """Whether a sandbox is made of an image that is not on record (any more): any layer may be under it."""
         return bool(self._in_use() - {record.digest for record in records} - {"host"})
 
     def _remove_layer(self, diff_id: str) -> None:
         shutil.rmtree(self.layer(diff_id), ignore_errors=True)
-        self._layer_note(diff_id).unlink(missing_ok=True)
+        self._records.layer_path(diff_id).unlink(missing_ok=True)
 
     def _in_use(self) -> set[str]:
-        """What sandboxes are made of; with one that does not say, its record being damaged, also what no image is."""
+        """The images of sandboxes; with a sandbox whose record is damaged also the empty string."""
         found = set()
         for paths in list(all_sandboxes(self._layout)):
             try:
@@ -301,58 +262,8 @@ class Store:
                 found.add("")
         return found
 
-    # Files
-
-    @property
-    def _images(self) -> Path:
-        return self._layout.oci / "images"
-
-    def _record(self, digest: str) -> Path:
-        return self._images / f"{digest.removeprefix('sha256:')}.json"
-
-    def _layer_note(self, diff_id: str) -> Path:
-        return self._layout.oci / "layers" / f"{diff_id}.json"
-
-    def _layer_record(self, diff_id: str) -> LayerRecord:
-        """FileNotFoundError, also when it is damaged: without it a layer is none that could be relied on."""
-        path = self._layer_note(diff_id)
-        try:
-            record = LayerRecord(**json.loads(read_own(path)))
-            if type(record.size) is int and isinstance(record.whole, bool):
-                return record
-            raise Damaged("it is no record of a layer")
-        except (ValueError, TypeError) as error:
-            self._damages.set_aside(path, error)
-            raise FileNotFoundError(path) from error
-
-    def _load(self, digest: str) -> ImageRecord | None:
-        if not _DIGEST.fullmatch(digest):
-            return None
-        return self._read(self._record(digest))
-
-    def _read(self, path: Path) -> ImageRecord | None:
-        """None also of an image that is not whole any more: its record is damaged, or that of one of its layers. It
-        has to be fetched again."""
-        try:
-            record = ImageRecord.load(path)
-            for layer in record.layers:
-                self._layer_record(layer)
-            return record
-        except FileNotFoundError as error:
-            if path.exists():
-                self._damages.set_aside(path, f"a layer of it is not on record: {error}")
-        except Damaged as error:
-            self._damages.set_aside(path, error)
-        return None
-
-    def _records(self) -> Sequence[ImageRecord]:
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            found = [self._read(path) for path in self._images.glob("*.json")]
-        return [record for record in found if record is not None]
-
-    def _show(self, record: ImageRecord) -> Image:
-        size = sum(self._layer_record(layer).size for layer in dict.fromkeys(record.layers))
+    def _show(self, record: StoredImage) -> Image:
+        size = sum(self._records.layer(layer).size for layer in dict.fromkeys(record.layers))
         return Image(
             record.digest,
             size,
@@ -369,7 +280,7 @@ _FOLDERS: Final = ("images", "layers", "partial", "work")
 
 
 def is_locked(path: Path) -> bool:
-    """A download that somebody is writing to holds its lock."""
+    """A download under way holds its lock."""
     import fcntl
 
     with path.open("rb") as file:
@@ -378,14 +289,3 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def write_whole(path: Path, text: str, lock: contextlib.AbstractContextManager[object] = _NO_LOCK) -> None:
-    """All of it or nothing, whatever happens. The lock is held while it gets its name, and not while a disk is slow."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    with lock:
-        draft.rename(path)

@@ -39,7 +39,7 @@ async def resolve(host: str, port: int) -> list[Address]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
     if is_loopback(host):
-        # Names of this machine itself: whether they may be asked was decided before; they lead nowhere else.
+        # Names of this machine itself: whether they may be used was decided before; they have no other addresses.
         return [address for address in addresses if address.is_loopback]
     for address in addresses:
         judge_address(host, address)
@@ -90,7 +90,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
 
 
 class Clients:
-    """For one pull: straight to where a URL leads, or through the proxy of the daemon's environment."""
+    """For one pull: straight to the host of a URL, or through the proxy of the daemon's environment."""
 
     def __init__(self, context: ssl.SSLContext, timeout: httpx2.Timeout, *, proxies: bool) -> None:
         self._context = context

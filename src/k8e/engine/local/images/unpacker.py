@@ -1,4 +1,4 @@
-"""Unpacks one layer. A program of its own, because what it reads is a stranger's and writing it takes root.
+"""Unpacks one layer. A program of its own, because its input is not trusted and writing it takes root.
 
 Before it reads a byte it has given up everything but the directory that it fills: a mount namespace whose root is that
 directory, no network, an unprivileged user, five capabilities, none of which reaches beyond files. Whatever a stream
@@ -98,7 +98,7 @@ def confine(top: bytes, size: int) -> None:
 
 
 def drop_privileges() -> None:
-    """To a user of no rights, who still may give files to anybody: so it cannot signal what root runs, either."""
+    """To a user without rights but for giving files away: so it cannot signal processes of root, either."""
     kept = set(_CAPABILITIES.values())
     for number in range(64):
         if number not in kept:
@@ -157,7 +157,7 @@ class Layer:
                 self._take(archive, member)
                 archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
         while stream.read(_PIECE):
-            pass  # padding; whoever sends counts on being heard to the end
+            pass  # padding; the sender expects all of it to be read
         for path in sorted(self._times, reverse=True):
             parent, name = self._split(path)
             with Closing(self._open(parent)) as handle:

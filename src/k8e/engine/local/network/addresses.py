@@ -1,8 +1,8 @@
-"""Which addresses and names the wire of a sandbox has. Pure.
+"""The addresses and names of a sandbox's wire. Pure.
 
 Every wire has a number that is unique on the machine, and all else follows from it: the interface's name, a pair of
-IPv4 addresses, a pair of IPv6 addresses, the hardware addresses and the marks of its connections. So whoever comes upon
-one of these after a crash knows what it belongs to.
+IPv4 addresses, a pair of IPv6 addresses, the hardware addresses and the marks of its connections. So each of these says
+after a crash which wire it belongs to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 from k8e.engine import EngineError
 
 INTERFACE_PREFIX = "k8e-"
-INNER_INTERFACE = "k8e0"  # no name that a machine has: who sees `eth0` sees somebody else's network
+INNER_INTERFACE = "k8e0"  # a name that no machine uses: an `eth0` is never a sandbox's
 BLOCK = 16  # wires are leased from the machine, and put into the rules, this many at a time
 MAX_WIRES = 1 << 15  # as many as marks can tell apart
 _MARKS = 1 << 16  # of one wire
@@ -52,7 +52,7 @@ class Pool:
         return tuple(self.wire(index) for index in range(number * BLOCK, (number + 1) * BLOCK))
 
     def block_networks(self, number: int) -> tuple[Network, ...]:
-        """What a block of wires covers."""
+        """The networks that the addresses of a block of wires cover."""
         size = (2 * BLOCK).bit_length() - 1
         first = self.wire(number * BLOCK)
         v6 = () if first.host6 is None else (IPv6Network((int(first.host6), 128 - size)),)

@@ -1,8 +1,8 @@
-"""What a sandbox may reach at this moment, and what has to change in the kernel when that changes. Pure.
+"""The addresses that a sandbox may reach at this moment, and the change in the kernel when its list changes. Pure.
 
 A *reason* is the set of a list's entries that allow a target; each has a mark, which the kernel puts on the connections
 that it lets out. While any entry of a reason is on the list its connections go on, whatever becomes of the name's
-addresses; when the last one is removed they are cut.
+addresses; when the last entry is removed they are cut.
 
 `*` is a reason of its own, for all public addresses at once: the kernel has those. While it is on the list it stands in
 for every entry that has nothing else, whose connections go on too.
@@ -35,18 +35,18 @@ from k8e.policy import EVERYTHING, NOTHING, Address, AddressKind, HostEntry, Hos
 Reason = frozenset[HostEntry]
 Target = tuple[Address, int]
 
-# Seconds beyond the time for which a name was answered: who looks a name up and connects in its last second is in
-# order, and so is a client that holds on to an address a little longer than it was told to.
+# Seconds beyond the TTL of a name: a client may look it up and connect in its last second, or keep an address a little
+# longer than the TTL says.
 GRACE = 60.0
 _MOST_MARKS = 1 << 15
 MAX_REASONS = 4096  # of one list
-MAX_ENTRIES = 8  # of one reason, for what a name leads to
+MAX_ENTRIES = 8  # of one reason, for an address of names
 _EVERYTHING = HostList((EVERYTHING,))
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A target that a name leads to: by which entries, and for how long by each."""
+    """A target that names on the list have as an address: by which entries, and for how long by each."""
 
     mark: int
     until: Mapping[HostEntry, float]
@@ -84,9 +84,9 @@ class Change:
 
 @dataclass(slots=True)
 class Admissions:
-    """A list, and what of it is open. Asked for a change, nothing here changes until it is taken: one that the kernel
-    refuses leaves no trace. To admit an answer costs the same however many there were before: this is done in the
-    daemon's loop, and who asks for it is a sandbox."""
+    """A list, and which targets of it are open. `admit` only computes a change, which `take` applies: one that the
+    kernel refuses leaves no trace. To admit an answer costs the same however many there were before: a sandbox causes
+    it, and it is done in the daemon's loop."""
 
     wire: Wire
     hosts: HostList = NOTHING
@@ -103,7 +103,7 @@ class Admissions:
             self._queues[target[0].version].add(target, opening.end)
 
     def admit(self, entry: HostEntry, addresses: Iterable[Address], seconds: float, now: float) -> Change:
-        """What has to change because an entry's name was found to lead there, for so many seconds."""
+        """The change that opens the addresses of an entry's name for so many seconds."""
         if entry not in self.hosts.entries:
             return Change()  # removed while its name was being asked for
         fresh: dict[Reason, int] = {}
@@ -146,7 +146,7 @@ class Admissions:
         return opening is not None and opening.end > now
 
     def take(self, change: Change) -> None:
-        """What was admitted is in force."""
+        """Notes that the kernel has made this change."""
         for reason, mark in change.reasons:
             self.marks[reason] = mark
             self._taken.add(mark)
@@ -196,7 +196,7 @@ class Admissions:
 
 
 def _targets(entry: HostEntry, addresses: Iterable[Address]) -> Iterator[Target]:
-    """What has to be opened for an entry. Of `*`, the machine's registries: whatever is public is open."""
+    """The targets to open for an entry. Of `*`, those of the machine's registries: every public address is open."""
     for address in addresses:
         if not entry.everything or kind_of(address) is not AddressKind.PUBLIC:
             yield from ((address, port) for port in entry.ports)
@@ -244,8 +244,8 @@ def _address(number: int, version: int) -> Address:
 
 
 def change_messages(table: str, wire: Wire, change: Change, now: float) -> list[Message]:
-    """As one transaction. What closes may have gone by itself a moment ago, and deleting what is not there fails the
-    whole: so it is added first, which does nothing where it is."""
+    """As one transaction. A target to be closed may have expired a moment ago, and deleting an element that is not
+    there fails the whole transaction: so it is added first, which does nothing where it is still there."""
     messages: list[Message] = []
     messages += delete_elements(table, "live", map(live_element, change.dead))
     messages += add_elements(table, "live", map(live_element, change.live))

@@ -1,10 +1,10 @@
-"""How much of the machine's table of connections each wire may fill. Pure, but for asking how large that table is.
+"""How many entries of the machine's table of connections each wire may use. Pure, but for reading the table's size.
 
-The kernel has one table for the whole machine (`nf_conntrack_max`), and drops everyone's new connections when it is
-full. So sandboxes have half of it together, and a wire's share follows from its number: the first sixteen wires share
-one part of that half, the next 64 another one of the same size, and so on, four times as many wires with a quarter of
-the share each. No share depends on which other wires are in use, so none is ever taken back, and all of them together
-never add up to more. Wires that would have less than `LEAST` there are none of.
+The kernel has one table for the whole machine (`nf_conntrack_max`), and drops all new connections when it is full. So
+sandboxes have half of it together, and a wire's share follows from its number: the first sixteen wires share one part
+of that half, the next 64 another one of the same size, and so on, four times as many wires with a quarter of the share
+each. No share depends on which other wires are in use, so none is ever taken back, and all of them together never add
+up to more. There are no wires that would have less than `LEAST`.
 
 Connections that are closed are not counted, though the kernel remembers them for two minutes: it drops those by itself
 before the table is full.
@@ -21,12 +21,12 @@ from typing import Final
 from k8e.engine.local.network.addresses import BLOCK
 from k8e.engine.local.network.netlink.messages import CONNTRACK, NetfilterSocket, netfilter_message
 
-LEAST: Final = 32  # entries: three quarters are connections, the rest questions that have to be led to the resolver
+LEAST: Final = 32  # entries: three quarters are for connections, the rest for queries redirected to the resolver
 MOST: Final = 8192
 _GROWTH: Final = 4
 _USUAL: Final = 1 << 18  # of a kernel that says nothing, or has no limit
 _SIZE: Final = Path("/proc/sys/net/netfilter/nf_conntrack_max")
-_STATISTICS: Final = 4  # the shortest question there is
+_STATISTICS: Final = 4  # the shortest request there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ConnectionLimits:
 
     @property
     def wires(self) -> int:
-        """So many can there be."""
+        """The most that there can be."""
         return sum(wires for wires, _ in self.tiers)
 
     def of(self, index: int) -> int:
@@ -59,7 +59,7 @@ class ConnectionLimits:
         return self.of(index) - self.queries(index)
 
     def queries(self, index: int) -> int:
-        """To other resolvers, and over TCP: the others take no entry."""
+        """To other resolvers, and over TCP: other queries take no entry."""
         return self.of(index) // 4
 
 

@@ -1,4 +1,4 @@
-"""Which of a sandbox's addresses end first, kept in order while they come and go. Pure."""
+"""The order in which a sandbox's addresses expire, while they come and go. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _SLACK = 64
 
 
 class ExpiryQueue:
-    """A heap whose entries are not looked for when they are replaced or removed: they count for nothing from then on,
-    and go when they come to the top, or when there are more of them than of the others. All of one family."""
+    """A heap whose entries are not searched when they are replaced or removed: from then on they are void, and go when
+    they come to the top, or when there are more void ones than others. All of one family."""
 
     def __init__(self) -> None:
         self._ends: dict[Target, float] = {}
@@ -24,7 +24,7 @@ class ExpiryQueue:
         return len(self._ends)
 
     def add(self, target: Target, end: float) -> None:
-        """Or sets another end."""
+        """Or sets another time."""
         self._ends[target] = end
         self._number += 1
         heapq.heappush(self._heap, (end, self._number, target))
@@ -37,7 +37,7 @@ class ExpiryQueue:
         self._ends.pop(target, None)
 
     def first(self, count: int, without: Container[Target]) -> list[Target]:
-        """Those that end first; they stay."""
+        """Those that expire first; they stay in the queue."""
         seen: dict[Target, tuple[float, int, Target]] = {}
         found: list[Target] = []
         while self._heap and len(found) < count:

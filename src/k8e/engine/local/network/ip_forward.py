@@ -1,10 +1,10 @@
-"""Lets the machine pass packets on, and puts things back when the last engine leaves.
+"""Switches IP forwarding of the machine on, and back when the last engine leaves.
 
-Linux forwards for all interfaces or for none that matters here, so this is a setting of the machine: what was there
-before is written down first, once, whoever comes first. A machine that finds its router by advertisements would stop
-listening to them as soon as it forwards (`accept_ra` 1); 2 means: listen all the same. A machine that checks whether
-answers come back the way that questions took (`rp_filter`) has to go by their mark (`src_valid_mark`), because without
-one there is no way (policy_routing.py).
+Linux forwards for all interfaces or for none that matters here, so this is a setting of the machine: the first engine
+writes the values before it down. A machine that finds its router by advertisements would stop listening to them as soon
+as it forwards (`accept_ra` 1); 2 means: listen all the same. A machine that checks whether answers come from where the
+route to them leads (`rp_filter`) has to use their mark (`src_valid_mark`), because without one there is no route
+(policy_routing.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SETTINGS = Path("/proc/sys/net")
 
 
 def plan_forwarding(settings: Path = _SETTINGS) -> dict[str, str]:
-    """What has to be written, in order, below /proc/sys/net. Nothing where it is so already."""
+    """The values to write, in order, below /proc/sys/net; none where they are so already."""
     plan: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError):
         if (settings / "ipv6/conf/all/forwarding").read_text().strip() == "0":

@@ -1,4 +1,4 @@
-"""Who has which wires on this machine: several engines (a daemon, the doctor, tests) live side by side.
+"""The wires of this machine that are in use, and by which engine: a daemon, the doctor and tests live side by side.
 
 The file system is the ledger. A link that exists is a lease, what it points to says whose: making one is atomic, and it
 is never half written. All below /run, which a restart of the machine empties together with the wires themselves, in a
@@ -31,7 +31,7 @@ class Leases:
     """One engine's view of the ledger. Blocks for a moment at most."""
 
     def __init__(self, tag: str, pool: Pool, ledger: Path, most: int = MAX_WIRES) -> None:
-        """`most`: so many wires there can be on the machine, of all engines together."""
+        """`most`: the wires that there can be on the machine, of all engines together."""
         self._tag = tag
         self._most = most
         self._pool = pool
@@ -39,7 +39,7 @@ class Leases:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """For what has to be seen and changed together."""
+        """For leases that have to be read and changed together."""
         descriptor = self._take_lock()
         try:
             yield
@@ -48,14 +48,14 @@ class Leases:
 
     def _take_lock(self) -> int:
         while True:
-            # Whatever is missing or there already, in whichever order: the last one out may be removing it just now.
+            # Parts may be missing or there, in any order: the last engine may be removing them just now.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 self._ledger.mkdir(mode=0o700, parents=True, exist_ok=True)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 descriptor = os.open(self._ledger / "lock", flags, 0o600)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
-                    # Who had it before us may have been the last one, and taken the lock along.
+                    # The engine that had it before may have been the last one, and removed the file.
                     if os.path.samestat(os.fstat(descriptor), os.stat(self._ledger / "lock")):
                         return descriptor
                 except BaseException:
@@ -64,7 +64,7 @@ class Leases:
                 os.close(descriptor)
 
     def _links(self, prefix: str) -> Iterator[tuple[int, str, str]]:
-        """Number, whose, and what else is said."""
+        """Number, tag of the engine, and the rest of the text."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._ledger):
                 number = name.removeprefix(prefix)
@@ -82,12 +82,12 @@ class Leases:
         """Ours, with their sandboxes."""
         return {number: sandbox for number, tag, sandbox in self._links("wire-") if tag == self._tag}
 
-    def anybody(self) -> bool:
+    def any_engine(self) -> bool:
         """Whether any engine has any wires."""
         return any(True for _ in self._links("block-"))
 
     def lease_block(self, known: Iterable[Network]) -> int:
-        """One that nobody has, and that is nowhere near the networks which the machine knows already."""
+        """A free one that overlaps no network which the machine knows already."""
         with self.locked():
             taken = {number: rest for number, _, rest in self._links("block-")}
             others = [ip_network(text) for rest in taken.values() for text in rest.split()]
@@ -130,15 +130,15 @@ class Leases:
             os.unlink(self._ledger / f"wire-{number}")
 
     def release_blocks(self, when_last: Callable[[], None]) -> bool:
-        """Unless a wire is still somebody's. `when_last` is called when no engine has any left."""
+        """Unless a sandbox still has a wire. `when_last` is called when no engine has any block left."""
         with self.locked():
             if self.wires():
                 return False
             for number in self.blocks():
                 os.unlink(self._ledger / f"block-{number}")
-            if not self.anybody():
+            if not self.any_engine():
                 when_last()
                 os.unlink(self._ledger / "lock")
-                with contextlib.suppress(OSError):  # somebody is about to make a new lock there
+                with contextlib.suppress(OSError):  # another engine is about to make a new lock there
                     os.rmdir(self._ledger)
         return True

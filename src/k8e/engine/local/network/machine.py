@@ -1,7 +1,7 @@
-"""What wires stand on: the engine's table, its leases, and a machine that forwards. Blocks; called in threads.
+"""The machine's part of the network: the engine's table, its leases, IP forwarding. Blocks; called in threads.
 
-Prepared when the first sandbox needs it, looked after whenever one is opened (somebody may have flushed the machine's
-rules), gone with the last one.
+Prepared when the first sandbox needs it, checked whenever one is opened (the machine's rules may have been flushed),
+gone with the last one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Machine:
 
     @property
     def table(self) -> Table:
-        """Whether it is in the kernel or not."""
+        """Also while it is not in the kernel."""
         if self._table is None:
             self._table = Table(self._name, self._shares)
         return self._table
 
     def prepare(self, *, doubtful: bool = False) -> bool:
-        """Rules for all wires that we have. True: they had to be made anew, and let nothing out. `doubtful` looks
-        whether every single one is there."""
+        """Makes the rules for all wires of this engine. True: they had to be made anew, and let nothing out. `doubtful`
+        checks whether every single one is there."""
         with self._lock:
             blocks = [block for block in self._leases.blocks() if block < self.pool.blocks]
             wires = [wire for block in blocks for wire in self.pool.block(block)]
@@ -58,7 +58,7 @@ class Machine:
                 self.table.replace(wires)
             try:
                 self._with_rules = self.table.wires()
-            except NetlinkError as error:  # gone again, by somebody who is not done yet
+            except NetlinkError as error:  # flushed again: a firewall is being reloaded
                 raise EngineError("network rules", f"they went while they were looked at: {error}") from error
             self._add_rules(wires)
             if wires:
@@ -79,7 +79,7 @@ class Machine:
             ip_forward.switch_on(self._memory)
 
     def take_wire(self, sandbox: str) -> Wire:
-        """Whose rules are there, and its sets empty."""
+        """Its rules are there, and its sets are empty."""
         with self._lock:
             index = self._leases.take_wire(sandbox)
             if index is None:
@@ -111,7 +111,7 @@ class Machine:
         return set(self._leases.wires().values())
 
     def remove_wires(self, sandbox: str, marks: Iterable[int] | None) -> None:
-        """Whatever is there of them. `marks` are all that it has, if that is known."""
+        """Everything that is there of them. `marks` are all that the sandbox has, if they are known."""
         for index in self._leases.wires_of(sandbox):
             wire = self.pool.wire(index)
             remove_wire(wire)
@@ -123,14 +123,14 @@ class Machine:
             self._leases.release_wire(index)
 
     def _has_rules(self) -> bool:
-        """Also those of one that was killed before it had leased anything."""
+        """Also those of an engine that was killed before it had leased anything."""
         try:
             return self.table.is_current()
         except EngineError:
             return False  # no netfilter here, and so no rules
 
     def leave(self) -> None:
-        """With the last sandbox goes the table, with the last engine what was changed on the machine."""
+        """The table goes with the last sandbox; the settings of the machine are restored with the last engine."""
         with self._lock:
             if not self._leases.wires():
                 if self._leases.blocks() or self._has_rules():

@@ -1,4 +1,4 @@
-"""The network of an engine's sandboxes: wires, rules, names and what was refused, put together.
+"""The network of an engine's sandboxes: puts wires, rules, names and refusals together.
 
 Opening one leaves traces in a fixed order: the lease of its wire, its record, its elements in the table, the
 interfaces. All of them are found by the lease, which is the first to come and the last to go. The resolver's sockets,
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Attachment:
-    """A sandbox's end of it."""
+    """The network of one sandbox."""
 
     wire: Wire
     record: Path
@@ -81,13 +81,13 @@ class Network:
     # Opening ---------------------------------------------------------------------------------------------------------
 
     async def open(self, sandbox: str, hosts: HostList, hostname: str) -> tuple[Wire, str]:
-        """A wire that lets out what the list allows, and the path of the namespace that it leads to, which is there
-        until `let_go`. On failure `remove` has to be called, as after a crash."""
+        """Makes a wire that lets out what the list allows. Returns it with the path of the namespace at its other end,
+        which is there until `let_go`. On failure `remove` has to be called, as after a crash."""
         async with self._preparing:
             await self._prepare()
             wire = await finish_in_thread(self._machine.take_wire, sandbox)
             for former in [name for name, each in self._attachments.items() if each.wire == wire]:
-                await self._detach(former)  # removed by somebody else
+                await self._detach(former)  # another engine removed it
         admissions, change = Admissions(wire).adopt(hosts, time.monotonic())
         attachment = self._attachments[sandbox] = Attachment(wire, self._record_of(sandbox), admissions)
         await finish_in_thread(self._fill, attachment, change)
@@ -96,7 +96,7 @@ class Network:
         return wire, f"/proc/{os.getpid()}/fd/{attachment.namespace}"
 
     def let_go(self, sandbox: str) -> None:
-        """Of the namespace: from now on it lives as long as what was started in it."""
+        """Closes the namespace's descriptor: from now on it lives as long as the processes in it."""
         if attachment := self._attachments.get(sandbox):
             _let_go(attachment)
 
@@ -108,13 +108,13 @@ class Network:
 
     async def _prepare(self, *, doubtful: bool = False) -> None:
         if self._watch is None:
-            doubtful = True  # whatever happened while nobody watched
+            doubtful = True  # rules may have gone unwatched
             self._watch = Watch(self._machine.table.name, self._has_wire, self._mend)
         if await finish_in_thread(self._machine.prepare, doubtful=doubtful):
-            # Somebody removed our rules. New ones let nothing out, so what is open has to be told to the kernel again.
+            # Our rules were gone. New ones let nothing out, so the kernel has to be told again what is open.
             for sandbox, attachment in list(self._attachments.items()):
                 if await finish_in_thread(self._machine.wire_of, sandbox) != attachment.wire:
-                    continue  # removed by somebody else
+                    continue  # another engine removed it
                 fresh, change = Admissions(attachment.wire).adopt(attachment.admissions.hosts, time.monotonic())
                 attachment.admissions = fresh
                 await finish_in_thread(forget_connections, self._machine.table.kernel, attachment.wire)
@@ -227,7 +227,7 @@ class Network:
     async def _admit(
         self, sandbox: str, entry: HostEntry, name: str, addresses: Sequence[Address], seconds: float
     ) -> None:
-        """Bounded in time: what a sandbox has its name servers say costs all of us the kernel's and the loop's time."""
+        """Throttled: a sandbox can cause this with name servers of its own, and it costs time of the loop."""
         attachment = self._attachment(sandbox)
         attachment.refusals.learn(name, addresses)
         if not attachment.admissions.admit(entry, addresses, seconds, time.monotonic()):
@@ -258,7 +258,7 @@ class Network:
             attachment.refusals.refuse_name(name, reason, address, time.time())
 
     def reach_resolver(self, sandbox: str) -> tuple[str, ...]:
-        """A command that works inside when the wire does."""
+        """A command that succeeds inside when the wire works."""
         wire = self._attachment(sandbox).wire
         if not os.path.exists(_BASH):
             return ("/bin/true",)
@@ -266,11 +266,11 @@ class Network:
         return (_BASH, "-c", tries)
 
     def refusals(self, sandbox: str) -> list[Refusal]:
-        """Since it was last asked. Two short questions to the kernel, that wait for nobody: not worth a thread."""
+        """Since the last call. Two short requests to the kernel, which answers at once: not worth a thread."""
         attachment = self._attachment(sandbox)
         told = attachment.refusals.take_names()
         table, pool = self._machine.table, self._machine.pool
-        around = RefusalContext(
+        context = RefusalContext(
             attachment.admissions.hosts,
             lambda address: attachment.refusals.known.get(address, ""),
             is_own_address,
@@ -291,11 +291,11 @@ class Network:
                 continue  # one of them was just forgotten by the kernel itself: told the next time
             except NetlinkError as error:
                 raise EngineError("network refusals", str(error)) from error
-            told += read_refusals(found, around, time.time())
+            told += read_refusals(found, context, time.time())
         return told
 
     async def repair(self) -> None:
-        """Makes rules again that somebody flushed."""
+        """Makes rules again that were flushed."""
         self.flushed = False
         async with self._preparing:
             await self._prepare(doubtful=True)
@@ -310,7 +310,7 @@ class Network:
             self._mending = asyncio.ensure_future(self._keep_repairing())
 
     async def _keep_repairing(self) -> None:
-        """Until it works: whoever reloads a firewall may not be done yet."""
+        """Until it works: the reload of a firewall may not be done yet."""
         pause = _PAUSE
         while self._watch is not None:
             self._watch.noticed = False
@@ -337,7 +337,7 @@ class Network:
         return self._machine.sandboxes()
 
     async def remove(self, sandbox: str) -> None:
-        """Whatever is there. Nothing of the sandbox runs any more."""
+        """Everything that is there. No process of the sandbox runs any more."""
         attachment = await self._detach(sandbox)
         marks = None if attachment is None else tuple(attachment.admissions.marks.values())
         await finish_in_thread(self._machine.remove_wires, sandbox, marks)

@@ -1,11 +1,13 @@
-"""What holds a wire when our rules are gone: nothing that comes from it is routed, unless the rules were there.
+"""Routing rules that close a wire when the rules of our table are gone.
 
-Whoever reloads a firewall (`nft flush ruleset`) takes our table along. So the wires do not rest on it alone: a routing
-rule for each, before all others, prohibits what comes from the wire without the bit that our table puts into a packet's
-mark. No table, no bit, no way, be it to the world or to the machine itself; also while no daemon is there.
+A firewall that is reloaded (`nft flush ruleset`) removes our table too. So the wires do not depend on it alone: a
+routing rule for each, before all others, prohibits packets from the wire without the bit that our table puts into their
+mark. Without the table there is no bit and no route, to the world or to the machine itself; also while no daemon is
+there.
 
 The first rule of a machine is the one for its own addresses, and nothing can be put before it. While there are wires it
-stands one place further back. Never is there none: the new one comes before the old one goes. All blocks for a moment.
+stands one place further back. There is always one: the new one is added before the old one is removed. Everything here
+blocks for a moment.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
 def make_room() -> None:
-    """For rules before the machine's first one."""
+    """Makes room for rules before the machine's first one."""
     with _kernel() as kernel:
         for family in _FAMILIES.values():
             if any(rule.looks_up_own_addresses and rule.priority == _FIRST for rule in kernel.rules(family)):
@@ -36,7 +38,7 @@ def make_room() -> None:
 
 
 def guard_wires(wires: Iterable[Wire]) -> None:
-    """Those that are not yet. Room has been made."""
+    """Adds the rules that are missing, after `make_room`."""
     with _kernel() as kernel:
         for wire in wires:
             for rule in _rules(wire):
@@ -44,15 +46,15 @@ def guard_wires(wires: Iterable[Wire]) -> None:
 
 
 def unguard_wire(wire: Wire) -> None:
-    """Which is gone."""
+    """Removes the rules of a wire that is gone."""
     with _kernel() as kernel:
         for rule in _rules(wire):
             _request(kernel, rule.remove())
 
 
 def leave_rules() -> None:
-    """As they were, when nobody on the machine has a wire any more. Where somebody has put theirs elsewhere, they stay
-    there."""
+    """As they were, when no engine on the machine has a wire any more. Where an administrator has moved the rule, it
+    stays there."""
     with _kernel() as kernel:
         for family in _FAMILIES.values():
             found = kernel.rules(family)

@@ -1,4 +1,4 @@
-"""What of a sandbox's network must outlive the daemon: its list, and which marks stand for which of its entries.
+"""The part of a sandbox's network that must outlive the daemon: its list, and which marks stand for which entries.
 
 The addresses themselves are in the kernel, with the time that each has left.
 """
@@ -60,7 +60,7 @@ class Restored:
 
 
 def restore(wire: Wire, record: EgressRecord, names: Iterable[Found], live: Iterable[int], now: float) -> Restored:
-    """What a daemon that was killed knew, as far as it is written down and in force."""
+    """The state of a daemon that was killed, as far as it is recorded and in force."""
     try:
         hosts = HostList.parse(record.hosts)
         reasons: dict[int, Reason] = {mark: _reason(texts) for mark, texts in record.marks}

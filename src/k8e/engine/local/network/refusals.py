@@ -1,4 +1,4 @@
-"""What was refused to a sandbox, until somebody asks: names noted here, addresses by the kernel. Pure."""
+"""Refusals of a sandbox, until core asks for them: names are kept here, addresses by the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _KNOWN_ADDRESSES = 4096
 
 @dataclass(slots=True)
 class Refusals:
-    """Of one sandbox. Bounded: what is too much is said to be."""
+    """Of one sandbox. Bounded: that there were more is said."""
 
     names: OrderedDict[tuple[str, str, str], float] = field(default_factory=OrderedDict)  # name, address, reason: when
-    known: OrderedDict[Address, str] = field(default_factory=OrderedDict)  # by which name an address was told
+    known: OrderedDict[Address, str] = field(default_factory=OrderedDict)  # for which name an address was answered
     dropped: bool = False
 
     def refuse_name(self, name: str, reason: str, address: str, now: float) -> None:
-        """`address`: the one it leads to, if it was that."""
+        """`address`: the name's, if it was refused for that."""
         key = (name, address, reason)
         if key not in self.names and len(self.names) >= _KEPT_NAMES:
             self.dropped = True
@@ -63,7 +63,7 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class RefusalContext:
-    """What explains a refusal."""
+    """Everything that explains a refusal."""
 
     hosts: HostList
     known: Callable[[Address], str]
@@ -72,35 +72,35 @@ class RefusalContext:
     is_open: Callable[[Address, int], bool] = lambda address, port: False  # by a name, at this moment
 
 
-def explain(address: Address, protocol: int, port: int, around: RefusalContext) -> str:
+def explain(address: Address, protocol: int, port: int, context: RefusalContext) -> str:
     """Why it was refused, in the order in which the rules decide."""
     kind = kind_of(address)
     if kind is AddressKind.METADATA:
         return METADATA
-    if around.is_machine(address):
+    if context.is_machine(address):
         return MACHINE
-    if any(address in network for network in around.pool):
+    if any(address in network for network in context.pool):
         return SANDBOX
     if kind not in (AddressKind.PUBLIC, AddressKind.PRIVATE):
         return FORBIDDEN
     if protocol != _TCP:
         return PROTOCOL
-    listed = around.hosts.entries_for_address(address)
-    if around.is_open(address, port) or any(entry.everything or port in entry.ports for entry in listed):
+    listed = context.hosts.entries_for_address(address)
+    if context.is_open(address, port) or any(entry.everything or port in entry.ports for entry in listed):
         return TOO_MANY  # nothing else is refused of what is allowed
-    name = around.known(address)
-    named = around.hosts.entries_for_name(name) if name else ()
+    name = context.known(address)
+    named = context.hosts.entries_for_name(name) if name else ()
     return PORT_NOT_LISTED if listed or named else ADDRESS_NOT_LISTED
 
 
-def read_refusals(found: Iterable[Found], around: RefusalContext, now: float) -> list[Refusal]:
-    """What the kernel noted, the oldest first."""
+def read_refusals(found: Iterable[Found], context: RefusalContext, now: float) -> list[Refusal]:
+    """Those that the kernel noted, the oldest first."""
     told = []
     for each in found:
         address, protocol, port = read_refused(each.key)
         at = now - REFUSAL_SECONDS + each.remaining / 1000
-        reason = explain(address, protocol, port, around)
-        told.append(Refusal(around.known(address), str(address), port, reason, at))
+        reason = explain(address, protocol, port, context)
+        told.append(Refusal(context.known(address), str(address), port, reason, at))
     told.sort(key=lambda refusal: refusal.at)
     if len(told) >= KEPT_REFUSALS:
         told.append(Refusal("", "", 0, MORE, told[-1].at))

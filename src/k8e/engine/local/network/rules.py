@@ -1,12 +1,12 @@
-"""What the kernel does with a sandbox's packets, as JSON for nft. Pure.
+"""The rules for a sandbox's packets in the kernel, as JSON for nft. Pure.
 
 One table for each engine. The rules of a wire are there before the wire is: they are made a block of wires at a time,
 and opening a wire only fills its sets. Which rules a packet meets is looked up by its interface, so that many wires
 cost no more than one.
 
-    prerouting   drops what does not come from the wire's own address; leads every question on port 53 to our resolver;
-                 keeps no track of those that are sent there anyway (and output none of the answers);
-                 says with a bit of the packet's mark that it was here, without which nothing is routed
+    prerouting   drops packets that are not from the wire's own address; redirects queries on port 53 to our resolver;
+                 does not track those that are sent there anyway (nor does output track the answers);
+                 sets a bit of the packet's mark, without which nothing is routed
     input        to the machine: the resolver, neighbour discovery, nothing else; to its ends of wires: from wires only,
                  but for services of the machine that its own users ask there, and never the resolver
     forward      from a wire: established connections whose reason still holds, new ones that the sets allow
@@ -32,7 +32,7 @@ from k8e.engine.local.network.connection_limits import USUAL, ConnectionLimits
 Json: TypeAlias = dict[str, Any]
 
 FAMILY = "inet"
-KEPT_REFUSALS = 256  # of each wire and family, until somebody asks
+KEPT_REFUSALS = 256  # of each wire and family, until core asks
 REFUSAL_SECONDS = 3600
 MAX_ADDRESSES = 4096  # of resolved names, of each wire and family
 MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
@@ -205,7 +205,7 @@ def _build_arrival(build: TableBuilder) -> None:
             {"dnat": {"family": _PROTOCOL[version], "addr": resolver, "port": port}},
         )
 
-    # After everybody else who sets marks. Answers as well: whoever checks the way back (rp_filter) looks for the route
+    # After all other chains that set marks. Answers as well: a check of the way back (rp_filter) looks for the route
     # that they would take from the wire.
     build.hook("passing", "filter", "prerouting", 300)
     build.rule("passing", _FROM_WIRE, _MARK_PASS)
@@ -235,9 +235,9 @@ def _build_arrival(build: TableBuilder) -> None:
 
 
 def _leave_untracked(build: TableBuilder) -> None:
-    """Questions that are sent to the resolver itself, and its answers: they need no entry in the table of connections,
-    where each would stand for half a minute. Those that are led there do, because their answers are led back: so the
-    resolver has another port for them."""
+    """Queries that are sent to the resolver itself, and its answers, need no entry in the table of connections, where
+    each would stand for half a minute. Those that are redirected need one, because their answers are translated back:
+    so the resolver has another port for them."""
     build.hook("answers", "filter", "output", -300)
     udp, no_track = _is(_L4, "udp"), {"notrack": None}
     for version in (4, 6):
@@ -263,7 +263,7 @@ def _build_forward(build: TableBuilder) -> None:
     build.chain("inward")
     build.rule("inward", _UNMARK)
     build.rule("inward", _is({"ct": {"key": "direction"}}, "reply"), _LIVE, _ACCEPT)
-    # What belongs to nothing, or to what was revoked: the other end shall know as well.
+    # Packets of no connection, or of a revoked one: the other end is told as well.
     build.rule("inward", _is(_L4, "tcp"), {"reject": {"type": "tcp reset"}})
     build.rule("inward", _DROP)
 
@@ -274,7 +274,7 @@ def _build_forward(build: TableBuilder) -> None:
 
 
 def _end_what_comes_too_late(build: TableBuilder, hook: str) -> None:
-    """For a sandbox that has just gone: it would go on to wherever the machine's default route leads."""
+    """For a sandbox that has just gone: the packet would follow the machine's default route."""
     for version in (4, 6):
         late = _is(_payload(_PROTOCOL[version], "daddr"), f"@inner{version}")
         build.rule(hook, late, _is(_OIF, f"{INTERFACE_PREFIX}*", "!="), _DROP)
@@ -310,7 +310,7 @@ def _ends(wire: Wire, version: int) -> list[tuple[str, str]]:
 def _build_wire(build: TableBuilder, wire: Wire, shares: ConnectionLimits) -> None:
     number = wire.index
     build.chain(f"ask_{number}")
-    # The kernel remembers a question that was led to the resolver for half a minute, and a connection while it is open.
+    # The kernel remembers a redirected query for half a minute, and a connection while it is open.
     too_many = {"ct count": {"val": shares.queries(number), "inv": True}}
     build.rule(f"ask_{number}", _is(_ct("state"), "new"), too_many, _DROP)
     build.rule(f"ask_{number}", _ACCEPT)
@@ -362,7 +362,7 @@ def _count(commands: Iterable[Json]) -> int:
 
 
 def wire_sets(wire: Wire) -> tuple[str, ...]:
-    """The sets that belong to a wire, all empty when it is nobody's."""
+    """The sets that belong to a wire, all empty when no sandbox has it."""
     kinds = ("names4", "names6", "blocks4", "blocks6", "every", "refused4", "refused6")
     return tuple(f"{kind}_{wire.index}" for kind in kinds)
 

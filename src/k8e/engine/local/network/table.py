@@ -96,7 +96,7 @@ class Table:
         return True
 
     def is_whole(self) -> bool:
-        """Whether it works and has as many rules as it should: somebody may have flushed a chain, or all of them."""
+        """Whether it works and has as many rules as it should: a chain may have been flushed, or all of them."""
         try:
             tables = self._dump(_GET_TABLE, _TABLE_NAME)
             working = [each for each in tables if not int.from_bytes(each.get(_TABLE_FLAGS, b""), "big") & _DORMANT]
@@ -107,7 +107,7 @@ class Table:
             raise EngineError("network rules", f"netlink: {error}", "the daemon needs root") from error
 
     def _dump(self, kind: int, place: int) -> list[dict[int, bytes]]:
-        """Of those, what is our table's: `place` is the attribute that says so."""
+        """Those of our table: `place` is the attribute that says so."""
         wanted = netfilter_message(NFTABLES, kind, _INET, text(place, self.name) if kind == _GET_RULE else b"")
         found = (netfilter_attributes(each) for each in self.kernel.dump(wanted))
         return [each for each in found if each.get(place, b"").rstrip(b"\0") == self.name.encode()]

@@ -1,4 +1,4 @@
-"""Hears from the kernel when rules go: those of our table, or routing rules of wires. Whose doing it was is not asked.
+"""Watches for rules that go: those of our table, or routing rules of wires, whatever program removed them.
 
 Nothing opens meanwhile (policy_routing.py); this is so that sandboxes have their network back at once, and not with
 their next command. Addresses and refusals come and go all the time and are passed over.
@@ -32,7 +32,7 @@ class Watch:
         self._table = table.encode()
         self._has_wire = has_wire
         self._notice = notice
-        self.noticed = False  # since somebody set it to False
+        self.noticed = False  # since the reader set it to False
         self._loop = asyncio.get_running_loop()
         self._sockets = [_listen(_NETFILTER, _RULES_GROUP), _listen(_ROUTE, _ROUTING_GROUPS)]
         for each in self._sockets:
@@ -51,7 +51,7 @@ class Watch:
             except BlockingIOError:
                 break
             except OSError:
-                ours = True  # more than there was room for: nobody knows what it was
+                ours = True  # the buffer overflowed, and messages are lost
         if ours:
             self.noticed = True
             self._notice()

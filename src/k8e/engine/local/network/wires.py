@@ -29,8 +29,8 @@ from k8e.engine.local.system.own_thread import in_own_thread
 
 _LOOPBACK = 1  # its index in every namespace
 _OWN_NAMESPACE = "/proc/thread-self/ns/net"
-# The machine believes nothing that a sandbox says about routes, and has no address on the wire but ours. The rules drop
-# it as well.
+# The machine ignores what a sandbox says about routes, and has no address on the wire but ours. The rules drop such
+# packets as well.
 _DEAF = {
     "ipv6/conf/{}/accept_ra": "0",
     "ipv6/conf/{}/addr_gen_mode": "1",
@@ -66,7 +66,7 @@ def _open(wire: Wire, sandbox: str) -> int:
 
 
 def _new_namespace() -> tuple[int, RouteSocket]:
-    """And a way to change what is in there, which stays when this thread is back where it was."""
+    """And a socket that changes what is in there, also when this thread is back in its own namespace."""
     before = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
         unshare(CLONE_NEWNET)
@@ -79,10 +79,10 @@ def _new_namespace() -> tuple[int, RouteSocket]:
 
 
 def _furnish() -> tuple[int, RouteSocket]:
-    # What comes into being there gives itself no addresses and takes no advice.
+    # Interfaces there give themselves no addresses and follow no advertisements.
     for name, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0")):
         _set(f"ipv6/conf/default/{name}", value)
-    # All of its ports are the sandbox's, whoever in there asks; nobody has a capability for that.
+    # Any user inside may bind any port: no process there has the capability for low ones.
     _set("ipv4/ip_unprivileged_port_start", "0")
     namespace = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -101,7 +101,7 @@ def _lay(wire: Wire, sandbox: str, host: RouteSocket, inner: RouteSocket, namesp
     inner.request(*(add_address(inside, inner_end) for _, inner_end in wire.pairs), set_up(_LOOPBACK), set_up(inside))
     host.request(*(add_address(outside, host_end) for host_end, _ in wire.pairs), set_up(outside))
     inner.request(*(add_default_route(inside, host_end.ip) for host_end, _ in wire.pairs))
-    # Both ends know each other from the start, whatever is said on the wire.
+    # Both ends know each other's hardware address from the start, whatever is sent on the wire.
     host.request(*(add_neighbour(outside, inner_end.ip, wire.inner_mac) for _, inner_end in wire.pairs))
     inner.request(*(add_neighbour(inside, host_end.ip, wire.host_mac) for host_end, _ in wire.pairs))
 

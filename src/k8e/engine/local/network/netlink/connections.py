@@ -1,4 +1,4 @@
-"""Connections that the kernel tracks: found by their marks, forgotten, and cut so that both ends notice at once.
+"""Connections that the kernel tracks: found by their marks, deleted, and cut so that both ends notice at once.
 
 Rules alone stop the packets of a revoked connection, but a program that only waits sends none, and would wait for ever.
 So each end is sent one packet that belongs to nothing: a number far outside of what it expects. It answers with what
@@ -53,7 +53,7 @@ class Connection:
     original: Tuple  # as the sandbox sees it
     reply: Tuple  # as the other end answers it: to the machine's own address
     mark: int
-    attributes: tuple[bytes, bytes]  # the kernel's own words for it: tuple and identity
+    attributes: tuple[bytes, bytes]  # as the kernel encodes it: tuple and identity
 
     @property
     def family(self) -> int:
@@ -66,13 +66,13 @@ def _mark_filter(wire: Wire) -> bytes:
 
 
 def list_connections(kernel: NetfilterSocket, wire: Wire) -> list[Connection]:
-    """Those that a sandbox opened and its list allowed. The kernel looks through all of the machine's for them."""
+    """Those that a sandbox opened and its list allowed. The kernel searches all of the machine's for them."""
     answers = kernel.dump(netfilter_message(CONNTRACK, _GET, socket.AF_UNSPEC, _mark_filter(wire)))
     return [connection for connection in map(_read_connection, answers) if connection is not None]
 
 
 def forget_connections(kernel: NetfilterSocket, wire: Wire) -> None:
-    """Of a wire that is nobody's any more."""
+    """Of a wire that no sandbox has any more."""
     kernel.request(netfilter_message(CONNTRACK, _DELETE, socket.AF_UNSPEC, _mark_filter(wire)))
 
 
@@ -85,8 +85,8 @@ def cut_connections(kernel: NetfilterSocket, wire: Wire, marks: Collection[int])
             message = nested(_ORIGINAL, original) + attribute(_ID, identity)
             kernel.request(netfilter_message(CONNTRACK, _DELETE, connection.family, message))
     for connection in revoked:
-        startle_sandbox(wire, connection)
-        startle_other_end(connection)
+        provoke_sandbox(wire, connection)
+        provoke_other_end(connection)
     return len(revoked)
 
 
@@ -139,7 +139,7 @@ def _bogus_segment(path: Tuple) -> bytes:
     return build_segment(path, secrets.randbits(32), secrets.randbits(32))
 
 
-def startle_sandbox(wire: Wire, connection: Connection) -> None:
+def provoke_sandbox(wire: Wire, connection: Connection) -> None:
     """On the wire itself, past the machine's rules and its memory of connections."""
     seen = connection.original
     packet = _bogus_segment(Tuple(seen.target, seen.target_port, seen.source, seen.source_port))
@@ -155,8 +155,8 @@ def _hardware(address: str) -> bytes:
     return bytes.fromhex(address.replace(":", ""))
 
 
-def startle_other_end(connection: Connection) -> None:
-    """From the address that it knows the sandbox by. It is only told sooner: its next packet would tell it anyway."""
+def provoke_other_end(connection: Connection) -> None:
+    """From the address that it knows the sandbox by. Without this it would notice with its next packet."""
     known = connection.reply
     packet = _bogus_segment(Tuple(known.target, known.target_port, known.source, known.source_port))
     try:

@@ -38,7 +38,7 @@ class NetlinkError(OSError):
 
 
 class NoSuchThing(NetlinkError):
-    """What it was about is not there."""
+    """The object of the message is not there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ def remove_link(index: int) -> Message:
 
 
 def add_address(index: int, interface: IPv4Interface | IPv6Interface) -> Message:
-    """Of IPv6 not checked for duplicates: nobody else is on the wire, and one that is still being checked is of no use
-    for a second."""
+    """Of IPv6 not checked for duplicates: a wire has no others, and an address that is being checked cannot be used for
+    a second."""
     flags = _NO_DUPLICATE_CHECK if interface.version == 6 else 0
     head = _ADDRESS.pack(_family(interface.ip), interface.network.prefixlen, flags, 0, index)
     local = attribute(_ADDR_LOCAL, interface.ip.packed) if interface.version == 4 else b""
@@ -100,8 +100,8 @@ def add_default_route(index: int, gateway: Address) -> Message:
 
 
 def add_neighbour(index: int, address: Address, mac: str) -> Message:
-    """So that nobody has to ask for it: an interface without a link-local address cannot, for packets that are not from
-    its own (resets in somebody else's name)."""
+    """So that neither end has to ask: an interface without a link-local address cannot, for packets that are not from
+    its own address (resets in the name of another)."""
     head = _NEIGHBOUR.pack(_family(address), index, _PERMANENT, 0, 0)
     known = attribute(_NEIGHBOUR_ADDRESS, address.packed)
     return Message(_NEWNEIGH, head + known + attribute(_NEIGHBOUR_MAC, bytes.fromhex(mac.replace(":", ""))), _NEW)
@@ -109,7 +109,7 @@ def add_neighbour(index: int, address: Address, mac: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """As far as we tell them apart."""
+    """The fields of a rule that matter here."""
 
     family: int
     priority: int
@@ -145,7 +145,7 @@ def own_addresses(family: int, priority: int) -> RoutingRule:
 
 
 def prohibit_unmarked(family: int, interface: str, bit: int) -> RoutingRule:
-    """Before all others: what comes from there goes nowhere, unless somebody has put the bit into its mark."""
+    """Before all others: packets from there are not routed, unless their mark has the bit."""
     return RoutingRule(family, 0, _PROHIBIT, 0, interface, bit)
 
 
