@@ -1,1 +1,1 @@
-"""One module per protocol that reaches the service. Doors translate and authenticate; they decide nothing."""
+"""The protocols through which requests come in: one room each, and what they share. Doors translate and authenticate."""

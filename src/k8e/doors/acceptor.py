@@ -1,7 +1,7 @@
-"""Takes connections from a listening socket, also when there are no descriptors left for them.
+"""Accepts connections from a listening socket, also when the daemon runs out of descriptors.
 
-asyncio's own servers write a line for every connection that they cannot take, a thousand at a time, and try again for
-each of them. Here one line says so, and the next try comes a moment later.
+asyncio's own servers then log a line for every connection that they cannot accept, a thousand at a time, and try again
+for each. The acceptor logs one line and tries again after a pause.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from k8e.core.log.daemon_log import format_event
 
-BATCH: Final = 32  # connections in one turn of the loop, which has others to serve
+BATCH: Final = 32  # connections in one turn of the loop, which has other work
 PAUSE: Final = 0.5
-QUIET: Final = 60.0  # seconds between two lines about the same trouble
+QUIET: Final = 60.0  # seconds between two lines in the log
 
 log = logging.getLogger("k8e.doors")
 
@@ -31,8 +31,8 @@ def attach(
     tls: ssl.SSLContext | None = None,
     patience: float | None = None,
 ) -> asyncio.Task[Any]:
-    """Gives a connection to a protocol, after a handshake where there is TLS. Where that fails, or the task is
-    cancelled, the connection is closed, and `lose` is called."""
+    """Connects a socket to a protocol, after a handshake where there is TLS. Where that fails, or the task is
+    cancelled, it closes the socket and calls `lose`."""
     connecting = asyncio.get_running_loop().connect_accepted_socket(
         make, end, ssl=tls, ssl_handshake_timeout=patience if tls else None
     )
@@ -49,12 +49,12 @@ def attach(
 
 class Acceptor:
     def __init__(self, listener: socket.socket, take: Callable[[socket.socket, Any], None]) -> None:
-        """`take` gets each connection, non-blocking, and the address of its other end."""
+        """`take` gets each connection, non-blocking, and the address of its peer."""
         self._listener = listener
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
-        self._told_at = -QUIET
+        self._logged_at = -QUIET
 
     def open(self) -> None:
         self._listener.setblocking(False)
@@ -62,7 +62,7 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Takes no more. The socket is its owner's to close."""
+        """Accepts no more. The caller closes the socket."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener.fileno())
@@ -73,7 +73,7 @@ class Acceptor:
                 client, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptors, no memory
+            except OSError as error:  # no descriptors or no memory left
                 self._pause(error)
                 return
             client.setblocking(False)
@@ -82,6 +82,6 @@ class Acceptor:
     def _pause(self, error: OSError) -> None:
         self._loop.remove_reader(self._listener.fileno())
         self._paused = self._loop.call_later(PAUSE, self.open)
-        if time.monotonic() - self._told_at >= QUIET:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._logged_at >= QUIET:
+            self._logged_at = time.monotonic()
             log.warning("%s", format_event("connection_not_taken", {"cause": error.strerror or repr(error)}))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from k8e.core.access.access import find_scope
 from k8e.core.access.keys import Certificate
 from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.engine import Limits
 from k8e.identity.register import KeyRecord
 from k8e.link.model import CommandInfo, Entry
 
@@ -22,17 +23,6 @@ def show_text(content: bytes) -> tuple[str, bytes]:
 def clean(text: str) -> str:
     """Makes text that a sandbox influenced valid UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def show_limits(limits: Limits) -> pb.Limits:
-    return pb.Limits(
-        cpus=limits.cpus,
-        memory=limits.memory,
-        pids=limits.pids,
-        disk=limits.disk,
-        inodes=limits.inodes,
-        open_files=limits.open_files,
-    )
 
 
 def show_denials(denials: Denials) -> list[pb.Refusal]:
@@ -56,7 +46,7 @@ def show_session(session: Session) -> pb.Session:
         phase=session.phase.value,
         runtime_class=session.runtime.value,
         image=session.image,
-        limits=show_limits(session.limits),
+        limits=pb.Limits(**asdict(session.limits)),
         env_keys=session.env_keys,
         owner=session.owner,
         created=session.created,

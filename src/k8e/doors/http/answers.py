@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
-from k8e.engine import Limits, Mount
+from k8e.engine import Mount
 from k8e.link.model import CommandInfo, Entry
 from k8e.profiles.text import to_json
 
@@ -28,17 +29,6 @@ def text_of(name: str, data: bytes) -> Json:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {name: data.decode(errors="replace"), f"{name}_base64": base64.b64encode(data).decode("ascii")}
-
-
-def show_limits(limits: Limits) -> Json:
-    return {
-        "cpus": limits.cpus,
-        "memory": limits.memory,
-        "pids": limits.pids,
-        "disk": limits.disk,
-        "inodes": limits.inodes,
-        "open_files": limits.open_files,
-    }
 
 
 def show_policy(session: Session) -> Json:
@@ -67,16 +57,8 @@ def show_hosts(session: Session) -> Json:
 
 def show_denials(denials: Denials) -> Json:
     """`denied_more` is left out where there are no more."""
-    denied = [
-        {
-            "host": denial.host,
-            "address": denial.address,
-            "port": denial.port,
-            "reason": denial.reason,
-            "hint": denial.hint,
-        }
-        for denial in denials.entries
-    ]
+    names = ("host", "address", "port", "reason", "hint")
+    denied = [{name: getattr(denial, name) for name in names} for denial in denials.entries]
     return {"denied": denied, "denied_more": denials.more} if denials.more else {"denied": denied}
 
 
@@ -86,7 +68,7 @@ def show_created(session: Session) -> Json:
         "runtime": session.runtime.value,
         "policy": {
             "image": session.image,
-            "limits": show_limits(session.limits),
+            "limits": asdict(session.limits),
             "ttl": session.ttl,
             **show_policy(session),
         },
@@ -104,7 +86,7 @@ def show_session(session: Session) -> Json:
         "phase": session.phase.value,
         "runtime": session.runtime.value,
         "image": session.image,
-        "limits": show_limits(session.limits),
+        "limits": asdict(session.limits),
         "env_keys": list(session.env_keys),
         "owner": session.owner,
         "created": session.created,

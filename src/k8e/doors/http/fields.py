@@ -45,16 +45,16 @@ class Fields:
     def take_number(self, name: str, default: float) -> float:
         value = self._values.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a number")
+            raise self._wrong(name, "is not a number")
         try:
             return float(value)
         except OverflowError:
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a number anybody can mean") from None
+            raise self._wrong(name, "is too large a number") from None
 
     def take_count(self, name: str, default: int) -> int:
         value = self._take(name, int, "a whole number", default)
         if isinstance(value, bool):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a whole number")
+            raise self._wrong(name, "is not a whole number")
         return value
 
     def take_list(self, name: str) -> list[Any]:
@@ -67,7 +67,7 @@ class Fields:
         values = self._values.pop(name)
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             hint = 'such as ["one", "two"]; a single one stands in a list, too'
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not a list of strings", hint=hint)
+            raise self._wrong(name, "is not a list of strings", hint)
         return values
 
     def take_words(self, name: str) -> str | list[str]:
@@ -115,11 +115,13 @@ class Fields:
 
     def finish(self) -> None:
         if self._values:
-            name = next(iter(self._values))
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not known here")
+            raise self._wrong(next(iter(self._values)), "is not known here")
 
     def _take(self, name: str, kind: type[Value], noun: str, default: Value) -> Value:
         value = self._values.pop(name, default)
         if not isinstance(value, kind):
-            raise invalid(self._prefix + name, f"{self._prefix}{name} is not {noun}")
+            raise self._wrong(name, f"is not {noun}")
         return value
+
+    def _wrong(self, name: str, what: str, hint: str = "") -> Fault:
+        return invalid(self._prefix + name, f"{self._prefix}{name} {what}", hint)

@@ -6,6 +6,9 @@ core to decide.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from k8e.core.model import (
     REMOTE,
     ChildSpec,
@@ -117,7 +120,7 @@ def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
         runtime=fields.take_choice("runtime", Runtime),
         image=fields.take_text("image", defaults.image),
         env=fields.take_mapping("env"),
-        limits=_read_limits(fields.take_fields("limits"), limits) if "limits" in fields else None,
+        limits=replace(limits, **_read_limits(fields.take_fields("limits"))) if "limits" in fields else None,
         ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
         allowed_hosts=fields.take_texts("allowed_hosts"),
         more_hosts=fields.take_texts("more_hosts") or (),
@@ -132,14 +135,12 @@ def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
 
 
 def read_child_spec(fields: Fields) -> ChildSpec:
-    limits = fields.take_fields("limits")
-    wanted = {name: limits.take_count(name, 0) for name in _COUNTS if name in limits}
     spec = ChildSpec(
         session_id=fields.take_text("session_id"),
         runtime=fields.take_choice("runtime", Runtime),
         image=fields.take_text("image"),
         env=fields.take_mapping("env"),
-        limits={"cpus": limits.take_number("cpus", 0), **wanted} if "cpus" in limits else wanted,
+        limits=_read_limits(fields.take_fields("limits")),
         ttl=fields.take_number("ttl", 0) if "ttl" in fields else None,
         allowed_hosts=fields.take_texts("allowed_hosts"),
         read_only=fields.take_flag("read_only") if "read_only" in fields else None,
@@ -147,7 +148,6 @@ def read_child_spec(fields: Fields) -> ChildSpec:
         agent_type=fields.take_text("agent_type"),
         workspace_path=fields.take_text("workspace_path"),
     )
-    limits.finish()
     fields.finish()
     return spec
 
@@ -177,15 +177,11 @@ def _read_mount(index: int, value: object) -> Mount:
     return mount
 
 
-def _read_limits(fields: Fields, defaults: Limits) -> Limits:
-    limits = Limits(
-        cpus=fields.take_number("cpus", defaults.cpus),
-        memory=fields.take_count("memory", defaults.memory),
-        pids=fields.take_count("pids", defaults.pids),
-        disk=fields.take_count("disk", defaults.disk),
-        inodes=fields.take_count("inodes", defaults.inodes),
-        open_files=fields.take_count("open_files", defaults.open_files),
-    )
+def _read_limits(fields: Fields) -> dict[str, Any]:
+    """Reads those limits that are given."""
+    limits: dict[str, Any] = {name: fields.take_count(name, 0) for name in _COUNTS if name in fields}
+    if "cpus" in fields:
+        limits["cpus"] = fields.take_number("cpus", 0)
     fields.finish()
     return limits
 

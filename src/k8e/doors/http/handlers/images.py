@@ -78,13 +78,8 @@ async def _send_progress(exchange: Exchange, work: Callable[[Report], Awaitable[
         latest[:] = [progress]
         reported.set()
 
-    async def run() -> NamedImage:
-        try:
-            return await work(report)
-        finally:
-            reported.set()
-
-    task = asyncio.create_task(run())
+    task = asyncio.ensure_future(work(report))
+    task.add_done_callback(lambda _: reported.set())
     try:
         while not task.done():
             await reported.wait()
@@ -95,13 +90,11 @@ async def _send_progress(exchange: Exchange, work: Callable[[Report], Awaitable[
                 progress = latest.pop()
                 shown = {"step": progress.step, "done": progress.done, "total": progress.total}
                 await exchange.send_frame(FrameKind.PROGRESS, encode(shown))
-            await asyncio.sleep(0)  # lets the task end after its last report
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    image = task.result()
+        task.cancel()
+        await asyncio.wait({task})
+    result = encode(show_image(task.result()))
     if not exchange.status:
         await exchange.start_frames()
-    await exchange.send_frame(FrameKind.RESULT, encode(show_image(image)))
+    await exchange.send_frame(FrameKind.RESULT, result)
     await exchange.end_frames()
