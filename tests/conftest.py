@@ -45,7 +45,7 @@ LONG = {
     "cli/test_daemon.py": 30,
     "engine/test_image_programs.py": 25,
     "parking/test_same.py": 25,
-    "engine/test_stopping.py": 22,
+    "engine/test_stop.py": 22,
     "engine/test_cycles.py": 20,
     "engine/test_image_roots.py": 20,
     "egress/test_changes.py": 20,

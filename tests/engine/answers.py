@@ -1,4 +1,4 @@
-"""What pip, npm and Node of this machine say about themselves, asked once in a test run and not by each of its hundred
+"""The answers of pip, npm and Node of this machine, asked once in a test run and not by each of its hundred
 engines and daemons: that is a second of a core each time, and the answer is the same.
 
 It is put where an engine keeps it, with the engine's own fingerprint: one that finds anything else on its machine, such

@@ -116,7 +116,7 @@ def main() -> None:
     engine = LocalEngine(Path(state), Path(run))
 
     async def prepare() -> None:
-        """What every child begins with: a runtime that was tried and a disk to copy."""
+        """Makes what every child begins with: a runtime that was tried and a disk to copy."""
         report = await find_report(engine, runtime)
         assert report.available, report
         await engine.create("warm", SandboxSpec(runtime, limits=LIMITS))

@@ -1,5 +1,5 @@
-"""Directories of a user of the machine, for sandboxes to be let into: a project and a home with secrets, and somebody
-else's things among them."""
+"""Directories of a user of the machine, for sandboxes to be let into: a project and a home with secrets, with things of
+another user among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from k8e.engine import Mount
 
-OWNER = 12345  # nobody has this account; its files are as real as anybody's
+OWNER = 12345  # no account has this id; its files are as real as any user's
 SECRET = "the-secret-of-this-test"
 KEPT = (".git/config", ".git/hooks", "Makefile", ".envrc")
 HIDDEN = (".ssh", ".netrc", ".config/gh", ".aws", ".kube/config", ".later")

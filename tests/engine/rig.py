@@ -35,7 +35,7 @@ def read_host(path: str | Path) -> str:
 @contextlib.contextmanager
 def place_for_engine() -> Iterator[tuple[Path, Path]]:
     """A state and a run directory: short, because sockets' paths are, and open to walk through, because the root of a
-    user namespace is nobody out here."""
+    user namespace is an unknown user out here."""
     top = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
     top.chmod(0o711)
     try:
@@ -75,7 +75,7 @@ class Room:
         return done.stdout.decode()
 
     async def as_agent(self, *argv: str | bytes) -> Completed:
-        """With all that the agent itself has: the strongest that anybody inside could ever become."""
+        """Runs with all that the agent itself has: the strongest that a process inside could ever become."""
         return await self.run(*argv, identity=AGENT, keep_capabilities=True)
 
 
@@ -109,7 +109,7 @@ class Rig:
         return Room(name, link, place, self.engine.layout.sandbox(name))
 
     async def shaped(self, shape: Shape, *, late: bool = False, image: str = "host") -> Room:
-        """`late`: made when nobody knew its mounts, and given them after that."""
+        """`late`: made before its mounts were known, and given them after that."""
         name = self.new_name()
         await self.engine.create(name, replace(self.spec_of(image), shape=shape.unbound if late else shape))
         if late:
@@ -126,7 +126,7 @@ class Rig:
             await self.engine.destroy(name)
 
     async def unless_dead(self, name: str, attempt: Coroutine[None, None, T]) -> T | None:
-        """What comes of the attempt, or None as soon as the sandbox is found dead."""
+        """Returns what comes of the attempt, or None as soon as the sandbox is found dead."""
         task = asyncio.create_task(attempt)
         while not task.done():
             await asyncio.wait({task}, timeout=0.1)

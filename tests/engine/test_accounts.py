@@ -1,4 +1,4 @@
-"""Whom an image's `User` means, and what becomes of passwd and group files that nobody would write by hand."""
+"""The account that an image's `User` names, also with passwd and group files that no person would write."""
 
 from __future__ import annotations
 

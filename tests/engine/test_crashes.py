@@ -1,4 +1,4 @@
-"""kill -9 of whoever runs the engine, at every step of creating, stopping, starting and destroying and at any moment
+"""kill -9 of the process that runs the engine, at every step of create, stop, start and destroy and at any moment
 between: the next engine finds what is left, its start brings the files back, and its destroy leaves nothing.
 
 There are some 140 steps, and each death takes a while: a soak has them all, a normal run a share of them (shares.py),
@@ -41,7 +41,7 @@ SOMETIMES |= {"network/netlink/route.RouteSocket.index_of", "network/netlink/rou
 
 
 async def reclaim(rig: Rig) -> None:
-    """What the next daemon does with sandboxes that it has no use for."""
+    """Does what the next daemon does with sandboxes that it has no use for."""
     successor = LocalEngine(rig.engine.layout.state, rig.engine.layout.run)
     for name in await successor.list():
         await successor.destroy(name)
@@ -84,7 +84,7 @@ async def die_at_each(steps: list[str], attempt: Attempt) -> None:
             if end["ended"] == "killed":
                 break
             assert end["ended"] == "finished", (step, end)
-            assert step not in end["steps"], f"{step} was done and nobody died"
+            assert step not in end["steps"], f"{step} was done and no process died"
         else:
             missed.append(step)
     assert set(missed) <= SOMETIMES, f"never reached: {sorted(set(missed) - SOMETIMES)}"
@@ -194,7 +194,7 @@ async def test_killed_while_directories_of_the_machine_are_mounted(driver: Drive
 
 
 async def test_killed_while_one_that_was_made_ahead_is_bound(driver: Driver) -> None:
-    """Whoever comes after removes it, and with it everything that was made for it in somebody's project."""
+    """The next engine removes it, and with it everything that was made for it in a user's project."""
     rig = driver.rig
     with open_grounds() as grounds:
         before = sorted(grounds.top.rglob("*"))
@@ -358,7 +358,7 @@ async def test_killed_processes_of_a_sandbox_are_its_end(rig: Rig, part: str) ->
 
 
 async def test_a_stopped_sandbox_can_be_destroyed(rig: Rig) -> None:
-    """SIGSTOP on all that it has on the host: nobody in there answers, and destroying asks nobody."""
+    """SIGSTOP on all that it has on the host: no process in there answers, and destroying asks none."""
     name = rig.new_name()
     await rig.engine.create(name, rig.spec())
     for pid in rig.host_processes(name):

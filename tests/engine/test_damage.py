@@ -1,5 +1,5 @@
-"""What the engine reads of its own: whatever is in such a file, it is what was saved or it is Damaged, and nothing else
-comes of it. With a daemon around it: tests/scenarios/test_damage.py."""
+"""The engine's own files: whatever is in such a file, it is what was saved or it is Damaged, and nothing else comes of
+it. With a daemon around it: tests/scenarios/test_damage.py."""
 
 from __future__ import annotations
 

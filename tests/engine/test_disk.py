@@ -36,7 +36,7 @@ else:
 
 
 def host_bytes(top: Path) -> int:
-    """What the sandbox's directory costs the host."""
+    """Returns what the sandbox's directory costs the host."""
     total = 0
     for parent, folders, names in os.walk(top):
         folders[:] = [name for name in folders if not os.path.ismount(os.path.join(parent, name))]
@@ -68,7 +68,7 @@ async def test_a_full_disk_is_an_error_inside_and_bounded_outside(rig: Rig, fold
 
 
 async def test_root_finds_no_unlimited_place(rig: Rig) -> None:
-    """Every directory that anybody inside can write to, mount points above all, filled one after the other."""
+    """Fills every directory that a process inside can write to, mount points above all, one after the other."""
     code = """
 import os, json
 found = []

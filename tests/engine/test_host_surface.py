@@ -65,7 +65,7 @@ NOBODY_OUT = frozenset({Code.NOT_FOUND, Code.DENIED, Code.NOT_DIRECTORY, Code.LI
 
 @pytest.fixture(scope="module")
 def secret() -> Iterator[Path]:
-    """A file of the host that everybody there may read and write, where a sandbox has a directory of the same name."""
+    """A file of the host that all users there may read and write, where a sandbox has a directory of the same name."""
     path = Path("/tmp", f"k8e-secret-{secrets.token_hex(8)}")
     path.write_text("the host's own")
     path.chmod(0o666)
@@ -305,7 +305,7 @@ async def test_files_of_the_agents_own_process_are_closed_to_the_user(room: Room
 
 
 class Listener:
-    """A socket of the host, and whether anybody came."""
+    """A socket of the host, and whether it was connected to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -395,7 +395,7 @@ os.symlink("/", "link")
 
 @pytest.fixture
 def victim() -> Iterator[Path]:
-    """A directory of the host that anybody could empty."""
+    """A directory of the host that any user could empty."""
     folder = Path("/tmp", f"k8e-victim-{secrets.token_hex(4)}")
     folder.mkdir()
     folder.chmod(0o777)

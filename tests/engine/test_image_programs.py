@@ -1,4 +1,4 @@
-"""What programs find in an image: package managers that need root's powers, interpreters that wait, other C libraries,
+"""Programs in an image: package managers that need root's powers, interpreters that wait, other C libraries,
 and the whole conformance suite."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def room(rig: Rig, toolbox: Image) -> AsyncIterator[Room]:
 
 
 def build_package(folder: Path) -> bytes:
-    """Files of several owners, one of them set-uid, and scripts that run as root and as somebody else."""
+    """Files of several owners, one of them set-uid, and scripts that run as root and as another user."""
     top = folder / "package"
     (top / "DEBIAN").mkdir(parents=True)
     facts = "Package: k8e-example\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody <nobody@invalid>\n"

@@ -71,7 +71,7 @@ async def room(rig: Rig, image: Image) -> AsyncIterator[Room]:
 
 
 async def sh(room: Room, script: str, identity: Identity | None = None) -> str:
-    """What it prints, errors too."""
+    """Returns what it prints, errors too."""
     spec = room.spec("sh", "-c", f"exec 2>&1; {script}")
     if identity is not None:
         spec = replace(spec, identity=identity, keep_capabilities=False, cwd=b"/")
@@ -121,7 +121,7 @@ async def test_owners_are_the_images(rig: Rig, room: Room) -> None:
         "0 0 755 /workspace",
         "0 0 755 /srv/app",
     ]
-    # A native sandbox has fewer ids than the image uses: that file is nobody's there, and cannot be taken.
+    # A native sandbox has fewer ids than the image uses: that file has no owner there, and cannot be taken.
     owner = await sh(room, "stat -c %u /data/far")
     assert owner == ("65534\n" if rig.native else "70000\n")
     if rig.native:
@@ -445,7 +445,7 @@ async def test_it_is_stopped_and_started_again(rig: Rig, image: Image) -> None:
 
 
 async def test_links_that_its_root_left_are_not_followed_when_it_is_started(rig: Rig, image: Image) -> None:
-    """Nobody inside can put one where something is mounted; this is for the day on which somebody can."""
+    """No process inside can put one where something is mounted; this is for the day on which one can."""
     async with enter_image(rig, image) as room:
         paths, record = room.paths, Record.load(room.paths.record)
         await rig.engine.stop(room.name)

@@ -69,7 +69,7 @@ OWN_KERNEL: Mapping[str, frozenset[str]] = {
     "/proc/sys/vm/mmap_min_addr": AGENTS,
     "/proc/sys/net/ipv4/ip_forward": AGENTS,
 }
-# What the agent is there for: it acts for everybody inside.
+# What the agent is there for: it acts for every user inside.
 AGENT_MAY = frozenset({"become-somebody-else", "join-groups"})
 # Dying of the attempt is an answer as well where the filter cannot say no (SIGSYS).
 MAY_DIE = frozenset({"int80-unshare", "x32-unshare"})
@@ -317,7 +317,7 @@ for number in range(1, 65):
 """
 
 
-@pytest.mark.parametrize("code", [SIGNAL_AGENT, "import os; os.kill(-1, 9)"], ids=["agent", "everybody"])
+@pytest.mark.parametrize("code", [SIGNAL_AGENT, "import os; os.kill(-1, 9)"], ids=["agent", "all"])
 @pytest.mark.parametrize("who", WHO)
 async def test_signals_to_the_agent_gain_nothing(rig: Rig, who: str, code: str) -> None:
     async with rig.room() as room:

@@ -1,4 +1,4 @@
-"""What arrives late: a tool whose daemon is dead already, a runtime that joins a group that is being removed."""
+"""Late arrivals: a tool whose daemon is dead already, a runtime that joins a group that is being removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def group() -> Iterator[Cgroups]:
         for one in (path, path / "box"):
             one.mkdir()
             for file in ("cpuset.cpus", "cpuset.mems"):
-                # Version 1: nobody can join a group that has no processor.
+                # Version 1: no process can join a group that has no processor.
                 if (path.parent / file).exists() and not (path.parent / "cgroup.controllers").exists():
                     (one / file).write_text((path.parent / file).read_text())
     yield cgroups
@@ -64,7 +64,7 @@ def join(cgroups: Cgroups, pid: int) -> None:
 
 class TestGroups:
     def test_one_with_somebody_in_it_is_emptied_and_removed(self, group: Cgroups) -> None:
-        """As when a runtime that was told to die arrives after everybody had been killed."""
+        """As when a runtime that was told to die arrives after all others had been killed."""
         assert group.processes("box") == set()
         with sleeper() as late:
             join(group, late.pid)
@@ -94,7 +94,7 @@ class TestGroups:
     ) -> None:
         with sleeper() as late:
             join(group, late.pid)
-            monkeypatch.setattr(Cgroups, "processes", lambda *_: set())  # nobody to be seen, and yet busy
+            monkeypatch.setattr(Cgroups, "processes", lambda *_: set())  # no process to be seen, and yet busy
             with pytest.raises(EngineError, match="still in use"):
                 group.remove("box", deadline=0.1)
             monkeypatch.undo()

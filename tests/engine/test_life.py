@@ -127,7 +127,7 @@ async def test_destroy_twice_and_at_once(rig: Rig) -> None:
 
 
 async def test_ids_of_sandboxes_never_overlap(rig: Rig) -> None:
-    """Each native sandbox's root is another nobody on the host, so that one that got out meets no files of another."""
+    """Each native sandbox's root has another id on the host, so that one that got out meets no files of another."""
     async with rig.room() as first, rig.room() as second:
         maps = [await room.output("cat", "/proc/self/uid_map") for room in (first, second)]
         if rig.native:

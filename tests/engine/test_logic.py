@@ -376,7 +376,7 @@ from pathlib import Path
 from k8e.engine.local.runtime import cgroup
 from k8e.engine.local.disk.cleanup import mounts_below, unmount_below
 top = os.fsencode(sys.argv[1])
-# The last two are not text at all: a disk that somebody labelled elsewhere is enough to have one on a machine.
+# The last two are not text at all: a disk that was labelled elsewhere is enough to have one on a machine.
 for name in (b"with space", b"new\nline", b"tab\t", b"back\\040slash", "\u2028\xa0".encode(), b"cr\r", b"\xff\xfe"):
     os.mkdir(top + b"/" + name)
     subprocess.run([b"mount", b"-t", b"tmpfs", b"tmpfs", top + b"/" + name], check=True)
@@ -391,7 +391,7 @@ assert mounts_below(Path(sys.argv[1])) == []
 def test_real_mounts_with_awkward_names_are_found_and_unmounted(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
-    # In a mount namespace of its own: nobody else on this machine has to cope with these.
+    # In a mount namespace of its own: no other program on this machine has to cope with these.
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", FIND_AWKWARD, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

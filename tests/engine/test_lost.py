@@ -105,7 +105,7 @@ def find_allowed(attempts: Sequence[Attempt], outcomes: Sequence[Outcome]) -> li
 
 
 def picture(project: Path) -> list[tuple[str, int, int, int, bytes]]:
-    """What must be as it was: names, inodes, modes and owners of all, and the content of what is kept."""
+    """Reads what must stay as it was: names, inodes, modes and owners of all, and the content of what is kept."""
     found = []
     for path in sorted(project.rglob("*")):
         status = path.lstat()
@@ -137,7 +137,7 @@ def lay_ground(rig: Rig, pid: int) -> Ground:
 
 
 def write_control(ground: Ground, name: str) -> Attempt:
-    """What a process may do, so that it is seen that the others are refused for what they ask."""
+    """Attempts that a process may make, so that it is seen that the others are refused for what they ask."""
     control = Attempt("control")
     made = control.call(
         "openat", ground.open(control, ground.project), name, os.O_CREAT | os.O_RDWR | FOLLOW_NOT, 0o644
@@ -244,7 +244,7 @@ async def test_what_is_read_only_is_so_for_gvisor_too(rig: Rig, probe: Path, tmp
 async def test_a_sandbox_whose_processes_are_not_found_is_not_given_a_project(
     rig: Rig, grounds: Grounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept could not be held against them."""
+    """Kept parts could not be held against them."""
     if rig.native:
         pytest.skip("about gVisor")
     before = set(await rig.engine.list())

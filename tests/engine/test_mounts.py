@@ -1,5 +1,5 @@
-"""Directories of the machine in a sandbox: their owner's as ever, nobody else's; with parts that cannot be changed and
-names that cannot be seen, whatever anybody inside tries."""
+"""Directories of the machine in a sandbox: they keep their owner; kept parts cannot be changed and hidden names cannot
+be seen, whatever a process inside tries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def grounds(rig: Rig) -> Iterator[Grounds]:
 
 @pytest.fixture(scope="module")
 async def guests(rig: Rig, grounds: Grounds) -> AsyncIterator[dict[str, Room]]:
-    """One that was created with its mounts, and one that was made ahead and given them later: nobody can tell."""
+    """One that was created with its mounts, and one that was made ahead and given them later: no difference is seen."""
     shape = Shape(mounts=grounds.mounts())
     rooms = {"created": await rig.shaped(shape), "bound": await rig.shaped(shape, late=True)}
     yield rooms
@@ -234,7 +234,7 @@ async def test_the_machines_users_do_not_take_it_away_by_accident(guest: Room, g
 
 
 async def test_the_mounts_on_the_machine_are_read_only(guest: Room) -> None:
-    """Whoever removes the daemon's directory does not remove somebody's project with it."""
+    """To remove the daemon's directory does not remove a user's project with it."""
     (project, _) = sorted(guest.paths.mounts.iterdir())
     with pytest.raises(OSError, match="Read-only"):
         (project / "private").unlink()

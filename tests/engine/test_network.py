@@ -192,7 +192,7 @@ except socket.gaierror:
 async def test_who_asks_about_a_sandbox_that_is_being_destroyed_does_not_bring_its_network_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its addresses would be held by nobody, and missing to the next one that gets its wire."""
+    """Its addresses would have no owner, and would be missing to the next sandbox that gets its wire."""
     name = rig.new_name()
     await rig.engine.create(name, rig.spec())
     loop, network = asyncio.get_running_loop(), rig.engine._network

@@ -192,7 +192,7 @@ async def test_answers_are_kept_until_something_changes(tmp_path: Path, home: Pa
     (home / "pip.conf").write_text("[global]\nindex-url = https://one.corp.example/\n")
     assert "one.corp.example" in (await find_registries(memory, environ=environ)).mirrors
     record = json.loads(memory.read_text())
-    record["answers"]["pip"]["index-url"] = "https://kept.corp.example/"  # shows that nobody was asked
+    record["answers"]["pip"]["index-url"] = "https://kept.corp.example/"  # shows that no client was asked
     memory.write_text(json.dumps(record))
     assert "kept.corp.example" in (await find_registries(memory, environ=environ)).mirrors
 

@@ -1,4 +1,4 @@
-"""What a sandbox may use up: its own share, and nobody else's. No test here measures time: a neighbour that answers
+"""A sandbox uses up its own share, and no other's. No test here measures time: a neighbour that answers
 while the other side does its worst is all the responsiveness that is claimed."""
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ async def test_no_process_of_the_sandbox_is_outside_its_groups(rig: Rig, room: R
     grouped = rig.host_processes(room.name)
     spaces = {read_link(f"/proc/{pid}/ns/pid") for pid in grouped} - {read_link("/proc/self/ns/pid"), ""}
     assert spaces
-    everybody = {int(name.name) for name in list_processes() if read_link(f"{name}/ns/pid") in spaces}
-    assert everybody <= rig.host_processes(room.name)
+    inside = {int(name.name) for name in list_processes() if read_link(f"{name}/ns/pid") in spaces}
+    assert inside <= rig.host_processes(room.name)
     await process.end(0)
     process.discard()
     await process.wait()

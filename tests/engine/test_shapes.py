@@ -1,5 +1,5 @@
-"""Sandboxes that can write nothing but /tmp, and whose root has no power: seen from inside, with the strongest that
-anybody there can be."""
+"""Sandboxes that can write nothing but /tmp, and whose root has no power: seen from inside, with the strongest
+rights that a process there can have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.rig import ROOT, Rig, Room
 STRONGEST: ExecOptions = {"identity": AGENT, "keep_capabilities": True}
 BOTH: tuple[ExecOptions, ...] = ({}, STRONGEST)
 PLAIN_COMMANDS: tuple[ExecOptions, ...] = ({}, {"identity": ROOT})
-# Every directory in which something can be made, by whoever asks. Not in /proc: nothing can be made there at all.
+# Every directory in which something can be made, by any user. Not in /proc: nothing can be made there at all.
 WRITABLE = """
 import os
 for parent, folders, _ in os.walk("/"):
@@ -82,7 +82,7 @@ async def test_the_agent_has_what_it_serves_others_with_and_no_more(strict: Room
     status = (await strict.link.read_file(b"/proc/1/status")).decode()
     held = {line.split()[0]: int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")}
     assert held["CapEff:"] == held["CapBnd:"] == sum(1 << number for number in (5, 6, 7, 8))  # KILL, SETGID/UID/PCAP
-    # Nobody becomes more than that: other people's files stay theirs.
+    # No process becomes more than that: other people's files stay theirs.
     await strict.output("sh", "-c", "umask 077; echo mine > /tmp/mine")
     assert (await strict.as_agent("cat", "/tmp/mine")).outcome.exit_code != 0
     assert (await strict.as_agent("chown", "0", "/tmp/mine")).outcome.exit_code != 0

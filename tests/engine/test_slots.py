@@ -1,4 +1,4 @@
-"""Sandboxes that are made before anybody knows whose directories they will show: what they are until then, how they get
+"""Sandboxes that are made before it is known whose directories they will show: what they are until then, how they get
 them, and that nothing of the way there is left, inside or outside. (What holds afterwards is in test_mounts.py.)"""
 
 from __future__ import annotations

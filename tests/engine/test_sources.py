@@ -126,7 +126,7 @@ def test_whoever_swaps_a_link_gets_no_more_than_is_theirs(grounds: Grounds, layo
         swapper.join()
 
 
-# Acting as somebody
+# Acting as a user
 
 
 def test_only_the_thread_becomes_the_owner(grounds: Grounds) -> None:
@@ -136,7 +136,7 @@ def test_only_the_thread_becomes_the_owner(grounds: Grounds) -> None:
 
     before = look()
     inside = act_as(Owner(OWNER, OWNER, (4321, 4322), ""), look)
-    assert inside["Uid"].split() == ["0", "0", "0", str(OWNER)], "nobody can send signals to it"
+    assert inside["Uid"].split() == ["0", "0", "0", str(OWNER)], "no user can send signals to it"
     assert inside["Groups"].split() == ["4321", "4322"]
     assert int(inside["CapEff"], 16) == int(inside["CapPrm"], 16) == 0
     after = look()
@@ -184,7 +184,7 @@ def test_only_the_owner_is_mapped_and_nobody_to_root(first: int | None, user: Id
         for spans in (users, groups):
             assert all(span.count == 1 for span in spans)
             assert len({span.stored for span in spans}) == len({span.shown for span in spans}) == len(spans)
-            if first is None:  # gVisor makes files as root of the machine, who has to be somebody there
+            if first is None:  # gVisor makes files as root of the machine, who has to have an id there
                 assert 0 in {span.shown for span in spans}
             else:
                 assert all(first <= span.shown < first + ID_COUNT for span in spans)

@@ -66,7 +66,7 @@ def compile_static(source: str) -> bytes:
 
 
 def ignore(_: Progress) -> None:
-    """Nobody waits."""
+    """No caller waits."""
 
 
 async def add_image(engine: LocalEngine, *layers: bytes, bare: bool = False, **config: Any) -> Image:

@@ -50,7 +50,7 @@ def programs() -> list[Path]:
 
 
 def libraries(files: Iterable[Path]) -> set[Path]:
-    """What those need at run time."""
+    """Lists what those need at run time."""
     told = subprocess.run(["ldd", *map(os.fspath, files)], capture_output=True, text=True).stdout
     lines = [line for line in told.splitlines() if line.startswith("\t")]
     return {Path(match[1]) for line in lines if (match := _LIBRARY.search(line))}

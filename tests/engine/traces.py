@@ -1,4 +1,4 @@
-"""What an engine may leave on a machine, found without the engine's own code: a test that asked the engine what it
+"""Finds what an engine may leave on a machine, without the engine's own code: a test that asked the engine what it
 forgot would believe it."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import dns.rdatatype
 from k8e.engine.local.dns import NameServer, Server, Upstream
 from k8e.policy import Address, HostEntry, HostList
 
-# Other tests listen on loopback at the same time: everybody starts somewhere else.
+# Other tests listen on loopback at the same time: each starts somewhere else.
 _addresses = (
     IPv4Address(number) for number in itertools.count(int(IPv4Address("127.64.0.1")) + random.randrange(1 << 20))
 )

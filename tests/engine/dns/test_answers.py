@@ -1,4 +1,4 @@
-"""What upstream may send, honest or not."""
+"""Answers that upstream may send, honest or not."""
 
 from __future__ import annotations
 

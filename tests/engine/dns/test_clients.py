@@ -1,4 +1,4 @@
-"""What real clients make of the answers: each C library's getaddrinfo, and programs with resolvers of their own.
+"""Real clients and the answers: each C library's getaddrinfo, and programs with resolvers of their own.
 
 They run with a resolv.conf of ours, which is mounted over the machine's in a namespace of their own."""
 
@@ -97,7 +97,7 @@ async def test_getaddrinfo(
     assert await look_up("evil.com") == ["none"], "refused for good, and not to be tried again"
     assert await look_up("single") == ["none"]
     assert len(teacher.asked) == asked
-    # One question for each family and no more: nobody tried again.
+    # One question for each family and no more: no client tried again.
     assert resolver.refused[before:] == [
         ("s1", name, "name_not_listed") for name in ("evil.com", "single") for _ in "46"
     ]

@@ -1,4 +1,4 @@
-"""What programs in real sandboxes make of the resolver, with the tests' own internet upstream."""
+"""Programs in real sandboxes and the resolver, with the tests' own internet upstream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandbox may send, most of it on purpose."""
+"""Queries that a sandbox may send, most of them on purpose."""
 
 from __future__ import annotations
 

@@ -212,4 +212,4 @@ async def test_what_upstream_cannot_answer_is_an_error_with_a_cause(teacher: Tea
         assert reply.rcode() == dns.rcode.SERVFAIL
         assert isinstance(reply.options[0], dns.edns.EDEOption)
         assert "SERVFAIL" in str(reply.options[0].text)
-        assert resolver.refused == [], "nobody refused anything"
+        assert resolver.refused == [], "nothing was refused"

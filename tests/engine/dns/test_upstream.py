@@ -45,8 +45,8 @@ async def open_upstream(*servers: Server, **options: object) -> AsyncIterator[Up
         await upstream.close()
 
 
-def nobody() -> Server:
-    """An address at which nobody listens: the port was free a moment ago and is refused at once."""
+def unused_port() -> Server:
+    """An address at which no server listens: the port was free a moment ago and is refused at once."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         return Server(ip_address("127.0.0.1"), sock.getsockname()[1])
@@ -106,7 +106,7 @@ async def test_use_vc_asks_over_tcp_only(teacher: Teacher) -> None:
 
 
 async def test_the_next_server_is_asked_when_one_is_gone(teacher: Teacher) -> None:
-    async with open_upstream(nobody(), teacher.server) as upstream:
+    async with open_upstream(unused_port(), teacher.server) as upstream:
         assert addresses(await upstream.ask("example.com", A)) == ["8.8.4.1", "8.8.4.2"]
 
 
@@ -136,7 +136,7 @@ async def test_the_next_server_is_asked_when_one_refuses(teacher: Teacher, rcode
 
 
 async def test_all_fail_and_the_cause_is_told() -> None:
-    async with open_upstream(nobody(), nobody()) as upstream:
+    async with open_upstream(unused_port(), unused_port()) as upstream:
         with pytest.raises(UpstreamFailed, match="refused"):
             await upstream.ask("example.com", A)
 

@@ -3,12 +3,12 @@ its own, and prints what the kernel said as JSON, {name: {"errno": "EPERM"} | {"
 
 Needs nothing but the standard library and has no idea of what is right: the test knows (test_kernel_surface.py). The
 arguments are such that a kernel that allowed a call would do it, harmlessly. Imports are relative, because in there it
-is nobody's part.
+has no parent package.
 """
 
 from __future__ import annotations
 
-from . import files, mounts, namespaces, processes, sockets, subsystems, tracing
+from . import files, mounts, namespaces, processes, ptrace, sockets, subsystems
 from .calls import ATTEMPTS, NAMESPACES
 
-__all__ = ["ATTEMPTS", "NAMESPACES", "files", "mounts", "namespaces", "processes", "sockets", "subsystems", "tracing"]
+__all__ = ["ATTEMPTS", "NAMESPACES", "files", "mounts", "namespaces", "processes", "ptrace", "sockets", "subsystems"]

@@ -42,7 +42,7 @@ def write_to(path: str, content: bytes) -> object:
 
 def open_device(path: str) -> object:
     handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
-    if path == "/dev/net/tun":  # gVisor shows it to everybody; what counts is whether it makes an interface
+    if path == "/dev/net/tun":  # gVisor shows it to all users; what counts is whether it makes an interface
         fcntl.ioctl(handle, 0x400454CA, struct.pack("16sH22x", b"evil0", 0x1001))  # TUNSETIFF
     elif path == "/dev/fuse":
         options = f"fd={handle},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}".encode()
@@ -138,7 +138,7 @@ def core_pattern_by_own_proc() -> object:
 def make_device(kind: int, major: int, minor: int, folder: str) -> object:
     path = f"{folder}/device"
     os.mknod(path, kind | 0o666, os.makedev(major, minor))
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # one that nobody can open is a name and no more
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # one that no user can open is a name and no more
     os.close(handle)
     return "made and opened"
 

@@ -1,5 +1,5 @@
-"""What docs/security.md says cannot be done to the machine, as system calls of a process that has a project and a home
-of the machine's user before it."""
+"""Attempts at what docs/security.md says cannot be done to the machine: system calls of a process that has a project
+and a home of the machine's user before it."""
 
 from __future__ import annotations
 

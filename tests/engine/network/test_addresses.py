@@ -73,7 +73,7 @@ def test_the_usual_pool() -> None:
     pool = Pool()
     assert pool.wires == MAX_WIRES
     wire = pool.wire(pool.wires - 1)
-    assert {kind_of(address) for address in wire.host_addresses} == {AddressKind.PRIVATE}, "nobody's on the internet"
+    assert {kind_of(address) for address in wire.host_addresses} == {AddressKind.PRIVATE}, "none of the internet's"
     with pytest.raises(ValueError, match="no wire"):
         pool.wire(pool.wires)
 

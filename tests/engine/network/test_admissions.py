@@ -1,5 +1,5 @@
-"""What a sandbox may reach at a moment, compared with a slow and obvious answer, after any history of lists and
-names."""
+"""The hosts that a sandbox may reach at a moment, compared with a slow and obvious answer, after any history of lists
+and names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LISTS = st.lists(st.sampled_from(ENTRIES), max_size=6).map(
 
 @dataclass(slots=True)
 class Kernel:
-    """What the sets of a wire hold, changed only by changes."""
+    """The content of a wire's sets, changed only by changes."""
 
     live: set[int] = field(default_factory=set)
     names: dict[Target, tuple[int, float]] = field(default_factory=dict)

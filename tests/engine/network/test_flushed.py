@@ -1,4 +1,4 @@
-"""Somebody takes our rules away: a firewall that is reloaded, a person with nft. Nothing opens, whether there is a
+"""Our rules are taken away: a firewall is reloaded, a person uses nft. Nothing opens, whether there is a
 daemon or not; with one the network is back by itself."""
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_what_was_so_before_stays_so(settings: Path, tmp_path: Path) -> None:
 
 
 def test_the_first_memory_counts(settings: Path, tmp_path: Path) -> None:
-    """Somebody switches it off in between: our own 1 is not what was there before."""
+    """It is switched off in between: our own 1 is not what was there before."""
     memory = tmp_path / "memory"
     before = read(settings)
     ip_forward.switch_on(memory, settings)

@@ -82,7 +82,7 @@ async def test_rules_are_in_force_before_the_interface_is_there(
 
 
 async def test_both_ends_know_each_other_without_asking(network: Network) -> None:
-    """A reset in somebody else's name has no address to ask from: it must not depend on what was asked before."""
+    """A reset in another host's name has no address to ask from: it must not depend on what was asked before."""
     wire, inside = await open_with(network, "x")
     outside = json.loads(run_json("ip", "-j", "neigh", "show", "dev", wire.interface))
     assert {(each["dst"], each["lladdr"], *each["state"]) for each in outside} == {
@@ -223,7 +223,7 @@ async def test_what_a_wildcard_admits_without_end_is_bounded_in_time_and_number(
     flood = [asyncio.create_task(admit(number)) for number in range(many)]
     await asyncio.sleep(0)
     await network.set_hosts("x", HostList.parse(["*.wild.com", "45.90.40.7"]))
-    assert not all(each.done() for each in flood), "nobody who changes a list waits for all of them"
+    assert not all(each.done() for each in flood), "no change of a list waits for all of them"
     await asyncio.gather(*flood)
     assert time.monotonic() - began >= 55 / network_module.ADMISSIONS
     assert len(network._attachments["x"].admissions.openings) == MAX_ADDRESSES
@@ -332,7 +332,7 @@ async def test_a_daemon_that_starts_again_goes_on_where_the_other_was(place: Pla
             for stream in (kept, cut):
                 await read_until(stream, "tick")
             await first.close()
-            # While nobody is there: what was open stays open, nothing new opens, names are not answered.
+            # While no daemon is there: what was open stays open, nothing new opens, names are not answered.
             assert await attempt(inside, ("tcp", "45.90.31.1", 80), ("tcp", "45.90.31.2", 80)) == [
                 "reached",
                 "ConnectionRefusedError",
@@ -356,7 +356,7 @@ async def test_a_daemon_that_starts_again_goes_on_where_the_other_was(place: Pla
 
 
 async def test_what_the_record_does_not_explain_is_closed(place: Place, internet: Internet) -> None:
-    """A daemon was killed between the kernel and the disk, or somebody wrote into our table."""
+    """A daemon was killed between the kernel and the disk, or another program wrote into our table."""
     first = place.network()
     wire, inside = await open_with(first, "x", "one.com")
     held = os.open(inside, os.O_RDONLY)

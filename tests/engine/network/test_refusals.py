@@ -1,4 +1,4 @@
-"""What is said about a refusal, and what a daemon that starts again makes of what was written down."""
+"""The text of a refusal, and what a daemon that starts again makes of what was written down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel refuses is said; what it does is shown by the wires of test_network.py."""
+"""The kernel's refusals are reported; what it does is shown by the wires of test_network.py."""
 
 from __future__ import annotations
 

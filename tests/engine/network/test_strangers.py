@@ -47,7 +47,7 @@ with ThreadPoolExecutor(64) as pool:
 
 
 async def stranger(attempts: list[tuple[str, str, str, str, str]]) -> list[str]:
-    """What another account of the machine gets, while the resolver is there to answer."""
+    """Returns what another account of the machine gets, while the resolver is there to answer."""
     words = ["/usr/bin/python3", "-c", ASK, json.dumps(attempts)]
 
     def ask() -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,7 @@ async def test_an_account_of_the_machine_is_not_answered(network: Network) -> No
 
 
 async def test_nor_is_it_where_the_rule_is_gone(network: Network) -> None:
-    """A single rule that somebody takes out is not missed for a moment: the sockets hear their own wire only."""
+    """A single rule that is taken out is not missed for a moment: the sockets hear their own wire only."""
     wire, inside = await open_with(network, "x", "one.com", "two.com")
     network._mend = lambda: None  # type: ignore[method-assign]
     nft("flush", "chain", "inet", network._machine.table.name, "input")

@@ -46,9 +46,9 @@ def test_owners_are_shown_in_another_range(source: Path, point: Path) -> None:
     with cloned(source, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) as tree:
         map_ids(tree, [IdMapping(0, FIRST, 65536)])
         move_mount(tree, point)
-    nobody = int(Path("/proc/sys/fs/overflowuid").read_text())
+    overflow = int(Path("/proc/sys/fs/overflowuid").read_text())
     shown = {name: (point / name).stat().st_uid for name in os.listdir(point)}
-    assert shown == {"0": FIRST, "1000": FIRST + 1000, "65535": FIRST + 65535, "65536": nobody}
+    assert shown == {"0": FIRST, "1000": FIRST + 1000, "65535": FIRST + 65535, "65536": overflow}
     assert {(source / name).stat().st_uid for name in shown} == {0, 1000, 65535, 65536}
     with pytest.raises(OSError, match="Read-only"):
         (point / "0").write_text("changed")

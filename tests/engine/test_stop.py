@@ -23,7 +23,7 @@ from k8e.policy import HostList
 from tests.engine.rig import ROOT, Rig, Room
 from tests.engine.traces import find_traces
 
-# Everything that a file can be: content with holes and odd names, modes, owners, links, times (those that somebody set:
+# Everything that a file can be: content with holes and odd names, modes, owners, links, times (those that were set:
 # gVisor notes others by a clock of its own, microseconds apart from the disk's).
 FILL = r"""
 set -e
@@ -54,7 +54,7 @@ async def lasting(rig: Rig) -> AsyncIterator[Room]:
 
 
 def left_of(rig: Rig, name: str) -> list[str]:
-    """What there is of it on the machine, beside its directory."""
+    """Finds what there is of it on the machine, beside its directory."""
     traces = find_traces(rig.engine.layout, [name])
     return [f"{trace.kind} {trace.what}" for trace in traces if name in trace.what and trace.kind != "directory"]
 
@@ -164,7 +164,7 @@ async def test_ended_while_it_starts(rig: Rig, end: str) -> None:
 
 
 async def test_destroyed_while_it_stops(rig: Rig) -> None:
-    """Whichever comes first, nothing is left, and whoever came too late is told."""
+    """Whichever comes first, nothing is left, and the caller who came too late is told."""
     for calls in (("stop", "destroy"), ("destroy", "stop"), ("stop", "stop")):
         async with lasting(rig) as room:
             moving = [asyncio.create_task(getattr(rig.engine, call)(room.name)) for call in calls]
@@ -256,7 +256,7 @@ async def test_a_damaged_disk_is_repaired_or_refused(rig: Rig) -> None:
         assert left_of(rig, room.name) == []
 
 
-# What a sandbox may have left for whoever starts it.
+# What a sandbox may have left for its next start.
 
 
 async def test_nothing_that_was_left_there_is_followed(rig: Rig, tmp_path: Path) -> None:

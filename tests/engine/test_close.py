@@ -43,7 +43,7 @@ async def test_closed_while_it_finds_out_what_works(moment: Callable[[LocalEngin
             await asyncio.sleep(0)
         await engine.close()
         (result,) = await asyncio.gather(probing, return_exceptions=True)
-        # Whoever asked is told that it was called off.
+        # The caller is told that it was called off.
         assert isinstance(result, (asyncio.CancelledError, EngineError)), result
         await wait_for_no_traces(engine.layout)
         assert list_table(engine.layout) is None
@@ -79,7 +79,7 @@ async def test_closed_while_it_removes_what_it_tried(monkeypatch: pytest.MonkeyP
 
 
 async def test_closed_while_it_creates() -> None:
-    """What is half made is removed; what was made lives on, with its rules."""
+    """A half-made sandbox is removed; what was made lives on, with its rules."""
     with place_for_engine() as (state, run):
         engine = LocalEngine(state, run)
         reports = await engine.probe()
