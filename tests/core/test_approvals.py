@@ -38,7 +38,7 @@ async def begin_to_wait(rig: Rig, approval: Approval, caller: Caller = ALICE) ->
     task = asyncio.create_task(rig.service.approvals.wait(caller, approval.approval_id, 3600))
     live = rig.service._registry.get(rig.sandbox_of(approval.session_id))
     assert live is not None
-    while not live.uses:
+    while not live.use.count:
         await asyncio.sleep(0)
     return task
 

@@ -13,7 +13,7 @@ import pytest
 
 from k8e.core.errors import Kind
 from k8e.core.model import SessionSpec
-from k8e.core.sessions.environments import Environments
+from k8e.core.store.environments import Environments
 from k8e.core.store.records import ImageRecord
 from k8e.core.store.store import Store
 from k8e.engine import EngineError

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from k8e.core.access.access import Payer
-from k8e.core.access.quotas import TenantShare, measure_share
 from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, RunSpec, SessionSpec
+from k8e.core.sessions.quotas import TenantShare, measure_share
 from k8e.engine import Limits
 from k8e.settings import QuotasSettings, Settings
 from tests.core.rig import ALICE, BOB, ManualClock, Rig, open_rig

@@ -9,7 +9,6 @@ from k8e.core import checks
 from k8e.core.calls import call
 from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
 from k8e.core.parts import Parts
-from k8e.core.sessions.provisioning import file_identity
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import Entry, FileType
@@ -27,7 +26,7 @@ class Files:
         target = checks.check_path("path", path)
         checks.check_content("content", content)
         opened = await self._sessions.open(caller, session_id)
-        identity = file_identity(opened.place)
+        identity = opened.place.file_owner
         with self._sessions.using(opened.live, f"writing {path}"):
             try:
                 await opened.sandbox.write_file(target, content, append=append, identity=identity)
@@ -54,7 +53,7 @@ class Files:
         target = checks.check_path("path", path)
         checks.check_number("permissions", permissions or 0, 0, 0o777)
         opened = await self._sessions.open(caller, session_id)
-        identity = file_identity(opened.place)
+        identity = opened.place.file_owner
         counted = _Counted(pieces)
         with self._sessions.using(opened.live, f"writing {path}"):
             # Before the first piece is taken: it could not be sent a second time.
@@ -76,7 +75,7 @@ class Files:
     async def _stream(
         self, opened: Opened, source: bytes, path: str, offset: int, length: int | None
     ) -> AsyncGenerator[bytes, None]:
-        identity = file_identity(opened.place)
+        identity = opened.place.file_owner
         with self._sessions.using(opened.live, f"reading {path}"):
             stream = opened.sandbox.read_stream(source, offset=offset, length=length, identity=identity)
             async for piece in stream:
@@ -87,14 +86,14 @@ class Files:
         source = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
         with self._sessions.using(opened.live, f"reading {path}"):
-            return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=file_identity(opened.place))
+            return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=opened.place.file_owner)
 
     @call("tree")
     async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
         """What is there, and everything below it, by names that begin there."""
         top = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
-        identity = file_identity(opened.place)
+        identity = opened.place.file_owner
         with self._sessions.using(opened.live, f"looking at {path}"):
             found = await opened.sandbox.stat(top, identity=identity)
             if found.type is not FileType.DIRECTORY:
@@ -107,7 +106,7 @@ class Files:
         target = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
         with self._sessions.using(opened.live, f"making {path}"):
-            await opened.sandbox.mkdir(target, identity=file_identity(opened.place))
+            await opened.sandbox.mkdir(target, identity=opened.place.file_owner)
 
     @call("list_files")
     async def list(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
@@ -115,7 +114,7 @@ class Files:
         checks.check_number("since", since, 0, 1 << 40)
         opened = await self._sessions.open(caller, session_id)
         with self._sessions.using(opened.live, f"listing {path or 'the workspace'}"):
-            entries = await opened.sandbox.list_dir(top, recursive=True, identity=file_identity(opened.place))
+            entries = await opened.sandbox.list_dir(top, recursive=True, identity=opened.place.file_owner)
         prefix = top.rstrip(b"/") + b"/"
         return [replace(entry, name=prefix + entry.name) for entry in entries if entry.mtime_ns >= since * 1e9]
 

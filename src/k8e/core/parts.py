@@ -8,6 +8,7 @@ from k8e.core.clock import Clock
 from k8e.core.log.audit import Audit
 from k8e.core.log.metrics import Metrics
 from k8e.core.log.refusal_log import RefusalLog
+from k8e.core.store.environments import Environments
 from k8e.core.store.store import Store
 from k8e.core.tasks import Tasks
 from k8e.engine import Engine
@@ -18,6 +19,7 @@ from k8e.settings import Settings
 class Parts:
     engine: Engine
     store: Store
+    environments: Environments
     clock: Clock
     tasks: Tasks
     settings: Settings

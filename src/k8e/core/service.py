@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from k8e.core.access.quotas import Quotas, measure_share
 from k8e.core.approvals.approvals import Approvals
 from k8e.core.calls import call
 from k8e.core.checks import check_caller
@@ -35,14 +34,19 @@ from k8e.core.runs.interpreters import Interpreters
 from k8e.core.runs.launcher import Launcher
 from k8e.core.runs.once import Once
 from k8e.core.runs.runs import Runs
+from k8e.core.sessions.builder import Builder
 from k8e.core.sessions.calls import SessionCalls
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
-from k8e.core.sessions.environments import Environments
-from k8e.core.sessions.live import Live, Registry
+from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.live import Live
 from k8e.core.sessions.persistence import Persistence
+from k8e.core.sessions.quotas import Quotas, measure_share
 from k8e.core.sessions.recovery import Recovery
+from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.runtimes import probe_runtimes
 from k8e.core.sessions.sessions import Sessions
+from k8e.core.store.environments import Environments
 from k8e.core.store.store import Store
 from k8e.core.tasks import Tasks, stop
 from k8e.engine import Engine, Limits
@@ -72,6 +76,7 @@ class Service:
         self._parts = parts = Parts(
             engine=engine,
             store=store,
+            environments=Environments(environments),
             clock=clock,
             tasks=Tasks(),
             settings=settings,
@@ -81,43 +86,37 @@ class Service:
         )
         self._registry = registry = Registry()
         self._observer = observer = Observer(parts)
-        self._environments = kept = Environments(environments)
         self._interpreters = interpreters = Interpreters(parts)
-        self._quotas = quotas = Quotas(settings.quotas, clock)
+        self._quotas = quotas = Quotas(parts, registry)
         self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory())
-        self._sessions = sessions = Sessions(parts, registry, observer, kept)
+        self._lifecycle = lifecycle = Lifecycle(parts, registry, observer)
+        self._sessions = sessions = Sessions(parts, registry, observer, lifecycle)
         self.files = Files(parts, sessions)
         self.approvals = Approvals(parts, sessions, registry)
         self.images = Images(parts, registry, made_ahead)
+        builder = Builder(parts, registry, observer, made_ahead, interpreters)
         self._creation = creation = Creation(
-            *(parts, sessions, registry),
-            images=self.images,
-            pool=made_ahead,
-            quotas=quotas,
-            interpreters=interpreters,
-            observer=observer,
-            environments=kept,
+            *(parts, registry, lifecycle), images=self.images, pool=made_ahead, quotas=quotas, builder=builder
         )
         self.warm = Reservations(parts, made_ahead, creation)
-        self._egress = Egress(parts, sessions, registry)
+        self._egress = Egress(parts, sessions, registry, lifecycle)
         self._endings = endings = Endings(parts, sessions)
-        launcher = Launcher(parts, sessions, registry, quotas, endings)
+        launcher = Launcher(parts, sessions, quotas, endings)
         self._foreground = foreground = Foreground(parts, sessions, launcher, endings, interpreters)
         self._background = background = Background(parts, sessions, observer, launcher, endings)
-        self._once = Once(sessions, registry, creation, foreground)
+        self._once = Once(lifecycle, registry, creation, foreground)
         self.runs = Runs(parts, sessions, registry, foreground=foreground, background=background, once=self._once)
         persistence = Persistence(
-            *(parts, sessions, registry),
-            creation=creation,
+            *(parts, sessions, lifecycle),
+            builder=builder,
             foreground=foreground,
             endings=endings,
             approvals=self.approvals,
             quotas=quotas,
             interpreters=interpreters,
-            environments=kept,
         )
         children = Children(parts, sessions, creation, made_ahead, quotas)
-        self.sessions = SessionCalls(parts, sessions, creation, children, persistence, self._egress)
+        self.sessions = SessionCalls(parts, sessions, lifecycle, creation, children, persistence, self._egress)
         self._upkeep: asyncio.Task[None] | None = None
 
     @property
@@ -138,12 +137,11 @@ class Service:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         self._tell_damages()  # of a database that was set aside, whatever becomes of the rest
         await Recovery(
-            *(self._parts, self._sessions, self._registry),
+            *(self._parts, self._sessions, self._registry, self._lifecycle),
             endings=self._endings,
             background=self._background,
             egress=self._egress,
             pool=self._pool,
-            environments=self._environments,
         ).recover()
         await self.approvals.recover()
         self._tell_damages()
@@ -151,7 +149,7 @@ class Service:
     def _tell_damages(self) -> None:
         """Of files of the state directory, in whichever room they were found."""
         of_engine, of_store = self._parts.engine.damages(), self._parts.store.damages.take()
-        self.audit.note_damages((*of_engine, *of_store, *self._environments.damages.take()))
+        self.audit.note_damages((*of_engine, *of_store, *self._parts.environments.damages.take()))
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
         """Begins to look after things in the background."""
@@ -193,7 +191,7 @@ class Service:
         active = [live for live in self._registry if live.usable]
         await asyncio.gather(*(self._sessions.examine(live) for live in active if live.busy))
         await self.expire()
-        self._sessions.resume_ends()
+        self._lifecycle.resume_ends()
         await self._observer.observe_some(active)
         await self.audit.sync()
         self._parts.refusals.review()
@@ -207,9 +205,10 @@ class Service:
     async def expire(self) -> Sequence[str]:
         """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
         active = [live for live in self._registry if live.usable and live.background]
-        holders = [live for live in active if not live.collecting.locked()]  # whose agent does not answer may hold it
-        await asyncio.gather(*(self._collect(live) for live in holders))
-        return await self._sessions.expire()
+        # A collection that is under way may wait for an agent that does not answer.
+        idle = [live for live in active if not live.background.collecting.locked()]
+        await asyncio.gather(*(self._collect(live) for live in idle))
+        return await self._lifecycle.expire()
 
     async def _collect(self, live: Live) -> None:
         try:
@@ -226,7 +225,7 @@ class Service:
     @call("status")
     async def status(self, caller: Caller) -> ServiceStatus:
         check_caller(caller)
-        reports = await self._sessions.probe()
+        reports = await probe_runtimes(self._parts)
         default = next((report.runtime for report in reports if report.available), None)
         return ServiceStatus(
             available=default is not None,

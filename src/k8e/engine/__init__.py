@@ -93,6 +93,11 @@ class Place:
     command: tuple[bytes, ...] = ()  # what it runs when there is none
     capable: bool = False  # its user is root and can do there what package managers need: chown, setuid, ...
 
+    @property
+    def file_owner(self) -> Identity:
+        """The default user, in the form that file operations take."""
+        return Identity(self.user.uid, self.user.gid)
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

@@ -26,7 +26,9 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts
-from k8e.core.sessions.live import Live, Registry
+from k8e.core.sessions.ends import check_usable
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import ApprovalRecord
 from k8e.core.tasks import wait_first
@@ -104,7 +106,7 @@ class Approvals:
         action = checks.check_words("action", action, empty=False)
         life = checks.check_timeout(self._settings.life if seconds is None else seconds)
         live = self._sessions.find(caller, session_id)
-        self._sessions.check_active(live)
+        check_usable(live)
         if sum(sandbox == live.sandbox for sandbox in self._pending.values()) >= MAX_PENDING:
             hint = "Wait until some of them are answered."
             raise Fault(Kind.EXHAUSTED, "too_many_approvals", f"{MAX_PENDING} questions are open", hint=hint)

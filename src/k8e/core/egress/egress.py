@@ -26,8 +26,11 @@ from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, HostsChange, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import check_reach
-from k8e.core.sessions.live import Live, Registry
-from k8e.core.sessions.sessions import UNBOUND, Sessions
+from k8e.core.sessions.ends import UNBOUND, check_usable, describe_loss
+from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Sessions
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translate
 from k8e.engine import EngineError
@@ -54,9 +57,10 @@ def apply_change(old: HostList, change: HostsChange) -> HostList:
 
 
 class Egress:
-    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry, lifecycle: Lifecycle) -> None:
         self._parts = parts
         self._sessions = sessions
+        self._lifecycle = lifecycle
         self._registry = registry
 
     async def change(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
@@ -69,8 +73,8 @@ class Egress:
             async with AsyncExitStack() as stack:
                 for member in (live.parent, live):  # always in this order
                     if member is not None:
-                        await stack.enter_async_context(member.changing_hosts)
-                self._sessions.check_active(live)
+                        await stack.enter_async_context(member.hosts.changing)
+                check_usable(live)
                 old = live.session.hosts
                 new = apply_change(old, change)
                 if new != old:
@@ -94,7 +98,7 @@ class Egress:
     async def _narrow(self, child: Live, limit: HostList) -> None:
         """Takes off a child's list what its parent's will not have any more. A child with which that is not possible is
         ended: neither does it keep what is revoked, nor does it keep anybody from revoking."""
-        async with child.changing_hosts:
+        async with child.hosts.changing:
             old = child.session.hosts
             if child.ending is not None or not excess(old, limit):
                 return
@@ -109,7 +113,7 @@ class Egress:
             except Fault as fault:
                 if child.session.hosts != new and child.usable:
                     warn("hosts_not_narrowed", session=child.session_id, sandbox=child.sandbox, cause=fault)
-                    await wait_done(self._sessions.end(child, UNBOUND))
+                    await wait_done(self._lifecycle.end(child, UNBOUND))
 
     async def _replace(self, live: Live, old: HostList, new: HostList) -> None:
         unwritten = await self._write(live, new, narrows=not excess(new, old))
@@ -118,12 +122,12 @@ class Egress:
         except EngineError as error:
             await self._sessions.examine(live)
             if not live.usable:
-                raise self._sessions.describe_loss(live) from error
+                raise describe_loss(live) from error
             if unwritten is None:
                 await self._write_back(live, old)
             raise translate(error, "changing what the session may reach") from error
         live.set_hosts(new)
-        live.hosts_unsaved = unwritten is not None
+        live.hosts.unsaved = unwritten is not None
         if unwritten is not None:
             raise Fault(
                 Kind.UNAVAILABLE,
@@ -146,7 +150,7 @@ class Egress:
         try:
             await self._parts.store.set_hosts(live.sandbox, hosts)
         except Fault as fault:
-            live.hosts_unsaved = True
+            live.hosts.unsaved = True
             warn("hosts_not_written", session=live.session_id, sandbox=live.sandbox, detail=fault.detail)
 
     async def restore(self, live: Live) -> None:
@@ -163,7 +167,7 @@ class Egress:
     async def save(self) -> None:
         """Writes down what could not be written."""
         for live in self._registry:
-            if live.hosts_unsaved:
-                async with live.changing_hosts:
+            if live.hosts.unsaved:
+                async with live.hosts.changing:
                     await self._parts.store.set_hosts(live.sandbox, live.session.hosts)
-                    live.hosts_unsaved = False
+                    live.hosts.unsaved = False

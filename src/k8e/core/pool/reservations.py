@@ -15,7 +15,8 @@ from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
 from k8e.core.pool.pool import Pool
 from k8e.core.sessions.creation import Creation
-from k8e.core.sessions.shaping import check_slots
+from k8e.core.sessions.mounts import check_slots
+from k8e.core.sessions.runtimes import choose_runtime
 from k8e.core.translation import translated
 
 MAX_RESERVED: Final = 100  # of one kind
@@ -61,7 +62,7 @@ class Reservations:
         return PoolStatus(settings.enabled, settings.max, self._pool.warm, self._list(caller))
 
     async def _choose_template(self, caller: Caller, spec: SessionSpec) -> Template:
-        runtime = await self._creation.choose_runtime(spec.runtime)
+        runtime = await choose_runtime(self._parts, spec.runtime)
         digest = await self._creation.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         template = Template(runtime, digest, spec.limits or self._creation.default_limits, spec.shape)
         checks.check_memory(runtime, template.limits)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from k8e.core import checks
-from k8e.core.egress.denials import Mark
 from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
@@ -99,9 +98,8 @@ class Background:
                 self._endings.come_late(live, record)
                 raise describe_silence("starting the command")
             spec = replace(plan, stdin=False, detached=True, window=OUTPUT_LIMIT)
-            live.background.add(record.run_id)
+            live.background.add(record.run_id, mark)
             give_back()  # the session counts it from here on
-            live.marks[record.run_id] = mark
             try:
                 process = await self._launcher.start(opened, record, spec)
                 try:
@@ -110,7 +108,7 @@ class Background:
                     await put_away(opened.sandbox, process.id)  # without its id on record no daemon finds it again
                     raise
             except BaseException:
-                self._forget(live, record)
+                live.background.discard(record.run_id)
                 raise
         return record
 
@@ -149,7 +147,7 @@ class Background:
 
     async def _poll(self, live: Live, record: RunRecord) -> RunResult:
         with live.in_use(), translated("collecting the run"):
-            async with live.collecting:
+            async with live.background.collecting:
                 record = await self._store.find_run(record.run_id) or record
                 opened = await self._sessions.enter(live)
                 if record.finished is not None:
@@ -190,7 +188,7 @@ class Background:
 
     async def _kill(self, live: Live, record: RunRecord) -> None:
         with live.in_use(), translated("killing the run"):
-            async with live.collecting:
+            async with live.background.collecting:
                 record = await self._store.find_run(record.run_id) or record
                 if record.finished is not None:
                     return
@@ -223,7 +221,7 @@ class Background:
                 raise describe_silence("collecting runs") from None
 
     async def _collect_all(self, live: Live) -> None:
-        async with live.collecting:
+        async with live.background.collecting:
             # In this order: what is on record here was started before the agent is asked.
             records = await self._store.runs(live.sandbox, unfinished=True)
             opened = await self._sessions.enter(live)
@@ -252,15 +250,10 @@ class Background:
         return result
 
     def _denied(self, live: Live, record: RunRecord) -> Denials:
-        # A run that an earlier daemon started was under way all the time that this one can look back on.
-        return live.refusals.since(live.marks.get(record.run_id) or Mark(), live.session_id)
-
-    def _forget(self, live: Live, record: RunRecord) -> None:
-        live.background.discard(record.run_id)
-        live.marks.pop(record.run_id, None)
+        return live.refusals.since(live.background.find_mark(record.run_id), live.session_id)
 
     async def _lose(self, live: Live, record: RunRecord) -> RunResult:
-        self._forget(live, record)
+        live.background.discard(record.run_id)
         return await self._endings.keep(replace(record, status=Status.LOST), live)
 
     async def _finish(
@@ -275,6 +268,6 @@ class Background:
         else:
             kept = replace(ended, truncated=True)
         result = await self._endings.keep(kept, live)
-        self._forget(live, record)
+        live.background.discard(record.run_id)
         live.touch()
         return replace(result, stdout=stdout, stderr=stderr, truncated=ended.truncated)

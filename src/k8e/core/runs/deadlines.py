@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.core.sessions.sessions import SILENCE
+from k8e.core.sessions.ends import SILENCE
 from k8e.core.tasks import wait_first
 
 GRACE: Final = 2.0  # between TERM and KILL

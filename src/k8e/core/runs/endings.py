@@ -12,8 +12,9 @@ from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
 from k8e.core.parts import Parts
 from k8e.core.runs.deadlines import GRACE
 from k8e.core.runs.outcome import OOM_CODE, TIMEOUT_CODE, record_outcome, suspect_oom
+from k8e.core.sessions.ends import OUT_OF_MEMORY, describe_end
 from k8e.core.sessions.live import Gone, Live
-from k8e.core.sessions.sessions import OUT_OF_MEMORY, Sessions, describe_end
+from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.translation import translate
 from k8e.link.errors import LinkError
@@ -46,7 +47,7 @@ class Endings:
 
     async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
         """A foreground run has an outcome."""
-        ended = await self.judge(live, record, outcome, alone=live.uses <= 1 and not live.background)
+        ended = await self.judge(live, record, outcome, alone=live.alone)
         self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
         denied = live.refusals.since(mark, live.session_id)
         stopped = live.phase is Phase.STOPPING and ended.status is Status.KILLED
@@ -61,7 +62,7 @@ class Endings:
                 error = live.gone.result()  # which is why the link broke
             else:
                 self._sessions.doubt(live)
-        if live.record.reason == OUT_OF_MEMORY and live.oom_kills > record.oom_before:
+        if live.record.reason == OUT_OF_MEMORY and live.memory_kills.count > record.oom_before:
             ended = self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
             return replace(ended, reason=_describe_loss(live))
         self._put(replace(record, status=Status.LOST), live)

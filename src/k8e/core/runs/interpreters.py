@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from k8e.core.environment import Variables, merge_env
 from k8e.core.model import Language
 from k8e.core.parts import Parts
 from k8e.core.runs.argv import COMMANDS, MAX_WORD
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.provisioning import Variables, merge_env
 from k8e.engine import Place, Shape
 from k8e.link.errors import AgentError, LinkError
 from k8e.link.model import ExecSpec, Process, Sandbox
@@ -160,7 +160,7 @@ class Interpreters:
     def _refill(self, live: Live, watch: _Watch) -> None:
         watch.timer = None
         # A run that goes on now, or the parking under way, leads back here when it ends.
-        if live.usable and not live.uses and watch.parking is None and watch.wanted:
+        if live.usable and not live.use.count and watch.parking is None and watch.wanted:
             watch.parking = self._tasks.spawn(self._park_one(live, watch, min(watch.wanted)))
 
     async def _park_one(self, live: Live, watch: _Watch, kind: Kind) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from k8e.core.access.quotas import Quotas
 from k8e.core.egress.denials import Mark
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import Endings
-from k8e.core.sessions.live import Live, Registry
+from k8e.core.sessions.ends import describe_loss
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
@@ -32,16 +33,15 @@ KEPT_RUNS: Final = 1000  # ended ones on record, of one session
 
 
 class Launcher:
-    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry, quotas: Quotas, endings: Endings) -> None:
+    def __init__(self, parts: Parts, sessions: Sessions, quotas: Quotas, endings: Endings) -> None:
         self._parts = parts
         self._sessions = sessions
-        self._registry = registry
         self._quotas = quotas
         self._endings = endings
 
     def count(self, live: Live) -> Callable[[], None]:
         """Counts one more run of the session's payer, until the returned function is called."""
-        return self._quotas.take_run(live.payer, self._registry)
+        return self._quotas.take_run(live.payer)
 
     def describe(self, caller: Caller, spec: RunSpec) -> Facts:
         """For the audit log."""
@@ -68,7 +68,7 @@ class Launcher:
         inserting.result()
         if not before.alive:
             await self._endings.withdraw(record)
-            raise self._sessions.describe_loss(live)
+            raise describe_loss(live)
         return replace(record, oom_before=before.oom_kills), mark
 
     async def record_unreachable(self, live: Live, record: RunRecord, about: Facts) -> None:

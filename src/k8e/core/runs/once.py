@@ -19,8 +19,10 @@ from k8e.core.runs.command import check_run
 from k8e.core.runs.foreground import Foreground, NotBegun
 from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.sessions.creation import Creation
-from k8e.core.sessions.live import Live, Registry
-from k8e.core.sessions.sessions import DESTROYED, FINISHED, Sessions
+from k8e.core.sessions.ends import DESTROYED, FINISHED
+from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.registry import Registry
 from k8e.core.tasks import wait_first
 
 # Sandboxes of one payer that are being taken down, before the next is made: who starts more than can be cleared away
@@ -29,8 +31,8 @@ _LEAVING: Final = 8
 
 
 class Once:
-    def __init__(self, sessions: Sessions, registry: Registry, creation: Creation, foreground: Foreground) -> None:
-        self._sessions = sessions
+    def __init__(self, lifecycle: Lifecycle, registry: Registry, creation: Creation, foreground: Foreground) -> None:
+        self._lifecycle = lifecycle
         self._registry = registry
         self._creation = creation
         self._foreground = foreground
@@ -38,9 +40,9 @@ class Once:
     async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> OnceRun:
         live = await self._make(caller, session, run, keep=keep)
         try:
-            return OnceRun(self._sessions, live, await self._foreground.start(caller, run, live), keep=keep)
+            return OnceRun(self._lifecycle, live, await self._foreground.start(caller, run, live), keep=keep)
         except BaseException:
-            self._sessions.end(live, DESTROYED if keep else FINISHED)
+            self._lifecycle.end(live, DESTROYED if keep else FINISHED)
             raise
 
     async def run(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> RunResult:
@@ -49,7 +51,7 @@ class Once:
             return await self._foreground.run(caller, run, live)
         finally:
             if not keep:
-                self._sessions.end(live, FINISHED)
+                self._lifecycle.end(live, FINISHED)
 
     async def _make(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> Live:
         check_run(run)  # before a sandbox is made for nothing
@@ -74,14 +76,14 @@ class Once:
         for live in self._registry:
             if live.record.fleeting:
                 run = running.get(live.sandbox)
-                end_with(self._sessions, live, run) if run else self._sessions.end(live, FINISHED)
+                end_with(self._lifecycle, live, run) if run else self._lifecycle.end(live, FINISHED)
 
 
 class OnceRun:
     """Implements `contract.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
 
-    def __init__(self, sessions: Sessions, live: Live, run: ForegroundRun | NotBegun, *, keep: bool) -> None:
-        self._sessions = sessions
+    def __init__(self, lifecycle: Lifecycle, live: Live, run: ForegroundRun | NotBegun, *, keep: bool) -> None:
+        self._lifecycle = lifecycle
         self._live = live
         self._run = run
         self._keep = keep
@@ -123,11 +125,11 @@ class OnceRun:
     def _part(self) -> None:
         """The command has the time to end by itself that every command has: it may have files of the machine open."""
         if not self._keep:
-            end_with(self._sessions, self._live, self._run)
+            end_with(self._lifecycle, self._live, self._run)
 
 
-def end_with(sessions: Sessions, live: Live, run: ForegroundRun | NotBegun) -> None:
+def end_with(lifecycle: Lifecycle, live: Live, run: ForegroundRun | NotBegun) -> None:
     if run.settled.done():
-        sessions.end(live, FINISHED)
+        lifecycle.end(live, FINISHED)
     else:
-        run.settled.add_done_callback(lambda _: sessions.end(live, FINISHED))
+        run.settled.add_done_callback(lambda _: lifecycle.end(live, FINISHED))

@@ -17,7 +17,8 @@ from k8e.core.runs.background import Background
 from k8e.core.runs.foreground import Foreground
 from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.runs.once import Once
-from k8e.core.sessions.live import Live, Registry
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import RunRecord
 from k8e.link.model import CommandInfo

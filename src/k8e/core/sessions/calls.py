@@ -10,6 +10,7 @@ from k8e.core.model import Caller, ChildSpec, HostsChange, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.sessions import Sessions
 
@@ -21,6 +22,7 @@ class SessionCalls:
         self,
         parts: Parts,
         sessions: Sessions,
+        lifecycle: Lifecycle,
         creation: Creation,
         children: Children,
         persistence: Persistence,
@@ -28,6 +30,7 @@ class SessionCalls:
     ) -> None:
         self._parts = parts
         self._sessions = sessions
+        self._lifecycle = lifecycle
         self._creation = creation
         self._children = children
         self._persistence = persistence
@@ -51,7 +54,7 @@ class SessionCalls:
 
     @call("destroy")
     async def destroy(self, caller: Caller, session_id: str) -> None:
-        await self._sessions.destroy(caller, session_id)
+        await self._lifecycle.destroy(self._sessions.find(caller, session_id), caller.label)
 
     @call("stop_session")
     async def stop(self, caller: Caller, session_id: str) -> Session:

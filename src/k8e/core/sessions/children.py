@@ -12,13 +12,15 @@ from dataclasses import fields, replace
 from typing import Final
 
 from k8e.core import checks
-from k8e.core.access.quotas import Quotas
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import WORKSPACE, Caller, ChildSpec, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.sessions.creation import Creation, make_id, make_sandbox_name
+from k8e.core.sessions.ends import check_usable
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.quotas import Quotas
+from k8e.core.sessions.runtimes import choose_runtime
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import SessionRecord
 from k8e.engine import Limits, Runtime, Shape
@@ -37,7 +39,7 @@ def beyond(field: str, error: str, *, detail: str = "", hint: str = "") -> Fault
 # What it may have, as arithmetic
 
 
-def choose_runtime(parent: Runtime, wanted: Runtime | None) -> Runtime:
+def check_runtime(parent: Runtime, wanted: Runtime | None) -> Runtime:
     if wanted is None:
         return parent
     if STRENGTH.index(wanted) < STRENGTH.index(parent):
@@ -142,7 +144,7 @@ class Children:
         if spec.image:
             digest = await self._creation.images.resolve(parent.session.owner, parent.session.tenant, spec.image)
         if spec.runtime is not None:
-            await self._creation.choose_runtime(choose_runtime(parent.session.runtime, spec.runtime))
+            await choose_runtime(self._parts, check_runtime(parent.session.runtime, spec.runtime))
         # From here to where it is registered nothing is waited for: a parent that ends, or may reach less, knows it.
         self._check_parent(parent)
         clock = self._parts.clock
@@ -174,7 +176,7 @@ class Children:
                 hint=f"Make it a child of {parent.parent.session_id}.",
                 field="parent_session_id",
             )
-        self._sessions.check_active(parent)
+        check_usable(parent)
         self._quotas.check_child(parent)
 
 
@@ -185,7 +187,7 @@ def derive(parent: Session, spec: ChildSpec, now: float) -> Session:
         tenant=parent.tenant,
         owner=parent.owner,
         phase=Phase.CREATING,
-        runtime=choose_runtime(parent.runtime, spec.runtime),
+        runtime=check_runtime(parent.runtime, spec.runtime),
         image=spec.image or parent.image,
         limits=choose_limits(parent.limits, spec),
         env_keys=tuple(sorted(spec.env)),

@@ -1,4 +1,4 @@
-"""What a session's workspace is to contain: YAML in, checked entries out. Pure.
+"""What a session's workspace is to contain: YAML in, checked entries out, and how they are put into a sandbox.
 
     entries:
       - file: {path: src/main.py, content: "print(1)\\n", mode: 644}
@@ -13,6 +13,7 @@ Parsing a large manifest takes a while; a door calls it in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NoReturn
@@ -20,8 +21,16 @@ from typing import Final, NoReturn
 import yaml
 
 from k8e.core.checks import MAX_PATH, check_content, check_path, encode, refuse
+from k8e.core.environment import Variables, merge_env
+from k8e.core.errors import Fault, Kind
 from k8e.core.model import MAX_MESSAGE, ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
+from k8e.core.runs.output import HeadTail, read_into
+from k8e.core.translation import translated
+from k8e.engine import Place
+from k8e.link.model import ExecSpec, Sandbox
 
+CLONE_SECONDS: Final = 300.0
+_SHOWN: Final = 2000  # bytes of what git said, in an error
 MAX_TEXT: Final = 4 << 20
 MAX_ENTRIES: Final = 1000
 
@@ -188,3 +197,57 @@ def list_steps(entry: ManifestRepo, path: bytes) -> Iterator[tuple[bytes, ...]]:
     yield (b"git", b"clone", b"--quiet", b"--depth=1", b"--no-checkout", b"--", repo, path)
     yield (b"git", b"-C", path, b"fetch", b"--quiet", b"--depth=1", b"origin", entry.ref.encode())
     yield (b"git", b"-C", path, b"checkout", b"--quiet", b"--detach", b"FETCH_HEAD")
+
+
+async def make_workdir(sandbox: Sandbox, place: Place, path: str) -> None:
+    if path:
+        with translated("making the directory that its commands start in"):
+            await sandbox.mkdir(path.encode(), identity=place.file_owner)
+
+
+async def apply_manifest(sandbox: Sandbox, place: Place, env: Variables, entries: Sequence[ManifestEntry]) -> None:
+    for index, entry in enumerate(entries):
+        try:
+            with translated(describe_entry(entry)):
+                await _apply(sandbox, place, env, entry)
+        except Fault as fault:
+            raise Fault(
+                Kind.FAILED,
+                "manifest_failed",
+                f"manifest entry {index} ({describe_entry(entry)}) failed; the session was not created",
+                detail=fault.detail or fault.error,
+                hint=fault.hint,
+                field=f"manifest[{index}]",
+            ) from fault
+
+
+async def _apply(sandbox: Sandbox, place: Place, env: Variables, entry: ManifestEntry) -> None:
+    path = check_path("path", entry.path)
+    identity = place.file_owner
+    if isinstance(entry, ManifestDir):
+        await sandbox.mkdir(path, identity=identity)
+        return
+    parent = path.rstrip(b"/").rpartition(b"/")[0] or b"/"
+    await sandbox.mkdir(parent, identity=identity)
+    if isinstance(entry, ManifestFile):
+        await sandbox.write_file(path, entry.content, mode=entry.mode, identity=identity)
+    else:
+        await _clone(sandbox, place, env, entry, path)
+
+
+async def _clone(sandbox: Sandbox, place: Place, env: Variables, entry: ManifestRepo, path: bytes) -> None:
+    variables = merge_env(place.env, env, ((b"GIT_TERMINAL_PROMPT", b"0"),))
+    for argv in list_steps(entry, path):
+        spec = ExecSpec(argv, variables, place.workspace, identity=place.user, stdin=False, timeout=CLONE_SECONDS)
+        process = await sandbox.start(spec)
+        output = HeadTail(_SHOWN)
+        _, _, outcome = await asyncio.gather(
+            read_into(process.stdout, output), read_into(process.stderr, output), process.wait()
+        )
+        if outcome.exit_code != 0:
+            said = _hide_credentials(output.take().decode(errors="replace").strip())
+            raise Fault(Kind.FAILED, "git_failed", "git failed", detail=said or f"{outcome.cause.value}, no output")
+
+
+def _hide_credentials(text: str) -> str:
+    return re.sub(r"://[^/@\s]*@", "://***@", text)

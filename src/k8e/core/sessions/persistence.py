@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from k8e.core import checks
-from k8e.core.access.quotas import Quotas
 from k8e.core.approvals.approvals import Approvals
+from k8e.core.environment import Variables, keep_env, merge_env, prepare_state
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, Phase, Session
@@ -27,12 +27,13 @@ from k8e.core.runs.endings import Endings, end_command
 from k8e.core.runs.foreground import Foreground
 from k8e.core.runs.interpreters import Interpreters
 from k8e.core.runs.outcome import record_outcome
-from k8e.core.sessions.creation import Creation
-from k8e.core.sessions.environments import Environments
-from k8e.core.sessions.live import Live, Registry
+from k8e.core.sessions.builder import Builder, describe_sandbox
+from k8e.core.sessions.ends import STOPPED, describe_unusable
+from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.live import Live
 from k8e.core.sessions.phases import Event
-from k8e.core.sessions.provisioning import Variables, keep_env, merge_env, prepare_state
-from k8e.core.sessions.sessions import STOPPED, Sessions
+from k8e.core.sessions.quotas import Quotas
+from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done, wait_result
 from k8e.core.translation import translated
@@ -48,26 +49,24 @@ class Persistence:
         self,
         parts: Parts,
         sessions: Sessions,
-        registry: Registry,
+        lifecycle: Lifecycle,
         *,
-        creation: Creation,
+        builder: Builder,
         foreground: Foreground,
         endings: Endings,
         approvals: Approvals,
         quotas: Quotas,
         interpreters: Interpreters,
-        environments: Environments,
     ) -> None:
         self._parts = parts
         self._sessions = sessions
-        self._registry = registry
-        self._creation = creation
+        self._lifecycle = lifecycle
+        self._builder = builder
         self._foreground = foreground
         self._endings = endings
         self._approvals = approvals
         self._quotas = quotas
         self._interpreters = interpreters
-        self._environments = environments
 
     # Stopping
 
@@ -76,12 +75,11 @@ class Persistence:
         _check_persistent(live)
         await _let_finish(live, Phase.STARTING)
         if live.usable:
-            live.ended_by = caller.label
-            self._sessions.halt(live, STOPPED, self._say_goodbye(live))
+            self._lifecycle.halt(live, STOPPED, self._say_goodbye(live), by=caller.label)
         if live.phase is Phase.STOPPING:
-            await wait_result(self._sessions.halt(live, STOPPED))
+            await wait_result(self._lifecycle.halt(live, STOPPED))
         if not live.stopped:
-            raise self._sessions.describe_phase(live)
+            raise describe_unusable(live)
         return live.show()
 
     async def _say_goodbye(self, live: Live) -> None:
@@ -124,13 +122,11 @@ class Persistence:
                 raise Fault(Kind.CONFLICT, "session_active", f"session {session_id} runs already", hint=hint)
             return live.show()
         if not live.stopped:
-            raise self._sessions.describe_phase(live)
+            raise describe_unusable(live)
         _check_secrets(live, secrets)
-        others = [one for one in self._registry if one is not live]
-        self._quotas.check_start(live.payer, live.session.limits, others)
+        self._quotas.check_start(live)
         live.advance(Event.START_BEGUN)
-        starting = self._parts.tasks.spawn(self._start(live, caller, plain, secret), watched=True)
-        live.moving = starting
+        starting = self._lifecycle.begin(live, self._start(live, caller, plain, secret))
         await wait_done(starting)
         if live.ending is not None:
             raise Fault(Kind.CONFLICT, "session_destroyed", f"session {session_id} was destroyed meanwhile")
@@ -142,21 +138,21 @@ class Persistence:
             await self._bring_back(live, caller, plain, secret)
         except BaseException:
             if live.ending is None:
-                await wait_done(self._sessions.halt(live, live.record.reason or STOPPED))
+                await wait_done(self._lifecycle.halt(live, live.record.reason or STOPPED))
             raise
 
     async def _bring_back(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
         record = live.record
         await self._approvals.review()  # what was asked before it stopped is settled before anybody can ask again
         await self._parts.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
-        kept = merge_env(await self._environments.recall(live.sandbox), plain)
+        kept = merge_env(await self._parts.environments.recall(live.sandbox), plain)
         _check_variables(live, kept)
         checks.check_size_of_env(merge_env(kept, secret))
         if plain:
-            await self._environments.keep(live.sandbox, kept)
-        async with self._creation.builds.take(live.payer):
+            await self._parts.environments.keep(live.sandbox, kept)
+        async with self._builder.builds.take(live.payer):
             with translated("starting the sandbox"):
-                await self._parts.engine.start(live.sandbox, self._creation.describe(record))
+                await self._parts.engine.start(live.sandbox, describe_sandbox(record))
                 sandbox, place = await self._parts.engine.attach(live.sandbox)
             await prepare_state(sandbox)
         env = merge_env(kept, secret)
@@ -175,9 +171,9 @@ def _names(env: Variables) -> tuple[str, ...]:
 
 
 async def _let_finish(live: Live, *phases: Phase) -> None:
-    """What is under way, whoever began it."""
-    while live.phase in phases and live.moving is not None and not live.moving.done():
-        await wait_done(live.moving)
+    """Waits for the step that is under way, whichever caller began it."""
+    while live.phase in phases and live.step is not None and not live.step.done():
+        await wait_done(live.step)
 
 
 def _check_persistent(live: Live) -> None:

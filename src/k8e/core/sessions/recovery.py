@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from k8e.core.egress.egress import Egress
+from k8e.core.environment import recall_env
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Phase, Status
@@ -17,22 +18,11 @@ from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
 from k8e.core.runs.endings import Endings, put_away
 from k8e.core.runs.outcome import record_outcome
-from k8e.core.sessions.environments import Environments
-from k8e.core.sessions.live import Live, Registry
-from k8e.core.sessions.provisioning import recall_env
-from k8e.core.sessions.sessions import (
-    ABANDONED,
-    DESTROYED,
-    FINISHED,
-    LOST,
-    NOT_ADOPTED,
-    PARENT_ENDED,
-    STOPPED,
-    UNRESPONSIVE,
-    Opened,
-    Sessions,
-    describe_end,
-)
+from k8e.core.sessions import ends
+from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord, SessionRecord
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translated
@@ -61,21 +51,21 @@ class Recovery:
         parts: Parts,
         sessions: Sessions,
         registry: Registry,
+        lifecycle: Lifecycle,
         *,
         endings: Endings,
         background: Background,
         egress: Egress,
         pool: Pool,
-        environments: Environments,
     ) -> None:
         self._parts = parts
         self._sessions = sessions
         self._registry = registry
+        self._lifecycle = lifecycle
         self._endings = endings
         self._background = background
         self._egress = egress
         self._pool = pool
-        self._environments = environments
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def recover(self) -> None:
@@ -85,7 +75,7 @@ class Recovery:
             session = record.session
             if session.phase is Phase.DESTROYED:
                 name = session.owner, session.tenant, session.session_id
-                self._registry.remember_end(name, describe_end(record.reason))
+                self._registry.remember_end(name, ends.describe_end(record.reason))
                 continue
             lives.append(await self._restore(record))
         with translated("listing the sandboxes that there are"):
@@ -101,7 +91,7 @@ class Recovery:
                 await self._parts.store.trust()
             except Fault as error:
                 warn("marker_stays", cause=error.detail)  # the next daemon keeps what it could remove
-        await self._environments.forget_others({live.sandbox for live in self._registry})
+        await self._parts.environments.forget_others({live.sandbox for live in self._registry})
         self._parts.metrics.sessions.value = len(self._registry)
         note("recovered", sessions=len(self._registry), orphans=len(orphans))
 
@@ -118,8 +108,7 @@ class Recovery:
             # Times of another boot say nothing. Restarting counts as a use, so that nothing expires by mistake.
             record = replace(record, boot=clock.boot, used_at=clock.monotonic())
             await self._parts.store.rebase(record.sandbox, record.boot, record.used_at)
-        live = Live(record, clock, parent=self._registry.get(record.parent_sandbox))
-        live.stored = True
+        live = Live(record, clock, parent=self._registry.get(record.parent_sandbox), stored=True)
         self._registry.add(live)
         return live
 
@@ -141,28 +130,28 @@ class Recovery:
         if live.ending is not None:
             await wait_done(live.ending)  # with its parent
         elif live.phase is Phase.CREATING:
-            await self._end(live, ABANDONED)
+            await self._end(live, ends.ABANDONED)
         elif live.phase is Phase.DESTROYING:
-            await self._end(live, live.record.reason or DESTROYED)
+            await self._end(live, live.record.reason or ends.DESTROYED)
         elif live.record.fleeting:
-            await self._end(live, FINISHED)  # whoever waited for its command is gone with the daemon that ran it
+            await self._end(live, ends.FINISHED)  # whoever waited for its command is gone with the daemon that ran it
         elif live.record.parent_sandbox and (live.parent is None or not live.parent.usable):
-            await self._end(live, PARENT_ENDED)
+            await self._end(live, ends.PARENT_ENDED)
         elif not exists:
-            await self._end(live, LOST)
+            await self._end(live, ends.LOST)
         elif live.phase in (Phase.STOPPING, Phase.STARTING):
-            await wait_done(self._sessions.halt(live, live.record.reason or STOPPED))
+            await wait_done(self._lifecycle.halt(live, live.record.reason or ends.STOPPED))
         elif not live.stopped:
             await self._adopt(live)
 
     async def _end(self, live: Live, reason: str) -> None:
         # A failure is in the log, and tried again as part of the upkeep.
-        await wait_done(self._sessions.end(live, reason))
+        await wait_done(self._lifecycle.end(live, reason))
 
     async def _adopt(self, live: Live) -> None:
         # Asked first: dialling an agent that is dead takes its time.
         if not (await self._sessions.examine(live)).alive:
-            await wait_done(self._sessions.give_up(live, LOST))
+            await wait_done(self._lifecycle.give_up(live, ends.LOST))
             return
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -171,7 +160,7 @@ class Recovery:
             # Nobody could use it as it was meant to be.
             warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
             silent = isinstance(error, LinkError | TimeoutError)
-            await wait_done(self._sessions.give_up(live, UNRESPONSIVE if silent else NOT_ADOPTED))
+            await wait_done(self._lifecycle.give_up(live, ends.UNRESPONSIVE if silent else ends.NOT_ADOPTED))
             return
         # It answers, and stays, however long its commands take to end: callers wait for that only for a while.
         ending = self._parts.tasks.spawn(self._match_runs(left))
@@ -182,7 +171,7 @@ class Recovery:
         # Before anything else: what runs in there must not have more than the record says for longer than need be.
         await self._egress.restore(live)
         if live.session.env_keys:
-            live.env = await recall_env(opened.sandbox)
+            live.recall(await recall_env(opened.sandbox))
         commands = {info.id: info for info in await opened.sandbox.commands()}
         runs = []
         # All of it is asked before callers are served: what they start is none of this.

@@ -8,7 +8,7 @@ import pytest
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, SessionSpec
-from k8e.core.sessions.shaping import MAX_HIDDEN, MAX_KEPT, MAX_MOUNTS, MAX_PART, MAX_STEPS, check_shape
+from k8e.core.sessions.mounts import MAX_HIDDEN, MAX_KEPT, MAX_MOUNTS, MAX_PART, MAX_STEPS, check_shape
 from k8e.core.translation import translate
 from k8e.engine import PLAIN, Mount, MountRefused, Shape
 from tests.core.rig import ALICE, Rig, fault

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from k8e.core.access.access import Payer
-from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE
+from k8e.core.parts import Parts
 from k8e.core.pool.memory import SystemMemory
 from k8e.core.sessions.live import Live
-from k8e.engine import Limits
+from k8e.core.sessions.registry import Registry
 from k8e.profiles.text import describe_amount
-from k8e.settings import QuotasSettings
 
 _SOON: Final = 1.0  # commands and sessions end when they end; this is when to look again
 _LATER: Final = 10.0
@@ -59,10 +58,11 @@ def _halve(size: int) -> int:
 
 
 class Quotas:
-    def __init__(self, settings: QuotasSettings, clock: Clock) -> None:
-        self._settings = settings
+    def __init__(self, parts: Parts, registry: Registry) -> None:
+        self._settings = parts.settings.quotas
+        self._clock = parts.clock
+        self._registry = registry
         self._share: TenantShare | None = None
-        self._clock = clock
         self._runs: collections.Counter[Payer] = collections.Counter()
         # When the payer will have the full number of creations again: all that has to be remembered of a rate.
         self._full_at: dict[Payer, float] = {}
@@ -80,9 +80,10 @@ class Quotas:
             return 0, ""
         return getattr(self._share, name), f"a tenant of the gateway has {_SHARES[name]} unless the settings say more"
 
-    def check_session(self, payer: Payer, limits: Limits, sessions: Iterable[Live]) -> None:
+    def check_session(self, new: Live) -> None:
         """Whether there may be one more. Counts it, where it is the rate that counts."""
-        theirs = [live for live in sessions if live.payer == payer]
+        payer, limits = new.payer, new.session.limits
+        theirs = [live for live in self._registry if live.payer == payer]
         most = self._settings.sessions
         if most and len(theirs) >= most:
             raise _exhausted("too_many_sessions", f"you have {most} sessions already", _LATER, "sessions")
@@ -91,12 +92,14 @@ class Quotas:
         if room and disk > room:
             error = _describe_sum("disk", disk, room)
             raise _exhausted("too_much_disk", error, _LATER, "disk", origin)
-        self.check_start(payer, limits, theirs)
+        self.check_start(new)
         self._count_creation(payer)
 
-    def check_start(self, payer: Payer, limits: Limits, others: Iterable[Live]) -> None:
+    def check_start(self, new: Live) -> None:
         """Whether one more may run. Those that are stopped take no processor and no memory."""
-        theirs = [live.session.limits for live in others if live.payer == payer and not live.stopped]
+        payer, limits = new.payer, new.session.limits
+        others = [live for live in self._registry if live is not new and live.payer == payer]
+        theirs = [live.session.limits for live in others if not live.stopped]
         cpus = sum(one.cpus for one in theirs) + limits.cpus
         most, origin = self._most(payer, "cpus")
         if most and cpus > most + 1e-9:
@@ -128,10 +131,10 @@ class Quotas:
         if len(self._full_at) > 1000:
             self._full_at = {one: at for one, at in self._full_at.items() if at > now}
 
-    def take_run(self, payer: Payer, sessions: Iterable[Live]) -> Callable[[], None]:
+    def take_run(self, payer: Payer) -> Callable[[], None]:
         """One more run, until what is returned is called. Those in the background are counted by their sessions."""
         if most := self._settings.concurrent_runs:
-            background = sum(len(live.background) for live in sessions if live.payer == payer)
+            background = sum(len(live.background) for live in self._registry if live.payer == payer)
             if self._runs[payer] + background >= most:
                 error = f"you have {most} runs at the same time already"
                 raise _exhausted("too_many_runs", error, _SOON, "concurrent_runs")

@@ -1,9 +1,8 @@
-"""The environments of sessions that can be stopped: part of their configuration, and so to be there at the next start,
-after a reboot too.
+"""The plain variables of persistent sessions, which have to be there at the next start, after a reboot too.
 
-Of other sessions no file of the machine has a value (provisioning.py), nor of any session's secrets. Here is what
-somebody gave as plain variables of a session that was to last: a file for each, root's alone, gone with its session.
-Files and not rows, because a database goes on having what was deleted from it.
+No file of the machine has a value of any other session (environment.py), nor any session's secrets. Each session here
+has a file of its own, which root alone can read and which is gone with the session. Files and not rows, because a
+database goes on having what was deleted from it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
-from k8e.core.sessions.provisioning import Variables, read_variables, write_variables
+from k8e.core.environment import Variables, read_variables, write_variables
 from k8e.core.store.errors import StoreFailed
 from k8e.damage import Damaged, Damages, own_directory, read_own
 
@@ -30,7 +29,7 @@ _VARIABLE: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 
 class Environments:
     def __init__(self, folder: Path | None) -> None:
-        """Without a folder nothing can be kept, and whoever needs it is told."""
+        """Without a folder nothing can be kept, and a caller who needs that is told."""
         self._folder = folder
         self.damages = Damages(folder.parent if folder else Path("/nowhere"))
 
