@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e.core.log.metrics import Metrics
-from k8e.core.log.refusal_log import BURST, EVERY, NAME, SOURCES, STRANGERS_BURST, SUMMARY, RefusalLog
+from k8e.core.log.refusal_log import BURST, EVERY, NAME, PEERS_BURST, SOURCES, SUMMARY, RefusalLog
 from k8e.engine import Refusal
 from k8e.settings import AuditSettings, Settings
 from tests.core.rig import ALICE, ManualClock, open_rig
@@ -52,16 +52,16 @@ async def test_a_sandbox_that_asks_for_ever_pushes_nobody_out(folder: Path) -> N
 async def test_strangers_have_a_rate_each_and_one_together(tmp_path: Path) -> None:
     clock = ManualClock()
     log = RefusalLog(tmp_path / "audit.log", AuditSettings(), Metrics(), clock)
-    for number in range(3 * STRANGERS_BURST):
+    for number in range(3 * PEERS_BURST):
         source = f"192.0.2.{number % 200}"
-        log.note("access_refused", source, {"source": source}, stranger=True, call="Login")
+        log.note("access_refused", source, {"source": source}, peer=True, call="Login")
     log.note("refused", "sandbox", {"sandbox": "one"}, host="a.test")
     clock.advance(SUMMARY)
     log.review()
     await log.close()
     lines = read(tmp_path, NAME)
-    assert count(lines, "access_refused") == STRANGERS_BURST
-    assert sum(line["count"] for line in lines if line["event"] == "access_refused_more") == 2 * STRANGERS_BURST
+    assert count(lines, "access_refused") == PEERS_BURST
+    assert sum(line["count"] for line in lines if line["event"] == "access_refused_more") == 2 * PEERS_BURST
     assert count(lines, "refused") == 1, "a sandbox's lines are not the strangers' to use up"
 
 
@@ -90,7 +90,7 @@ async def test_a_source_that_calms_down_has_lines_again(tmp_path: Path) -> None:
 async def test_strangers_take_no_place_of_a_sandbox(tmp_path: Path) -> None:
     log = RefusalLog(tmp_path / "audit.log", AuditSettings(), Metrics(), ManualClock())
     for number in range(SOURCES + 1):
-        log.note("access_refused", f"address-{number}", {"source": f"address-{number}"}, stranger=True, call="Login")
+        log.note("access_refused", f"address-{number}", {"source": f"address-{number}"}, peer=True, call="Login")
     for number in range(2):
         log.note("refused", f"sandbox-{number}", {"sandbox": f"sandbox-{number}"}, host="a.test")
     await log.close()

@@ -32,7 +32,7 @@ MAX_SIGNAL: Final = 64
 MAX_SIDE: Final = 0xFFFF  # of a terminal
 MAX_LABELS: Final = 32
 MAX_LABEL_BYTES: Final = 16 << 10
-MAX_WORDS: Final = 2000  # characters of what people are asked, and of what they say
+MAX_WORDS: Final = 2000  # characters of what a person is asked, and of the answer
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
@@ -43,7 +43,7 @@ HOST: Final = "host"  # the machine's own toolchain
 BASE: Final = "k8e/base"  # what is built here
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 
-# Below these nothing starts; above them somebody mistook the unit.
+# Below these nothing starts; above them the caller mistook the unit.
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "cpus": (0.01, 1024),
     "memory": (16 << 20, 1 << 44),
@@ -68,7 +68,7 @@ def check_name(field: str, value: object) -> str:
 
 
 def check_caller(caller: Caller) -> None:
-    """Doors make parts of a tenant (access.py), and nobody else can."""
+    """A tenant may have a part (access.py): doors make it, and no user can name it."""
     tenant, slash, part = caller.tenant.partition("/")
     if tenant or slash:
         check_name("tenant", tenant)
@@ -89,8 +89,8 @@ def check_approval_id(value: object) -> str:
 
 
 def check_words(field: str, value: object, *, empty: bool) -> str:
-    """Text that a person decides by, as it is kept and shown everywhere: what a terminal would act on, or what hides or
-    reorders other characters, stands there as its escape."""
+    """Text that a person decides by, as it is kept and shown everywhere: characters that a terminal acts on, or that
+    hide or reorder others, stand there as escapes."""
     if not isinstance(value, str):
         refuse(field, "must be a string")
     if len(value) > MAX_WORDS:
@@ -106,7 +106,7 @@ def _escape(letter: str) -> str:
 
 
 def encode(field: str, value: object) -> bytes:
-    """What a command line or JSON brought, as the bytes that were meant: undecodable ones come back as they were."""
+    """The bytes of a string from a command line or JSON: undecodable ones come back as they were."""
     if not isinstance(value, str):
         refuse(field, "must be a string")
     try:
@@ -181,7 +181,7 @@ def check_env(field: str, env: Mapping[str, object]) -> tuple[tuple[bytes, bytes
 
 
 def check_size_of_env(env: Sequence[tuple[bytes, bytes]]) -> None:
-    """Of what was checked in parts."""
+    """The size of all variables together, which were checked in parts."""
     if len(env) > MAX_ENV_KEYS:
         refuse("env", f"has {len(env)} variables with the secrets, the limit is {MAX_ENV_KEYS}")
     size = sum(len(name) + len(value) + 2 for name, value in env)
@@ -198,7 +198,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def check_memory(runtime: Runtime, limits: Limits) -> None:
-    """What a runtime needs that was not known when the limits were looked at."""
+    """The least memory of a runtime, which is chosen after the limits were checked."""
     lowest = _MEMORY.get(runtime, 0)
     if limits.memory < lowest:
         cause = f"must be at least {describe_amount('memory', lowest)} with the runtime {runtime.value}"

@@ -207,8 +207,8 @@ class SandboxService(Protocol):
         """A door listens beyond loopback: from now on tenants have quotas where the settings say nothing."""
 
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
-        """A door refused a call: for the log of refusals. `who` is what is known of the caller, `source` is where a
-        stranger comes from."""
+        """A door refused a call: for the log of refusals. `who` is what is known of the caller, `source` is the
+        address of an unauthenticated peer."""
 
 
 class WholeService(SandboxService, Protocol):

@@ -49,7 +49,7 @@ class Files:
         append: bool,
         permissions: int | None = None,
     ) -> int:
-        """Of any size. What was there stays until the last piece has come, unless it is appended to."""
+        """Of any size. The old content stays until the last piece has come, unless `append` is set."""
         target = checks.check_path("path", path)
         checks.check_number("permissions", permissions or 0, 0, 0o777)
         opened = await self._sessions.open(caller, session_id)
@@ -90,7 +90,7 @@ class Files:
 
     @call("tree")
     async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
-        """What is there, and everything below it, by names that begin there."""
+        """The entry at the path, and everything below it by relative names."""
         top = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
         identity = opened.place.file_owner
@@ -120,7 +120,7 @@ class Files:
 
 
 class _Counted:
-    """Pieces on their way, and how much they were."""
+    """Passes pieces on and counts their bytes."""
 
     def __init__(self, pieces: AsyncIterable[bytes]) -> None:
         self.size = 0

@@ -1,9 +1,9 @@
-"""Whose images are whose. The engine knows images by their digests; what a name means is a matter of who says it.
+"""Images by name: who owns which. The engine knows images by their digests; what a name means depends on its owner.
 
-A name belongs to whoever pulled or imported it: a user of this machine, or a tenant of the gateway. That somebody else
-pulled a private image with their password gives nobody else a way to it, though the engine has it; whoever may have it
-pulls it too, which costs a question to the registry. `k8e/base`, which root builds out of the distribution's packages,
-is everybody's.
+A name belongs to the payer who pulled or imported it: a user of this machine, or a tenant of the gateway. A private
+image that one payer pulled with a password is not open to others, though the engine has it; another payer who may have
+it pulls it too, which costs one request to the registry. `k8e/base`, which root builds out of the distribution's
+packages, is shared by all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from k8e.engine import EngineError
 from k8e.engine.images import Credentials, Image, Report
 from k8e.engine.reference import InvalidReference, parse_reference
 
-_EVERYBODY: Final = Payer(0, "")  # whose is what everybody has
+_SHARED: Final = Payer(0, "")  # the owner of what all may use
 _AT_ONCE: Final = 4  # pulls and imports of one payer
 
 _REASONS: Final[Mapping[str, tuple[Kind, str]]] = {
@@ -100,9 +100,9 @@ class Images:
     @call("build_base")
     async def build_base(self, caller: Caller, report: Report) -> NamedImage:
         require_scope(caller, Scope.ADMIN)
-        with self._turn(_EVERYBODY), translated(f"building {BASE}"):
+        with self._turn(_SHARED), translated(f"building {BASE}"):
             image = await self._do(self._engine.images.build_base(report))
-        return await self._keep(caller, _EVERYBODY, BASE, image, "image_built")
+        return await self._keep(caller, _SHARED, BASE, image, "image_built")
 
     def _admit(self, caller: Caller, tenant: str) -> Payer:
         if caller.uid == REMOTE:
@@ -124,7 +124,7 @@ class Images:
     # Asking
 
     async def resolve(self, owner: int, tenant: str, name: str) -> str:
-        """What a session of that name is made of: the digest, or `host`."""
+        """The digest of the image that a session is made of, or `host`."""
         canonical = checks.check_image(name)
         if canonical == HOST:
             return HOST
@@ -158,10 +158,10 @@ class Images:
 
     async def _find(self, payer: Payer, name: str) -> ImageRecord | None:
         if name == BASE:
-            return await self._store.find_image(*_EVERYBODY, BASE)
+            return await self._store.find_image(*_SHARED, BASE)
         found = await self._store.find_image(payer.owner, payer.tenant, name)
         if found is None and name.startswith("sha256:"):
-            base = await self._store.find_image(*_EVERYBODY, BASE)
+            base = await self._store.find_image(*_SHARED, BASE)
             found = base if base is not None and base.digest == name else None
         return found
 
@@ -214,7 +214,7 @@ class Images:
             return await self._engine.images.retain(named | made)
 
     def _users(self, record: ImageRecord) -> Sequence[str]:
-        """Sessions of the same payer; everybody's, of what is everybody's."""
+        """The sessions of the same payer that are made of it; of the shared image, all."""
         return sorted(
             live.session_id
             for live in self._registry
@@ -275,7 +275,7 @@ class Images:
         return task.result()
 
     async def close(self) -> None:
-        """What is under way is stopped; what was downloaded of it is kept."""
+        """Stops what is under way; what was downloaded of it is kept."""
         await stop(*self._tasks)
 
 
@@ -309,7 +309,7 @@ def _check_own_name(name: str) -> str:
 
 
 def _name_by_archive(names: Sequence[str]) -> str:
-    """The archive is somebody's; what it calls itself counts only as far as its owner could have said it."""
+    """The name that the archive says, if its owner could have given it."""
     for name in names:
         try:
             # Some tools write only the tag.

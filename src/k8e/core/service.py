@@ -69,7 +69,7 @@ class Service:
         pool: PoolSettings | None = None,  # None: nothing is made ahead
         memory: Memory | None = None,
         audit_file: Path | None = None,
-        environments: Path | None = None,  # where sessions that last keep theirs
+        environments: Path | None = None,  # where persistent sessions keep theirs
     ) -> None:
         clock, metrics, settings = clock or SystemClock(), Metrics(), settings or Settings()
         self._state = audit_file.parent if audit_file else None
@@ -147,17 +147,17 @@ class Service:
         self._tell_damages()
 
     def _tell_damages(self) -> None:
-        """Of files of the state directory, in whichever room they were found."""
+        """Logs the damaged files of the state directory that any room has found."""
         of_engine, of_store = self._parts.engine.damages(), self._parts.store.damages.take()
         self.audit.note_damages((*of_engine, *of_store, *self._parts.environments.damages.take()))
 
     def keep_up(self, seconds: float = UPKEEP_SECONDS) -> None:
-        """Begins to look after things in the background."""
+        """Begins the upkeep in the background."""
         self._creation.prewarm()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(seconds))
 
     async def close(self) -> None:
-        """Ends what somebody waits for; sandboxes and background runs live on. The store is its owner's to close."""
+        """Ends foreground runs; sandboxes and background runs live on. The store is for its owner to close."""
         if self._upkeep is not None:
             await stop(self._upkeep)
         await self._pool.close()
@@ -203,7 +203,7 @@ class Service:
         await self._pool.review()
 
     async def expire(self) -> Sequence[str]:
-        """Ends what nobody has used for longer than its ttl. A command that runs is a use."""
+        """Ends sessions that were not used for longer than their ttl. A command that runs is a use."""
         active = [live for live in self._registry if live.usable and live.background]
         # A collection that is under way may wait for an agent that does not answer.
         idle = [live for live in active if not live.background.collecting.locked()]
@@ -242,4 +242,4 @@ class Service:
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         about = {"caller": who[:100], **({"source": source[:100]} if source else {})}
         origin = source or who
-        self._parts.refusals.note("access_refused", origin, about, stranger=bool(source), call=call[:100], code=code)
+        self._parts.refusals.note("access_refused", origin, about, peer=bool(source), call=call[:100], code=code)

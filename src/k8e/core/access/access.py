@@ -1,11 +1,12 @@
 """Who may see and do what. The doors say who calls; every rule about it is here. Pure.
 
-Sessions belong to an owner, a user of this machine or REMOTE, and to a tenant. Users of this machine know their own by
-their uid and give tenants whatever names they like; whoever comes with an API key knows their tenant's. The two never
-meet: a tenant of the gateway and a local user's tenant of the same name are different things.
+A session belongs to an owner, a user of this machine or REMOTE, and to a tenant. A user of this machine sees the
+sessions of their uid and names tenants freely; a caller with an API key sees the sessions of the key's tenants. The two
+never meet: a tenant of the gateway and a local user's tenant of the same name are different things.
 
-A tenant has parts, `tenant/part`: what is one agent's, of several that come with the same key. No user can write such a
-name. Whoever has the tenant sees its parts and pays for them; who is confined to a part sees nothing else.
+A tenant has parts, `tenant/part`: the sessions of one AI agent, of several that come with the same key. No user can
+write such a name. A caller with the tenant sees its parts and pays for them; a caller confined to a part sees nothing
+else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _RANKS: Final[Mapping[Scope, int]] = {Scope.RUN: 0, Scope.OPERATOR: 1, Scope.ADM
 
 
 class Payer(NamedTuple):
-    """On whose account something goes: quotas and turns are counted by this."""
+    """Quotas and turns are counted for each payer."""
 
     owner: int
     tenant: str
@@ -43,7 +44,7 @@ def may_see(caller: Caller, owner: int, tenant: str) -> bool:
 
 
 def find_scope(caller: Caller) -> Scope:
-    """Root of this machine needs no key to be its admin."""
+    """Root of this machine is its admin without a key."""
     return Scope.ADMIN if sees_all(caller) else caller.scope
 
 
@@ -55,7 +56,7 @@ def require_scope(caller: Caller, scope: Scope) -> None:
             "scope_missing",
             f"this needs the scope {scope.value}",
             detail=f"the caller has {held.value}",
-            hint=f"Use a key with the scope {scope.value}, or ask somebody who has one.",
+            hint=f"Use a key with the scope {scope.value}, or ask for one.",
         )
 
 

@@ -1,7 +1,7 @@
-"""API keys and certificates: who may have them, and whom a certificate stands for at this moment.
+"""API keys and certificates: who may have them, and which caller a certificate stands for at this moment.
 
-A key that is revoked or has expired takes its certificates with it: every call asks here anew, and whoever serves calls
-is told at once (`watch`). Loading the cryptography takes a while, so nothing is opened before somebody needs it.
+A key that is revoked or has expired takes its certificates with it: doors ask here at every call, and are told at once
+(`watch`). Loading the cryptography takes a while, so it is loaded when the first caller needs it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Somebody who was let in, and until when."""
+    """An authenticated caller, and until when."""
 
     caller: Caller
     identity: str
@@ -74,17 +74,17 @@ class Keys:
         self._told = False  # that it is damaged
 
     def watch(self, callback: Callable[[str], None]) -> None:
-        """Called with an identity when it is worth nothing any more."""
+        """`callback` is called with an identity when its key is deleted."""
         self._watchers.append(callback)
 
     @property
     def authority_file(self) -> Path:
-        """The CA's certificate, for everybody."""
+        """The CA's certificate, which every user may read."""
         return self._directory / "ca.crt"
 
     @property
     def in_use(self) -> bool:
-        """There are keys, and so somebody may come with one."""
+        """Whether there are keys."""
         return (self._directory / "keys.json").exists()
 
     async def open(self) -> tuple[Authority, Register]:
@@ -108,7 +108,7 @@ class Keys:
     # Keys
 
     async def create(self, caller: Caller, spec: KeySpec) -> tuple[KeyRecord, str]:
-        """What is kept of it, and the key itself."""
+        """The record of the key, and the key itself."""
         from k8e.identity.api_key import ApiKey
         from k8e.identity.register import MAX_KEYS, KeyRecord
 
@@ -140,7 +140,7 @@ class Keys:
         return (await self.open())[1].living()
 
     async def delete(self, caller: Caller, name: str) -> None:
-        """From the moment this returns, and on connections that are open, it is worth nothing."""
+        """When this returns, the key and its certificates are refused, also on connections that are open."""
         from k8e.identity.authority import KEY_SCHEME
 
         require_scope(caller, Scope.ADMIN)
@@ -156,14 +156,14 @@ class Keys:
     # Certificates
 
     async def login(self, key_id: str, request: str, signature: bytes) -> Certificate:
-        """For whoever proves that they have the key."""
+        """A certificate for a caller who proves possession of the key."""
         from k8e.identity.api_key import state_login, verify_login
         from k8e.identity.authority import KEY_SCHEME
 
         authority, register = await self.open()
         content = _read_request(request)
         record = register.find(key_id)
-        # A key that there is not is verified like one that there is: an answer tells nothing about which ids exist.
+        # An unknown key is verified like a known one: the answer does not tell which ids exist.
         public = bytes.fromhex(record.public) if record else authority.fingerprint
         statement = state_login(authority.fingerprint, bytes.fromhex(record.key_id) if record else bytes(8), content)
         if not verify_login(public, signature, statement) or record is None:
@@ -174,8 +174,8 @@ class Keys:
         return certificate
 
     async def renew(self, identity: str, request: str) -> Certificate:
-        """For the holder of a key whose certificate is still good. A local user proves at the unix socket, every day
-        anew, that the socket is still open to them."""
+        """A new certificate for the holder of one that is still valid. A local user has to prove every day, at the unix
+        socket, that the socket is still open to them."""
         from k8e.identity.authority import USER_SCHEME
 
         await self.open()
@@ -186,7 +186,7 @@ class Keys:
         return await self._certify(identity, request)
 
     async def login_local(self, caller: Caller, request: str) -> Certificate:
-        """For a user of this machine, whom the kernel knows."""
+        """A certificate for a user of this machine, whom the kernel has authenticated."""
         from k8e.identity.authority import USER_SCHEME
 
         await self.open()
@@ -205,7 +205,7 @@ class Keys:
         return Certificate(issued.decode(), authority.certificate.decode(), expires, caller)
 
     def admit(self, certificate: bytes) -> Admission:
-        """Whom a certificate (PEM) that TLS has verified stands for now. `open` must have been called."""
+        """The caller of a certificate (PEM) that TLS has verified. `open` must have been called."""
         from k8e.identity.authority import USER_SCHEME
 
         if self._opened is None:
@@ -221,7 +221,7 @@ class Keys:
         return Admission(caller, peer.identity, min(peer.expires, end))
 
     async def admit_bearer(self, text: str) -> Admission:
-        """Whom an API key stands for that was sent as it is, over a connection that nobody else can read."""
+        """The caller of an API key that was sent as it is, over an encrypted connection."""
         from k8e.identity.api_key import ApiKey, BadKey
         from k8e.identity.authority import KEY_SCHEME
 
@@ -243,7 +243,7 @@ class Keys:
         return Admission(caller, identity, expires)
 
     def _resolve(self, identity: str) -> tuple[Caller, float]:
-        """Who it is, and until when."""
+        """The caller of an identity, and until when."""
         from k8e.identity.authority import KEY_SCHEME, USER_SCHEME
 
         assert self._opened is not None

@@ -1,12 +1,12 @@
-"""Whether two processes of this machine belong together: whoever asked for an approval must not give it.
+"""Whether two processes of this machine belong together: the process that asked for an approval must not answer it.
 
-Another process id proves nothing, since an agent can start as many processes as it likes. What belongs to the one who
-asked is its circle: the process itself and its ancestors, up to and with the login session that has a terminal (the
-shell in which somebody started the agent); without a terminal up to the process manager. Whoever descends from
-the circle, or shares a session with it, belongs to it. Two terminals that one person has opened do not:
-what they have in common is the program that shows them, above both sessions.
+Another process id proves nothing, since an AI agent can start as many processes as it likes. So the process that asked
+has a circle: itself and its ancestors, up to and with the login session that has a terminal (the shell in which the
+agent was started); without a terminal up to the process manager. A process that descends from the circle, or shares a
+session with it, belongs to it. Two terminals that one person has opened do not: what they have in common is the program
+that shows them, above both sessions.
 
-Processes of one user can hide this (docs/approvals.md says how); it is no boundary against somebody who tries to.
+Processes of one user can hide this (docs/approvals.md says how); it is no boundary against a program that tries to.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Process:
     started: int  # in the kernel's ticks: a pid alone may be used again
     session: int
     terminal: int  # 0: none
-    manager: bool  # of all processes, or all of a user's: everybody's ancestor, and nobody's relative
+    manager: bool  # the ancestor of all processes, or of all of a user's, which therefore relates none
 
 
 Lineage = tuple[Process, ...]  # a process, its parent and so on; empty: not known
 
 
 def read_lineage(pid: int, proc: Path = Path("/proc")) -> Lineage:
-    """As it is now. What the kernel does not show to the end is not known at all."""
+    """The lineage of a process now; empty where the kernel does not show all of it."""
     found: list[Process] = []
     while pid:
         try:

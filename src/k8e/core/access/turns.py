@@ -1,5 +1,7 @@
-"""Whose turn it is. Where everybody waits for the same few places, each payer has a queue of their own, and the queues
-take turns: who asks a thousand times waits behind themselves and holds up nobody else."""
+"""Turns: where callers wait for the same few places, each payer has a queue, and the queues take turns.
+
+A payer who asks a thousand times waits behind themselves and delays no other payer.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Turns:
         return _BriefPlace(self, payer, seconds)
 
     async def acquire(self, payer: Payer) -> None:
-        """For whoever gives it back elsewhere: `release`."""
+        """The place is taken until `release`."""
         if self._take_free(payer):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,7 +64,7 @@ class Turns:
         return True
 
     def is_wanted(self, payer: Payer) -> bool:
-        """Whether somebody else waits who could have a place that this one gives back."""
+        """Whether another payer waits who could have a place that this one gives back."""
         return any(one != payer and self._held[one] < self._each for one in self._queues)
 
     def _grant(self, payer: Payer) -> None:

@@ -1,12 +1,12 @@
-"""Questions to a person: asked for a session, answered by somebody else than whoever asked, settled exactly once.
+"""Approvals: asked for a session, answered by another caller than the one who asked, settled exactly once.
 
-Somebody else is another user of the machine who may see the session (that is root), or another API key that may answer
+Another caller is another user of the machine who may see the session (that is root), or another API key that may answer
 for people: what a program of the asking user cannot make. A process, a session, a terminal it can make, so they count
 only where the settings say so (`same_user`), and then only if they have nothing to do with the process that asked
 (lineage.py). A program inside a sandbox reaches no door at all.
 
-Questions are on record before anybody hears of them: a new daemon goes on with them, and who waited can ask again.
-Deadlines count on the clock that never jumps. Nothing is approved by time passing.
+An approval is on record before its caller hears of it: a new daemon goes on with it, and a caller who waited can ask
+again. Deadlines count on the clock that never jumps. Nothing is approved by time passing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ELSEWHERE: Final = (
 
 
 def check_answerer(asked: ApprovalRecord, caller: Caller, lineage: Lineage, *, same_user: bool) -> None:
-    """Whether this caller may answer. Pure; that they may see the question has been decided before."""
+    """Raises unless this caller, who may see the approval, may answer it. Pure."""
     if caller.label == asked.asker:
         if caller.uid == REMOTE:
             hint = "Answer with another key, of scope operator."
@@ -93,7 +93,7 @@ class Approvals:
         await self.review()
 
     def close(self) -> None:
-        """Whoever waits hears how things stand; the next daemon knows the rest."""
+        """Callers who wait hear how their approvals stand; the next daemon knows the rest."""
         self._closing = True
         for events in self._watchers.values():
             for event in events:
@@ -226,14 +226,14 @@ class Approvals:
         self._pending = {one: sandbox for one, sandbox in self._pending.items() if sandbox in living}
 
     async def _review(self, record: ApprovalRecord) -> ApprovalRecord:
-        """Once somebody was told that it is over, that is on record, and the reason stays what it was."""
+        """Puts on record what time or the end of a session has settled: what one caller was told stays true."""
         judged = self._judge(record)
         if judged.status is record.status:
             return record
         try:
             if await self._store.settle_approval(judged):
                 self._parts.audit.note("approval_lapsed", **_describe(judged), verdict=judged.status.value)
-            else:  # somebody was a moment faster
+            else:  # it was answered a moment before
                 judged = await self._store.find_approval(record.approval_id) or judged
         except Fault as fault:
             warn("approval_not_settled", approval=record.approval_id, detail=fault.detail)
@@ -246,7 +246,7 @@ class Approvals:
             event.set()
 
     async def _find(self, caller: Caller, approval_id: str) -> ApprovalRecord:
-        """As it stands. What is somebody else's is not there."""
+        """The approval as it stands. One that the caller may not see is answered as if it were not there."""
         checks.check_caller(caller)
         record = await self._store.find_approval(checks.check_approval_id(approval_id))
         if record is None or not may_see(caller, record.owner, record.tenant):

@@ -1,1 +1,1 @@
-"""What sessions may reach, and what they were refused."""
+"""Which hosts sessions may reach, and what they were denied."""

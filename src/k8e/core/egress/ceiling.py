@@ -1,9 +1,9 @@
-"""What a caller from the gateway may put on a list of hosts at most (`gateway_hosts` of `[egress]`).
+"""The ceiling: the widest list of hosts that a caller from the gateway may set (`gateway_hosts` of `[egress]`).
 
-A local user could reach the machine's private network anyway; who comes with an API key could not, and must not come to
-it through a sandbox. What the administrator gives to every session that says nothing is not beyond it, nor is what the
-session has already. A child is held by its parent (children.py), and names that lead to private addresses by the
-resolver, as for all callers.
+A local user could reach the machine's private network anyway; a caller with an API key could not, and must not come to
+it through a sandbox. The usual list, which the administrator gives to every session that names none, is not beyond the
+ceiling, nor is what the session has already. A child is bounded by its parent (children.py), and names that lead to
+private addresses by the resolver, as for all callers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHOWN: Final = 10  # entries of a list, in an error
 
 
 async def find_usual_hosts(parts: Parts) -> HostList:
-    """What a session may reach that says nothing."""
+    """The list of a session whose spec names none."""
     if parts.settings.egress.allowed_hosts is not None:
         return parts.settings.egress.allowed_hosts
     with translated("finding out the usual list of hosts"):

@@ -1,8 +1,7 @@
-"""What sandboxes asked of the network and did not get: noted once, told to whoever ran something meanwhile.
+"""Denials: network access that sandboxes tried and did not get. Each is told to every run that was under way.
 
 The engine tells each refusal once. Here the recent ones of a session are kept, numbered, so that every run that was
-under way hears of them: which command it was that tried, nobody knows, and two at once are both told. Equal ones are
-one.
+under way hears of them: which command tried is not known, so of two at once both are told. Equal ones are one.
 
 Names come from inside a sandbox. They are cut and made printable before they reach a terminal or a log.
 """
@@ -59,7 +58,7 @@ class Notes:
         self._last = 0
         self._numbers: dict[Key, int] = {}  # in the order of the numbers
         self._refusals: dict[Key, Refusal] = {}
-        self._marks: WeakSet[Mark] = WeakSet()  # as long as somebody holds them
+        self._marks: WeakSet[Mark] = WeakSet()  # as long as a run holds them
 
     def mark(self) -> Mark:
         """Everything noted from now on is after it."""
@@ -105,7 +104,7 @@ def show(refusals: Sequence[Refusal], session_id: str, lost: int = 0) -> Denials
 
 
 def write_hint(refusal: Refusal, session_id: str = "") -> str:
-    """What exactly to ask for; without a session, in a list for a new one."""
+    """How to get the access: for that session, or without one for a new session."""
     closed = _REASONS.get(refusal.reason) or _find_closed(refusal)
     if closed:
         return closed

@@ -1,11 +1,11 @@
-"""What a session may reach: chosen when it is created, changed while it lives, put back in force after a crash.
+"""The list of hosts of a session: changed while the session lives, put back in force after a crash.
 
 The list stands in two places, the session's record and the kernel. The record is written first, always, and the kernel
 follows in one step, so that
 
-- nobody is told that a list is in force before both have it;
+- no caller is told that a list is in force before both have it;
 - after a crash in between, the kernel has the old list and the record the new one. While there is no daemon nothing
-  changes, so nothing opens; the next daemon puts the record's list in force before it serves anybody. Thus what was
+  changes, so nothing opens; the next daemon puts the record's list in force before it serves callers. Thus what was
   asked for is finished, and a revocation that reached the record is never forgotten. The other way round a crash could
   undo one that had already cut connections;
 - when the kernel refuses, the old list is in force, and the record is set back to it.
@@ -38,7 +38,7 @@ from k8e.policy import HostList, InvalidEntry, common, excess
 
 
 def apply_change(old: HostList, change: HostsChange) -> HostList:
-    """Pure. Taking off what is not there is an error: whoever tries believes in a list that is not this one."""
+    """Pure. To remove an entry that is not there is an error: that caller believes in another list than this one."""
     if change.hosts is not None:
         if change.add or change.remove:
             refuse("hosts", "replaces the whole list and cannot be given together with add or remove")
@@ -93,11 +93,13 @@ class Egress:
         if excess(new, old):
             await self._parts.audit.record("hosts_changing", **facts)
         else:
-            self._parts.audit.note("hosts_changing", **facts)  # nothing keeps anybody from closing something
+            self._parts.audit.note(
+                "hosts_changing", **facts
+            )  # an audit log that cannot be written must not keep a list open
 
     async def _narrow(self, child: Live, limit: HostList) -> None:
         """Takes off a child's list what its parent's will not have any more. A child with which that is not possible is
-        ended: neither does it keep what is revoked, nor does it keep anybody from revoking."""
+        ended: it neither keeps what is revoked nor prevents the revocation."""
         async with child.hosts.changing:
             old = child.session.hosts
             if child.ending is not None or not excess(old, limit):
@@ -154,8 +156,8 @@ class Egress:
             warn("hosts_not_written", session=live.session_id, sandbox=live.sandbox, detail=fault.detail)
 
     async def restore(self, live: Live) -> None:
-        """What a daemon does that finds a session: whatever the kernel has, the record's list comes into force. A
-        child's is never more than its parent's, should the former one not have come to that."""
+        """Puts the list on record in force, whatever the kernel has: for a session that an earlier daemon left. A
+        child's list is cut to its parent's, in case that daemon did not come to it."""
         if live.parent is not None and excess(live.session.hosts, live.parent.session.hosts):
             live.set_hosts(common(live.session.hosts, live.parent.session.hosts))
             await self._write_back(live, live.session.hosts)

@@ -1,8 +1,8 @@
-"""The audit log: who did what to which session, and what sandboxes were refused. JSON lines, only ever appended.
+"""The audit log: which caller did what to which session. JSON lines, only ever appended.
 
-Written in a thread of its own, many lines at once when there are many. Usually nobody waits for it, and a disk that is
-full costs lines, which is counted and said, in the log too as soon as it can be written again. With `[audit] required`
-nothing is done that is not in the log, on disk, first.
+A thread of its own writes it, many lines at once when there are many. Usually callers do not wait for it, and a disk
+that is full costs lines, which are counted, and said in the log as soon as it can be written again. With `[audit]
+required` nothing is done that is not in the log, on disk, first.
 
 Environment values, stdin, output and the content of files are never in it; code only as its length and hash, unless the
 settings ask for it.
@@ -36,7 +36,7 @@ DELAY: Final = 0.02  # so that a command does not share its moment with the writ
 @dataclass(frozen=True, slots=True)
 class _Line:
     content: bytes
-    written: asyncio.Future[None] | None = None  # somebody waits
+    written: asyncio.Future[None] | None = None  # a caller waits
 
 
 class AuditFile:
@@ -125,7 +125,7 @@ class Audit:
             self.note("state_damaged", path=each.path, cause=each.cause, aside=each.aside)
 
     def note(self, event: str, **fields: object) -> None:
-        """Nobody waits for it: for what has happened already, and for what must not be kept from happening."""
+        """Without waiting: for what has happened already, and for what must happen also without the log."""
         self._append(event, fields, None)
 
     async def record(self, event: str, **fields: object) -> None:
@@ -147,7 +147,7 @@ class Audit:
         return None
 
     def describe_run(self, spec: RunSpec) -> dict[str, object]:
-        """What of a run's code may be known."""
+        """The fields of a run's command."""
         code = b"\0".join(spec.argv) if spec.argv else spec.code.encode("utf-8", "surrogateescape")
         about: dict[str, object] = {
             "language": "argv" if spec.argv else spec.language.value,

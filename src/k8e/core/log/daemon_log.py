@@ -1,4 +1,4 @@
-"""What the daemon's log says: one line for each event, `event key=value ...`.
+"""The daemon log: one line for each event, `event key=value ...`.
 
 Ids, counts and codes; never code, output, environment or content of files.
 """

@@ -88,7 +88,9 @@ class Metrics:
         self.exec_seconds = Histogram("k8e_exec_seconds", "Wall clock of commands.")
         self.warm = Gauge("k8e_pool_warm", "Sandboxes that are ready for a session.")
         self.claims = Counter("k8e_pool_claims_total", "Sessions that asked for a sandbox, by what they got.", "start")
-        self.discards = Counter("k8e_pool_discards_total", "Warm sandboxes nobody claimed, by reason.", "reason")
+        self.discards = Counter(
+            "k8e_pool_discards_total", "Warm sandboxes that no session claimed, by reason.", "reason"
+        )
         self.refill_seconds = Histogram("k8e_pool_refill_seconds", "From deciding to make one until it is ready.")
 
     def render(self) -> str:

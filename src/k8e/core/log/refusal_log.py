@@ -1,6 +1,6 @@
-"""The log of what sandboxes and strangers were refused, beside the log of what people did.
+"""The refusal log, beside the audit log: what sandboxes and unauthenticated peers were refused.
 
-Code in a sandbox and strangers at a port cause these lines, as many as they like. So they have files of their own
+Code in a sandbox and peers at a port cause these lines, as many as they like. So they have files of their own
 (`audit-refusals.log`), which push out nothing of the audit log; and each source has a rate, beyond which its lines are
 counted instead of written. A line that ends in `_more` says how many, once a minute for each source.
 """
@@ -20,8 +20,8 @@ from k8e.settings import AuditSettings
 NAME: Final = "audit-refusals.log"
 BURST: Final = 100  # lines that one source causes at once
 EVERY: Final = 10.0  # seconds until it may cause one more
-STRANGERS_BURST: Final = 1000  # the same for all strangers together, who may have many addresses
-STRANGERS_EVERY: Final = 1.0
+PEERS_BURST: Final = 1000  # the same for all unauthenticated peers together, who may have many addresses
+PEERS_EVERY: Final = 1.0
 SUMMARY: Final = 60.0  # seconds between two counts of one source
 SOURCES: Final = 1024  # of each kind that are told apart; the others of it are one
 _OTHERS: Final = "others"
@@ -60,37 +60,38 @@ class RefusalLog:
         """`beside`: the audit log. Without it nothing is kept."""
         self._audit = Audit(beside.with_name(NAME) if beside else None, settings, metrics, clock)
         self._clock = clock
-        # Strangers, who may have many addresses, take no place of a sandbox.
+        # By whether it is a peer: those may have many addresses, and must not take the places of sandboxes.
         self._sources: dict[bool, dict[tuple[str, str], _Source]] = {False: {}, True: {}}
-        self._strangers = Rate(STRANGERS_BURST, STRANGERS_EVERY)
+        self._peers = Rate(PEERS_BURST, PEERS_EVERY)
 
     def note(
-        self, event: str, source: str, about: Mapping[str, object], *, stranger: bool = False, **fields: object
+        self, event: str, source: str, about: Mapping[str, object], *, peer: bool = False, **fields: object
     ) -> None:
-        """`about` tells the source, in its lines and in their count. Strangers have a rate together as well."""
-        now, found = self._clock.monotonic(), self._find(event, source, about, stranger)
-        if found.rate.take(now) and (not stranger or self._strangers.take(now)):
+        """`about` tells the source, in its lines and in their count. `peer`: it is an unauthenticated peer; all of
+        those have a rate together as well."""
+        now, found = self._clock.monotonic(), self._find(event, source, about, peer)
+        if found.rate.take(now) and (not peer or self._peers.take(now)):
             self._audit.note(event, **found.about, **fields)
             return
         if not found.left_out:
             found.told_at = now
         found.left_out += 1
 
-    def _find(self, event: str, source: str, about: Mapping[str, object], stranger: bool) -> _Source:
-        known = self._sources[stranger].get((event, source))
+    def _find(self, event: str, source: str, about: Mapping[str, object], peer: bool) -> _Source:
+        known = self._sources[peer].get((event, source))
         if known is None:
-            if len(self._sources[stranger]) >= SOURCES:
-                self._forget(stranger)
-            if len(self._sources[stranger]) >= SOURCES:
+            if len(self._sources[peer]) >= SOURCES:
+                self._forget(peer)
+            if len(self._sources[peer]) >= SOURCES:
                 source, about = _OTHERS, {"source": _OTHERS}
-            known = self._sources[stranger].setdefault((event, source), _Source(event, about))
+            known = self._sources[peer].setdefault((event, source), _Source(event, about))
         return known
 
-    def _forget(self, stranger: bool) -> None:
+    def _forget(self, peer: bool) -> None:
         """Those of whom nothing has to be remembered."""
         now = self._clock.monotonic()
-        self._sources[stranger] = {
-            key: each for key, each in self._sources[stranger].items() if each.left_out or not each.rate.is_whole(now)
+        self._sources[peer] = {
+            key: each for key, each in self._sources[peer].items() if each.left_out or not each.rate.is_whole(now)
         }
 
     def review(self, *, all_of_them: bool = False) -> None:

@@ -21,7 +21,7 @@ def check_run(spec: RunSpec) -> ExecSpec:
     if spec.terminal is not None:
         checks.check_terminal(spec.terminal)
         if spec.background:
-            checks.refuse("terminal", "is for commands that somebody waits for", "Leave out background.")
+            checks.refuse("terminal", "is for foreground runs", "Leave out background.")
     return ExecSpec(
         check_argv(spec),
         env,

@@ -1,8 +1,8 @@
-"""A session for one command: made for it, and gone with it.
+"""One-command sessions: a session that is made for one command and ends with it.
 
-One request brings both, so that there is no moment at which a session waits for somebody who is gone already. That it
-is for one command is on record before the sandbox exists: whichever daemon finds such a session after a crash removes
-it. Who waited has the result when the command has ended; the sandbox is taken down after that, and counts until then.
+One request brings both, so that no session waits for a caller who is gone already. That it is for one command is on
+record before the sandbox exists: a daemon that finds such a session after a crash removes it. The caller has the result
+when the command has ended; the sandbox is taken down after that, and counts until then.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry
 from k8e.core.tasks import wait_first
 
-# Sandboxes of one payer that are being taken down, before the next is made: who starts more than can be cleared away
-# waits, instead of running into a quota with what is over already.
+# Sandboxes of one payer that are being taken down, before the next is made: a payer who starts more than that waits,
+# instead of reaching a quota with sessions that have ended already.
 _LEAVING: Final = 8
 
 
@@ -71,7 +71,7 @@ class Once:
         ]
 
     def close(self) -> None:
-        """After all commands were told to end: no such session outlives the daemon, whoever has not taken a result."""
+        """Called after all commands were told to end: no such session outlives the daemon."""
         running = {run.live.sandbox: run for run in self._foreground.running.values()}
         for live in self._registry:
             if live.record.fleeting:
@@ -80,7 +80,7 @@ class Once:
 
 
 class OnceRun:
-    """Implements `contract.LiveRun`. The session ends when the result was given, or when nobody wants it any more."""
+    """Implements `contract.LiveRun`. The session ends when the result was given, or when the caller leaves."""
 
     def __init__(self, lifecycle: Lifecycle, live: Live, run: ForegroundRun | NotBegun, *, keep: bool) -> None:
         self._lifecycle = lifecycle

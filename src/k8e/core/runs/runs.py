@@ -1,4 +1,4 @@
-"""What doors ask about runs, foreground and background."""
+"""The calls of doors about runs, foreground and background."""
 
 from __future__ import annotations
 
@@ -125,5 +125,5 @@ class Runs:
         """None: it has ended."""
         record, _, _ = await self._find(caller, run_id)
         if record.background:
-            raise Fault(Kind.CONFLICT, "run_in_background", "nobody waits for this run", hint="It can be killed.")
+            raise Fault(Kind.CONFLICT, "run_in_background", "this run is in the background", hint="It can be killed.")
         return self._foreground.running.get(run_id)

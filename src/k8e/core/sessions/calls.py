@@ -1,4 +1,4 @@
-"""What doors ask about sessions, each answered by the part that does it."""
+"""The calls of doors about sessions, each answered by the part that does it."""
 
 from __future__ import annotations
 

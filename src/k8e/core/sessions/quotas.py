@@ -1,6 +1,6 @@
-"""What one payer may have at the same time, and how quickly they may ask for more (`[quotas]` in docs/settings.md).
+"""The quotas of one payer: how much at the same time, and how many creates a minute (`[quotas]` in docs/settings.md).
 
-Who has reached a limit is refused at once and told when to come back, rather than kept waiting.
+A payer who has reached a limit is refused at once and told when to come back, rather than kept waiting.
 
 Where the settings say nothing about processors, memory and disks there is no limit to them, with one exception: once a
 door listens beyond loopback (`expose`), a tenant of the gateway has a share of the machine. No key alone can use up a
@@ -25,14 +25,14 @@ from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry
 from k8e.profiles.text import describe_amount
 
-_SOON: Final = 1.0  # commands and sessions end when they end; this is when to look again
+_SOON: Final = 1.0  # when to try again; when a command or a session ends is not known
 _LATER: Final = 10.0
 _MINUTE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What a tenant of the gateway may have where the settings say nothing."""
+    """The quotas of a tenant of the gateway where the settings say nothing."""
 
     cpus: float = 0
     memory: int = 0
@@ -68,7 +68,7 @@ class Quotas:
         self._full_at: dict[Payer, float] = {}
 
     def expose(self, share: TenantShare) -> None:
-        """From now on tenants of the gateway have that where the settings say nothing."""
+        """From now on tenants of the gateway have that share where the settings say nothing."""
         self._share = share
 
     def _most(self, payer: Payer, name: str) -> tuple[float, str]:
@@ -132,7 +132,7 @@ class Quotas:
             self._full_at = {one: at for one, at in self._full_at.items() if at > now}
 
     def take_run(self, payer: Payer) -> Callable[[], None]:
-        """One more run, until what is returned is called. Those in the background are counted by their sessions."""
+        """Counts one more run until the returned function is called. Background runs are counted by their sessions."""
         if most := self._settings.concurrent_runs:
             background = sum(len(live.background) for live in self._registry if live.payer == payer)
             if self._runs[payer] + background >= most:
