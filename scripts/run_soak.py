@@ -40,7 +40,7 @@ FILES = (
     "tests/engine/test_warm.py",
     "tests/images/test_fuzz.py",
     "tests/gateway/test_limits.py",
-    "tests/gateway/test_crowd.py",
+    "tests/gateway/test_many_clients.py",
     "tests/mcp/test_foreign.py",
 )
 

@@ -103,7 +103,7 @@ class Process:
     async def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        # asyncio tells nobody of the end while one of the pipes holds something that nobody reads.
+        # asyncio does not tell of the end while a pipe holds bytes that are not read.
         self.process._transport.close()  # type: ignore[attr-defined]
         await self.process.wait()
         self._end()

@@ -1,4 +1,4 @@
-"""Places for connections: strangers have a few among them, those who are known have theirs."""
+"""Limits of connections: unauthenticated peers share a few, and take none from authenticated ones."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class Port:
         return peer
 
 
-def test_who_is_alone_at_an_address_is_not_pushed_out_by_a_crowd_at_others() -> None:
-    strangers, evicted = UnauthenticatedLimit(10, 8), list[str]()
-    alone = strangers.add("alone", lambda: evicted.append("alone"))
+def test_a_single_peer_at_an_address_is_not_evicted_by_many_at_others() -> None:
+    unauthenticated, evicted = UnauthenticatedLimit(10, 8), list[str]()
+    alone = unauthenticated.add("alone", lambda: evicted.append("alone"))
     for number in range(1000):
-        source = f"crowd-{number % 3}"
-        strangers.add(source, lambda source=source: evicted.append(source))  # type: ignore[misc]
-    assert strangers.count == 10
+        source = f"many-{number % 3}"
+        unauthenticated.add(source, lambda source=source: evicted.append(source))  # type: ignore[misc]
+    assert unauthenticated.count == 10
     assert "alone" not in evicted
-    strangers.remove(alone)
-    strangers.remove(alone)
-    assert strangers.count == 9
+    unauthenticated.remove(alone)
+    unauthenticated.remove(alone)
+    assert unauthenticated.count == 9
 
 
-async def test_of_one_source_the_oldest_goes() -> None:
+async def test_the_oldest_peer_of_a_source_is_evicted() -> None:
     port = Port(ConnectionLimits(100, unauthenticated=10, each=2))
     first, second, third = (port.open("one") for _ in range(3))
     assert port.closed == ["one"]
-    assert (first.descriptors, second.descriptors, third.descriptors) == (0, 1, 1), "it is gone"
+    assert (first.descriptors, second.descriptors, third.descriptors) == (0, 1, 1), "it has ended"
 
 
-async def test_known_ones_take_no_place_of_strangers_and_have_a_number_of_their_own() -> None:
+async def test_authenticated_peers_have_a_limit_of_their_own() -> None:
     limits = ConnectionLimits(100, unauthenticated=2, each=2, authenticated_each=3)
     port = Port(limits)
     known = [port.open("one") for _ in range(1)]
@@ -67,13 +67,13 @@ async def test_known_ones_take_no_place_of_strangers_and_have_a_number_of_their_
     further = port.open("one")
     assert not limits.authenticate(further, ACME)
     assert limits.authenticate(further, OTHER)
-    strangers = [port.open("one") for _ in range(5)]
+    unauthenticated = [port.open("one") for _ in range(5)]
     assert len(port.closed) == 3
     limits.disconnect(known[0])
-    assert limits.authenticate(strangers[-1], ACME)
+    assert limits.authenticate(unauthenticated[-1], ACME)
 
 
-async def test_who_is_not_known_any_more_is_a_stranger_again() -> None:
+async def test_a_peer_whose_key_was_revoked_is_unauthenticated_again() -> None:
     limits = ConnectionLimits(100, unauthenticated=1, authenticated_each=1)
     port = Port(limits)
     peer = port.open("one")
@@ -90,7 +90,7 @@ async def test_descriptors_are_left_for_others() -> None:
         assert limits.authenticate(port.open("one", 3), Payer(number, ""))
     port.open("two", 3)
     known = port.open("three", 3)
-    assert port.closed == ["two"], "a stranger makes room"
+    assert port.closed == ["two"], "an unauthenticated peer is evicted"
     assert limits.authenticate(known, ACME)
     assert port.try_to_open("four", 3) is None
 
@@ -121,15 +121,17 @@ async def test_a_connection_that_has_ended_takes_no_place() -> None:
     assert limits.authenticate(port.open("one"), ACME)
 
 
-@pytest.mark.parametrize("greeted", [False, True])
-async def test_a_stranger_has_a_moment(greeted: bool) -> None:
+@pytest.mark.parametrize("requested", [False, True])
+async def test_an_unauthenticated_peer_has_a_deadline(requested: bool) -> None:
     import asyncio
 
-    limits = ConnectionLimits(100, first_request=60.0 if greeted else 0.01, authentication=0.01 if greeted else 60.0)
+    limits = ConnectionLimits(
+        100, first_request=60.0 if requested else 0.01, authentication=0.01 if requested else 60.0
+    )
     port = Port(limits)
     kept, peer = port.open("kept"), port.open("one")
     assert limits.authenticate(kept, ACME)
-    if greeted:
+    if requested:
         limits.note_request(peer)
     while not port.closed:
         await asyncio.sleep(0.01)

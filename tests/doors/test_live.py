@@ -211,7 +211,7 @@ class TestLeaving:
         await house.service.processes[0].killed.wait()
 
     async def test_while_the_command_does_not_take_its_input(self, house: House) -> None:
-        """Then nobody reads from the connection, and its end would not be seen by reading."""
+        """The connection is not read then, and reading would not show its end."""
         session = await house.make_session()
         async with await house.dial() as client:
             await begin_fed_run(client, session, code="sleep 1000")

@@ -1,4 +1,4 @@
-"""What the door does not let in: web pages, nonsense, too much, too slow."""
+"""Requests that the door refuses: those of web pages, malformed, too large or too slow ones."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class TestNonsense:
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
-            # Whoever is before us may end the first one elsewhere, and so begin another one in somebody else's name.
+            # A proxy before the door may end the first request elsewhere, and take the rest for another client's.
             b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HEAD,
             b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding : chunked\r\n\r\n",

@@ -1,4 +1,4 @@
-"""Bytes under way: of one user and of all, while they arrive and until they are dealt with."""
+"""Bytes of requests in memory: of one user and of all, from their arrival to their answer."""
 
 from __future__ import annotations
 

@@ -468,7 +468,7 @@ class TestFaults:
             ({"limits": {"ram": 1}}, "limits.ram"),
             ({"runtime": "docker"}, "runtime"),
             ({"mounts": ["/p"]}, "mounts[0]"),
-            ({"slots": ["/workspace"]}, "slots"),  # of what is made ahead, and of nobody's session
+            ({"slots": ["/workspace"]}, "slots"),  # of warm sandboxes, not of sessions
             ({"mounts": [{"source": 1}]}, "mounts[0].source"),
             ({"mounts": [{"owner": 0}]}, "mounts[0].owner"),
             ({"mounts": [{"kept": "x"}]}, "mounts[0].kept"),

@@ -1,4 +1,4 @@
-"""The socket: who can connect to it, from its first moment on."""
+"""The unix socket: its permissions, from its first moment on."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 @dataclass
 class Guest:
-    """Somebody with a connection of their own."""
+    """A client of the gateway, with its own connection and certificate."""
 
     endpoint: str
     roots: bytes
@@ -158,7 +158,7 @@ class House:
         """A user of the gateway's own machine."""
         return self.meet(self._root_key, self._root_certificate)
 
-    def nobody(self) -> Guest:
+    def unauthenticated(self) -> Guest:
         return self.meet(anonymous.KEY.encode(), anonymous.CERTIFICATE.encode())
 
     def meet(self, key: bytes | None, certificate: bytes | None) -> Guest:
@@ -189,7 +189,7 @@ def open_house(settings: str = "", listen: str = "127.0.0.1:0", descriptors: int
                 assert "Traceback" not in log, log
         finally:
             # Not all can be destroyed by name: two tenants may have chosen the same.
-            with ThreadPoolExecutor(1) as pool:  # whoever opened it may have a loop of their own
+            with ThreadPoolExecutor(1) as pool:  # the thread that opened it may have a loop of its own
                 pool.submit(asyncio.run, clear_away(BareEngine(folder / "s" / "bare"))).result()
 
 

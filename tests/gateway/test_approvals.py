@@ -1,4 +1,4 @@
-"""Questions over the gateway: who may ask, who may answer, and what becomes of those who wait."""
+"""Approvals over the gateway: who may ask, who may answer, and what callers that wait are told."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_who_may_not_answer(house: House, agent: Guest, boss: Guest, session: st
     own = ask(boss, session)
     assert refused(boss, own) == (denied, "self_approval")
     assert {look(agent, one).status for one in (approval, own)} == {"pending"}
-    # Root of the gateway's machine is somebody else, and needs no key.
+    # Root of the gateway's machine is another caller, and needs no key.
     house.root().call("ApproveAction", pb.ApproveActionRequest(approval_id=approval, approved=True))
     assert look(agent, approval).answered_by == "uid:0"
 

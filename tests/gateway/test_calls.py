@@ -1,4 +1,4 @@
-"""What each method does, and what becomes of it when the client does not behave."""
+"""Every method of the gateway, also with clients that do not behave."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ class TestTheServiceItself:
     def test_has_health_for_everybody(self, house: House) -> None:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-        stub = health_pb2_grpc.HealthStub(house.nobody().channel)
+        stub = health_pb2_grpc.HealthStub(house.unauthenticated().channel)
         serving = health_pb2.HealthCheckResponse.SERVING
         for service in ("", "sandbox.v1.SandboxService"):
             assert stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30).status == serving

@@ -50,7 +50,7 @@ def test_what_would_break_a_client_is_found(tmp_path: Path, before: str, after: 
     assert judge(tmp_path, changed) != []
 
 
-def test_what_is_added_breaks_nobody(tmp_path: Path) -> None:
+def test_what_is_added_breaks_no_client(tmp_path: Path) -> None:
     added = PROTO.replace("message KillRunResponse {}", "message KillRunResponse {\n  // More.\n  string more = 1;\n}")
     assert judge(tmp_path, added) == []
 

@@ -84,7 +84,7 @@ class TestAuthority:
         with pytest.raises(ValueError, match="do not belong together"):
             Authority.open(tmp_path / "b", time.time())
 
-    def test_knows_its_own_clients_and_nobody_else(self, tmp_path: Path) -> None:
+    def test_knows_its_own_clients_and_no_others(self, tmp_path: Path) -> None:
         ours, theirs = (Authority.open(tmp_path / name, time.time()) for name in ("a", "b"))
         now = time.time()
         _, request = make_request()
@@ -93,7 +93,7 @@ class TestAuthority:
         assert peer is not None
         assert (peer.identity, peer.expires) == ("k8e:uid:7", int(now + 60))
         server = ours.issue_server(["localhost"], now)
-        for stranger in (
+        for other in (
             theirs.issue_client(request, "k8e:uid:7", now, now + 60),
             server.chain,
             ours.certificate,
@@ -101,7 +101,7 @@ class TestAuthority:
             b"",
             b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n",
         ):
-            assert ours.identify(stranger) is None
+            assert ours.identify(other) is None
 
     def test_renews_when_a_third_is_left(self, tmp_path: Path) -> None:
         now = time.time()
@@ -141,7 +141,7 @@ class TestRegister:
         assert (found.last_used, found.revoked) == (5.0, 6.0)
         assert stat.S_IMODE((tmp_path / "keys.json").stat().st_mode) == 0o600
 
-    def test_that_is_broken_lets_nobody_in(self, tmp_path: Path) -> None:
+    def test_that_is_broken_lets_no_client_in(self, tmp_path: Path) -> None:
         (tmp_path / "keys.json").write_text("{")
         with pytest.raises(ValueError, match="Expecting"):
             Register(tmp_path / "keys.json")
@@ -180,7 +180,7 @@ class TestKeys:
             csr=request,
             signature=b"" if fault == "no signature" else signature,
         )
-        code, detail = house.nobody().refused("Login", message)
+        code, detail = house.unauthenticated().refused("Login", message)
         assert (code, detail and detail.code) == (UNAUTHENTICATED, "key_refused")
 
     def test_that_are_revoked_end_streams_connections_and_renewals_at_once(self, house: House) -> None:
@@ -200,7 +200,7 @@ class TestKeys:
         with pytest.raises(Failure) as refused:
             house.log_in(text)
         assert refused.value.body["code"] == "key_revoked"
-        # Nobody waits for the command any more, so it is gone too.
+        # The command ends with the call that waited for it.
         root = house.root()
         ask = pb.PsRequest(session_id=session)
         wait_until(lambda: not root.call("Ps", ask).processes)
@@ -213,7 +213,7 @@ class TestKeys:
         text = house.make_key("slow", tenant_ids=["slow"])
         guest = house.guest(text)
         session = guest.create()
-        content = bytes(8 << 20)  # more than is on its way at once to somebody who does not read
+        content = bytes(8 << 20)  # more than fits on the way to a client that does not read
         guest.call("WriteFile", pb.WriteFileRequest(session_id=session, path="x", content=content))
         reading = guest.begin("ReadFile", pb.ReadFileRequest(session_id=session, path="x"), seconds=30)
         reading.initial_metadata()  # the answer has begun

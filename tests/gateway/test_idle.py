@@ -1,4 +1,4 @@
-"""Callers who have more to say, some time: they hold up nobody, and are counted."""
+"""Idle calls, whose next message may come hours later: they delay no other call, and are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from k8e.doors.grpc.methods import METHODS
 from tests.gateway.house import House
 
 
-def test_commands_that_wait_for_their_input_keep_nobody_out(house: House) -> None:
+def test_commands_that_wait_for_their_input_keep_no_other_out(house: House) -> None:
     guest = house.tenant("idle")
     session = guest.create()
     over = threading.Event()

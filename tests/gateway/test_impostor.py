@@ -18,7 +18,7 @@ from tests.cli.machine import Done, Machine
 
 
 class Impostor:
-    """A TLS server that lets everybody in and writes down all it is told, on the wire and after decryption."""
+    """A TLS server that lets every client in and records all bytes, on the wire and after decryption."""
 
     def __init__(self, chain: Path, *, plain: bool = False) -> None:
         self.wire = b""
@@ -154,7 +154,7 @@ def test_a_server_without_tls_hears_a_greeting_and_no_more(
     assert_nothing_was_told(impostor, key)
 
 
-def test_nobody_at_all_is_said_to_be_so(machine: Machine, key: ApiKey) -> None:
+def test_a_gateway_that_is_not_there_is_said_to_be_so(machine: Machine, key: ApiKey) -> None:
     for environment in ({}, {"K8E_SANDBOX_APIKEY": key.text}):
         done = machine.run("true", env={"K8E_SANDBOX_ENDPOINT": "127.0.0.1:1", **environment})
         assert (done.code, done.json["code"]) == (2, "unreachable")

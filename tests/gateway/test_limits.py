@@ -87,7 +87,7 @@ class TestSizes:
 
 
 def read_peak(house: House) -> int:
-    """What the daemon has ever had in memory."""
+    """The most that the daemon has had in memory."""
     with open(f"/proc/{house.machine.daemon_pid}/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
@@ -98,10 +98,10 @@ class TestNonsense:
     @pytest.mark.parametrize("turn", range(4))
     def test_is_the_callers_mistake(self, house: House, guest: Guest, turn: int) -> None:
         source = random.Random(seed(f"gateway, {turn}"))
-        nobody = house.nobody()
+        unauthenticated = house.unauthenticated()
         for _ in range(CASES // 4):
             method = source.choice(sorted(METHODS))
-            who = nobody if source.random() < 0.1 else guest
+            who = unauthenticated if source.random() < 0.1 else guest
             contents = [mangle(source, message) for message in ask(method, "sess-0000000000000000")]
             if source.random() < 0.1:
                 contents = []

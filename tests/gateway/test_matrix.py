@@ -1,4 +1,4 @@
-"""Every method against everybody who may not call it, or not for this."""
+"""Every method with every caller that may not call it, or not for this session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_no_method_is_forgotten() -> None:
 
 
 def ask(method: str, name: str = "sess-1") -> Sequence[Message]:
-    """A request that would be answered, if whoever asks may."""
+    """A request that is answered where the caller may send it."""
     execution = pb.ExecRequest(session_id=name, command="true")
     upload = pb.UploadHeader(session_id=name, path="x")
     special: dict[str, Sequence[Message]] = {
@@ -88,45 +88,45 @@ def rival(house: House) -> Guest:
 
 
 def own(house: House, authority: Authority) -> Guest:
-    """Somebody with a certificate of that authority, in the name of root."""
+    """A client with a certificate of that authority, in the name of root."""
     key, request = make_request()
     certificate = authority.issue_client(request, "k8e:uid:0", time.time(), time.time() + 600)
     return house.meet(key, certificate)
 
 
 @pytest.fixture(scope="module")
-def strangers(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Guest, grpc.StatusCode, str]]:
+def refused(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Guest, grpc.StatusCode, str]]:
     """Who they are, and what they hear."""
     return {
         "no certificate": (house.meet(None, None), UNAVAILABLE, ""),
-        "nobody's certificate": (house.nobody(), UNAUTHENTICATED, "not_logged_in"),
+        "the anonymous certificate": (house.unauthenticated(), UNAUTHENTICATED, "not_logged_in"),
         "a certificate of another CA": (
             own(house, Authority.open(tmp_path_factory.mktemp("ca"), time.time())),
             UNAVAILABLE,
             "",
         ),
-        "a certificate that nobody issued": (forge(house), UNAVAILABLE, ""),
+        "a forged certificate": (forge(house), UNAVAILABLE, ""),
         "a key that has expired": (expired(house), UNAUTHENTICATED, "key_expired"),
         "a key that was revoked": (revoked(house), UNAUTHENTICATED, "key_revoked"),
     }
 
 
 def forge(house: House) -> Guest:
-    """Signed with the key that everybody has."""
+    """Signed with the key that every client has."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
     key, request = make_request()
     signer = serialization.load_pem_private_key(anonymous.KEY.encode(), None)
-    nobody = x509.load_pem_x509_certificate(anonymous.CERTIFICATE.encode())
+    issuer = x509.load_pem_x509_certificate(anonymous.CERTIFICATE.encode())
     builder = (
         x509.CertificateBuilder()
-        .subject_name(nobody.subject)
-        .issuer_name(nobody.subject)
+        .subject_name(issuer.subject)
+        .issuer_name(issuer.subject)
         .public_key(read_request(request).public_key())
         .serial_number(2)
-        .not_valid_before(nobody.not_valid_before_utc)
-        .not_valid_after(nobody.not_valid_after_utc)
+        .not_valid_before(issuer.not_valid_before_utc)
+        .not_valid_after(issuer.not_valid_after_utc)
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier("k8e:uid:0")]), False)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]), False)
     )
@@ -157,14 +157,14 @@ def revoked(house: House) -> Guest:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_strangers_are_refused(
-    strangers: dict[str, tuple[Guest, grpc.StatusCode, str]], session: str, run: str, method: str
+def test_unauthenticated_callers_are_refused(
+    refused: dict[str, tuple[Guest, grpc.StatusCode, str]], session: str, run: str, method: str
 ) -> None:
     heard = {}
-    for who, (guest, _, _) in strangers.items():
+    for who, (guest, _, _) in refused.items():
         code, detail = guest.refused(method, *ask(method, run if method in OF_RUNS else session))
         heard[who] = (code, detail.code if detail else "")
-    expected = {who: (code, word) for who, (_, code, word) in strangers.items()}
+    expected = {who: (code, word) for who, (_, code, word) in refused.items()}
     # Whose key has expired has a certificate that has, too; which of the two is noticed first does not matter.
     for answers in (heard, expected):
         answers["a key that has expired"] = (*answers["a key that has expired"][:1], "")

@@ -1,4 +1,5 @@
-"""Sessions of one id in several tenants: whoever sees more than one says whose is meant, here and over a gateway."""
+"""Sessions of one id in several tenants: a caller who sees several names the tenant or the owner, on the machine and
+over a gateway."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_what_is_said_has_to_be_so(chief: Machine, words: list[str], code: str) 
     assert (done.code, json.loads(done.stdout)["code"]) == (1, code)
 
 
-def test_saying_whose_gives_nobody_what_is_not_theirs(house: House, twins: None, tmp_path: Path) -> None:
+def test_naming_a_tenant_gives_no_caller_more_rights(house: House, twins: None, tmp_path: Path) -> None:
     rival = house.guest(house.make_key("rival-2", tenant_ids=["rival"]))
     heard = []
     for tenant in ("acme", "none"):

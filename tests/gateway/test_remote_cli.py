@@ -155,7 +155,7 @@ def answers(house: House, remote: Machine, tmp_path_factory: pytest.TempPathFact
 
 
 def settle(value: Any) -> Any:
-    """What is to be the same."""
+    """The parts of two answers that have to be the same."""
     if isinstance(value, dict):
         return {key: "*" if key in VOLATILE else settle(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -343,7 +343,7 @@ class TestProfiles:
             env["KUBECONFIG"] = str(path)
         done = machine.k8e("sandbox", "sessions", env=env)
         assert (done.code, done.json["code"]) == (1, "not_logged_in")
-        # Without it the gateway is nobody that we know.
+        # Without it the gateway is not known.
         done = machine.k8e("sandbox", "sessions", env={"K8E_SANDBOX_ENDPOINT": house.endpoint})
         assert (done.code, done.json["code"]) == (2, "unreachable")
 

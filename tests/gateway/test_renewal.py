@@ -1,4 +1,4 @@
-"""The gateway's certificate is renewed while everybody goes on."""
+"""The gateway's certificate is renewed while its clients go on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_serial(endpoint: str) -> int:
     return x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port)).encode()).serial_number
 
 
-async def test_under_load_nobody_notices(rig: Rig, keys: Keys, gateway: GrpcServer) -> None:
+async def test_under_load_no_client_notices(rig: Rig, keys: Keys, gateway: GrpcServer) -> None:
     session = await rig.create(ROOT)
     private, request = make_request()
     issued = await keys.login_local(ROOT, request)

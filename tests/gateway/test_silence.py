@@ -20,8 +20,8 @@ from tests.gateway.house import House
 PATIENCE = "6"  # pings are 6 seconds apart, and answered within 4
 
 
-class Peer:
-    """A gateway, and somebody elsewhere who has a key for it and has logged in."""
+class Remote:
+    """A gateway, and another machine whose user has a key for it and has logged in."""
 
     def __init__(self, machine: Machine, daemon: subprocess.Popen[bytes]) -> None:
         self.machine = machine
@@ -44,7 +44,7 @@ class Peer:
 
 
 @pytest.fixture
-def place() -> Iterator[Peer]:
+def remote() -> Iterator[Remote]:
     if os.geteuid() != 0:
         pytest.skip("the daemon needs root")
     with make_folder() as folder:
@@ -54,9 +54,9 @@ def place() -> Iterator[Peer]:
         with contextlib.ExitStack() as stack:
             stack.callback(clear_up, machine)
             daemon = stack.enter_context(run_launcher(machine))
-            place = Peer(machine, daemon)
-            stack.callback(close, place.house)
-            yield place
+            remote = Remote(machine, daemon)
+            stack.callback(close, remote.house)
+            yield remote
 
 
 def close(house: House) -> None:
@@ -70,9 +70,9 @@ def clear_up(machine: Machine) -> None:
             machine.k8e("sandbox", "destroy", session)
 
 
-def test_one_that_hangs_is_said(place: Peer) -> None:
-    far = place.far
-    words = ["sandbox", "run", "--timeout", "1000", "--session-id", place.session]
+def test_one_that_hangs_is_said(remote: Remote) -> None:
+    far = remote.far
+    words = ["sandbox", "run", "--timeout", "1000", "--session-id", remote.session]
     with contextlib.ExitStack() as stack:
         whole = stack.enter_context(far.start(*words, "touch whole; sleep 1000"))
         raw = stack.enter_context(far.start(*words, "touch raw; sleep 1000", "--raw"))
@@ -82,9 +82,9 @@ def test_one_that_hangs_is_said(place: Peer) -> None:
         agent.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
         agent.stdin.flush()
         assert b'"id":1' in agent.stdout.readline()
-        place.wait_for("whole")
-        place.wait_for("raw")
-        stack.enter_context(stopped(place.daemon))
+        remote.wait_for("whole")
+        remote.wait_for("raw")
+        stack.enter_context(stopped(remote.daemon))
         commands = (["sandbox", "sessions"], ["sandbox", "run", "touch late"], ["sandbox", "create"])
         for client in [stack.enter_context(far.start(*command)) for command in commands]:
             said, _ = client.communicate(timeout=60)
@@ -99,15 +99,15 @@ def test_one_that_hangs_is_said(place: Peer) -> None:
     assert "late" not in far.run("ls").json["stdout"]
 
 
-def test_one_that_is_killed_leaves_a_commands_end_unknown(place: Peer) -> None:
-    far = place.far
+def test_one_that_is_killed_leaves_a_commands_end_unknown(remote: Remote) -> None:
+    far = remote.far
     with contextlib.ExitStack() as stack:
-        words = ["sandbox", "run", "--timeout", "1000", "--session-id", place.session]
+        words = ["sandbox", "run", "--timeout", "1000", "--session-id", remote.session]
         whole = stack.enter_context(far.start(*words, "touch whole; sleep 1000"))
         raw = stack.enter_context(far.start(*words, "touch raw; sleep 1000", "--raw"))
-        place.wait_for("whole")
-        place.wait_for("raw")
-        place.kill()
+        remote.wait_for("whole")
+        remote.wait_for("raw")
+        remote.kill()
         said, _ = whole.communicate(timeout=60)
         _, told = raw.communicate(timeout=60)
         assert [whole.returncode, raw.returncode] == [1, 1]
@@ -117,26 +117,26 @@ def test_one_that_is_killed_leaves_a_commands_end_unknown(place: Peer) -> None:
         assert (done.code, done.json["code"]) == (2, "unreachable")
 
 
-def test_a_command_that_is_silent_is_not_cut(place: Peer) -> None:
+def test_a_command_that_is_silent_is_not_cut(remote: Remote) -> None:
     """For longer than several pings."""
-    done = place.far.run("sleep 14; echo done", "--timeout", "60", "--raw")
+    done = remote.far.run("sleep 14; echo done", "--timeout", "60", "--raw")
     assert (done.code, done.stdout) == (0, b"done\n")
 
 
-def test_the_library_tells_both_apart(place: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_tells_both_apart(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandbox_client._requests.MARGIN", 2.0)  # which a call has on top of its command
-    with SandboxClient(place.house.endpoint, "acme", api_key=place.key) as client:
-        stream = iter(client.exec_stream(place.session, "echo ready; sleep 1000", 1000))
+    with SandboxClient(remote.house.endpoint, "acme", api_key=remote.key) as client:
+        stream = iter(client.exec_stream(remote.session, "echo ready; sleep 1000", 1000))
         assert next(stream).data == b"ready\n"
-        with stopped(place.daemon), pytest.raises(DeadlineExceeded):
-            client.exec(place.session, "sleep 1000", timeout=1)
+        with stopped(remote.daemon), pytest.raises(DeadlineExceeded):
+            client.exec(remote.session, "sleep 1000", timeout=1)
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(client.exec, place.session, "touch ran; sleep 1000", 1000)
-            place.wait_for("ran")
-            place.kill()
+            running = pool.submit(client.exec, remote.session, "touch ran; sleep 1000", 1000)
+            remote.wait_for("ran")
+            remote.kill()
             with pytest.raises(RunLost):
                 running.result()
         with pytest.raises(RunLost):
             list(stream)
         with pytest.raises(Unavailable):
-            client.exec(place.session, "true")
+            client.exec(remote.session, "true")

@@ -1,4 +1,4 @@
-"""Clients whose messages take long to come, be it the line or be it on purpose: they keep nobody out for long."""
+"""Clients whose messages arrive slowly, because of the line or on purpose: they do not keep others out for long."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Uploader:
         self._go_on.set()
 
 
-def test_stalled_uploads_keep_nobody_out_and_are_finished_when_they_go_on(house: House) -> None:
+def test_stalled_uploads_keep_no_other_out_and_are_finished_when_they_go_on(house: House) -> None:
     guest = house.tenant("slow")
     session = guest.create()
     stalled = [Uploader(guest, session, number) for number in range(ARRIVING_EACH)]
@@ -76,8 +76,8 @@ def test_stalled_uploads_keep_nobody_out_and_are_finished_when_they_go_on(house:
             one.end()
 
 
-def test_strangers_who_say_nothing_do_not_keep_others_from_logging_in(house: House) -> None:
-    nobody = house.nobody()
+def test_unauthenticated_callers_who_send_nothing_do_not_keep_others_from_logging_in(house: House) -> None:
+    unauthenticated = house.unauthenticated()
     method = METHODS["Login"]
     over = threading.Event()
 
@@ -85,7 +85,9 @@ def test_strangers_who_say_nothing_do_not_keep_others_from_logging_in(house: Hou
         over.wait()
         yield from ()
 
-    make: Any = nobody.channel.stream_stream(method.path, method.request.SerializeToString, method.response.FromString)
+    make: Any = unauthenticated.channel.stream_stream(
+        method.path, method.request.SerializeToString, method.response.FromString
+    )
     silent = [make(send(), timeout=300) for _ in range(ARRIVING_EACH + SLOW_EACH - 1)]
     try:
         assert house.tenant("latecomer").call("Status", pb.StatusRequest()).available
@@ -159,7 +161,7 @@ async def read_end(call: Any) -> tuple[grpc.StatusCode, pb.ErrorDetail]:
 async def test_a_message_that_does_not_come_ends_its_call(tmp_path: Path) -> None:
     async with open_post(tmp_path, 0.2) as post:
         channel = await post.meet(0)
-        # In the places for the slow, and in turns that nobody else wants; and each gives its own back.
+        # As slow messages, and in turns that no other payer wants; each is given back.
         for _ in range(2):
             for call in [await begin(channel) for _ in range(SLOW_EACH + 3)]:
                 code, detail = await read_end(call)

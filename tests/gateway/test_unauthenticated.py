@@ -1,4 +1,4 @@
-"""Strangers at the gateway's port: together they get a little, and take nothing from those who are known."""
+"""Unauthenticated peers at the gateway's port: they share a little, and take nothing from authenticated ones."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import grpc.aio
 import pytest
 
 from k8e.cli.remote.connection import read_detail
+from k8e.core.access.access import Payer
 from k8e.core.access.keys import Keys
 from k8e.core.log.refusal_log import BURST, NAME
 from k8e.doors.addresses import name_source
@@ -29,8 +30,10 @@ from k8e.doors.grpc.backpressure import Pause, ProxySide
 from k8e.doors.grpc.connection import UNAUTHENTICATED_BYTES
 from k8e.doors.grpc.dispatcher import UNAUTHENTICATED_CALLS
 from k8e.doors.grpc.methods import METHODS
+from k8e.doors.grpc.proxy import Proxy
 from k8e.doors.grpc.server import GrpcServer
 from k8e.doors.mcp.opening import Opening as Agents
+from k8e.doors.request_memory import RequestMemory
 from k8e.identity import anonymous
 from tests.cli.machine import wait_until
 from tests.core.rig import open_rig
@@ -49,12 +52,12 @@ def read_log(house: House, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_calls_of_nobody_do_not_push_out_what_people_did() -> None:
+def test_unauthenticated_calls_do_not_push_other_events_out_of_the_log() -> None:
     with open_house('[audit]\nsize = "64k"\nfiles = 1\n') as house:
-        tenant, nobody = house.tenant("acme"), house.nobody()
+        tenant, unauthenticated = house.tenant("acme"), house.unauthenticated()
         session = tenant.create()
         for _ in range(5 * BURST):
-            code, detail = nobody.refused("Status", pb.StatusRequest())
+            code, detail = unauthenticated.refused("Status", pb.StatusRequest())
             assert (code, detail and detail.code) == (grpc.StatusCode.UNAUTHENTICATED, "not_logged_in")
         tenant.run(session, "true")
         wait_until(lambda: any(line["event"] == "run_ended" for line in read_log(house, "audit.log")))
@@ -127,9 +130,11 @@ def test_silent_logins_from_many_addresses_keep_no_tenant_out(house: House) -> N
         for number in range(2, 8):
             relay = Relay(f"127.0.0.{number}", house.endpoint)
             stack.callback(relay.close)
-            nobody = Guest(relay.endpoint, house.authority, anonymous.KEY.encode(), anonymous.CERTIFICATE.encode())
-            stack.callback(nobody.close)
-            make: Any = nobody.channel.stream_stream(
+            unauthenticated = Guest(
+                relay.endpoint, house.authority, anonymous.KEY.encode(), anonymous.CERTIFICATE.encode()
+            )
+            stack.callback(unauthenticated.close)
+            make: Any = unauthenticated.channel.stream_stream(
                 method.path, method.request.SerializeToString, method.response.FromString
             )
             silent += [make(send(), timeout=60) for _ in range(UNAUTHENTICATED_CALLS)]
@@ -175,7 +180,7 @@ def count_open(connections: list[socket.socket]) -> int:
 SAID = (b"", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
 
 
-def test_idle_connections_leave_descriptors_for_those_who_are_known() -> None:
+def test_idle_connections_leave_descriptors_for_authenticated_ones() -> None:
     """More connections than the daemon has descriptors, from several addresses, none of which ends by itself."""
     with open_house(descriptors=400) as house:
         tenant = house.tenant("acme")
@@ -249,8 +254,8 @@ async def test_who_says_nothing_or_too_much_is_not_kept(tmp_path: Path) -> None:
     assert (connection_limits._used, connection_limits._unauthenticated.count) == (0, 0)
 
 
-async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All on one connection, each of them small, and together more than a stranger has to say."""
+async def test_many_unauthenticated_calls_send_no_more_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All on one connection, each of them small, and together more than an unauthenticated peer may send."""
     monkeypatch.setattr(connection, "UNAUTHENTICATED_WAIT", 0.2)
     async with open_rig(tmp_path) as rig:
         keys = Keys(tmp_path / "identity")
@@ -272,6 +277,39 @@ async def test_many_calls_of_a_stranger_let_it_say_no_more(tmp_path: Path, monke
             assert grpc.StatusCode.UNAVAILABLE in codes, "the connection ended"
         finally:
             await gateway.close(0)
+
+
+async def test_a_large_upload_is_read_on_once_its_caller_is_authenticated(tmp_path: Path) -> None:
+    """Its bytes arrive before its call is dispatched: reading pauses at the limit and the connection stays."""
+    content, received = bytes(8 << 20), bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(64 << 10):
+            received.extend(piece)
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, tmp_path / "grpc.sock")
+    listener = socket.create_server(("127.0.0.1", 0))
+    proxy = Proxy(listener, str(tmp_path / "grpc.sock"), ConnectionLimits(), RequestMemory())
+    proxy.open()
+    _, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(content)
+    async with asyncio.timeout(60):
+        while len(received) <= UNAUTHENTICATED_BYTES:
+            await asyncio.sleep(0.01)
+        before = 0
+        while before != len(received):
+            before = len(received)
+            await asyncio.sleep(0.1)
+        assert before < len(content)
+        (one,) = proxy._connections.values()
+        assert one.authenticate(Payer(-1, "acme"))
+        while len(received) < len(content):
+            await asyncio.sleep(0.01)
+    writer.close()
+    proxy.close()
+    proxy.abort()
+    server.close()
 
 
 async def test_reading_goes_on_when_no_reason_is_left_to_pause() -> None:

@@ -1,1 +1,1 @@
-"""The protocols through which requests come in: one room each, and what they share. Doors translate and authenticate."""
+"""The protocols through which requests come in, one room each. Doors translate and authenticate, nothing else."""

@@ -92,7 +92,7 @@ async def test_two_hundred_clients_at_once(house: House) -> None:
 
 
 async def test_a_flood_of_one_tenant_does_not_keep_out_another() -> None:
-    """Whoever has reached their own limit is told so; the other one is served meanwhile."""
+    """A tenant that has reached its limit is told so; another one is served meanwhile."""
     with open_house("[quotas]\nconcurrent_runs = 8\nsessions = 2\n") as house:
         flood, other = house.tenant("flood"), house.tenant("other")
         session, quiet = flood.create(), other.create()

@@ -1,4 +1,4 @@
-"""Sessions that last, over gRPC: what the other doors promise of stopping and starting holds here as well."""
+"""Persistent sessions over gRPC: stopped and started as at the other doors."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def feed(guest: Guest, session: str) -> tuple[grpc.StatusCode, str]:
     return call.code(), ""
 
 
-def test_floods_of_bytes_fill_no_memory_and_keep_nobody_out() -> None:
+def test_floods_of_bytes_fill_no_memory_and_keep_no_other_out() -> None:
     with open_house(f"[quotas]\nrequest_bytes = {EACH}\n") as house:
         flood, other = house.tenant("flood"), house.tenant("other")
         session, quiet = flood.create(), other.create()
