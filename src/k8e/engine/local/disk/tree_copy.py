@@ -7,6 +7,8 @@ import os
 import stat
 from typing import Final
 
+from k8e.engine.local.system.descriptors import DIRECTORY, opened
+
 DEEPEST: Final = 100
 _PIECE: Final = 1 << 30
 
@@ -56,33 +58,21 @@ def _copy_folder(
     place: str,
     depth: int,
 ) -> None:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     os.mkdir(name, 0o700, dir_fd=target)
-    below = os.open(name, flags, dir_fd=source)
-    try:
-        copy = os.open(name, flags, dir_fd=target)
-        try:
-            _copy(below, copy, known, top, f"{place}/", depth + 1)
-            _copy_attributes(copy, status)
-        finally:
-            os.close(copy)
-    finally:
-        os.close(below)
+    with opened(name, DIRECTORY, folder=source) as below, opened(name, DIRECTORY, folder=target) as copy:
+        _copy(below, copy, known, top, f"{place}/", depth + 1)
+        _copy_attributes(copy, status)
 
 
 def _copy_file(source: int, target: int, name: str, status: os.stat_result) -> None:
-    original = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        copy = os.open(name, flags, 0o600, dir_fd=target)
-        try:
-            while os.sendfile(copy, original, None, _PIECE):
-                pass
-            _copy_attributes(copy, status)
-        finally:
-            os.close(copy)
-    finally:
-        os.close(original)
+    creation = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with (
+        opened(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, folder=source) as original,
+        opened(name, creation, folder=target) as copy,
+    ):
+        while os.sendfile(copy, original, None, _PIECE):
+            pass
+        _copy_attributes(copy, status)
 
 
 def _copy_attributes(handle: int, status: os.stat_result) -> None:

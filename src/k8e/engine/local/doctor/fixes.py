@@ -63,22 +63,20 @@ async def fix(claims: Claims, folder: Path = ENGINES, table: Sequence[Package] |
 
 
 async def _fix_packages(table: Sequence[Package] | None) -> AsyncIterator[Step]:
-    missing = await asyncio.to_thread(missing_packages, "engine", table)
-    if missing:
-        what = f"install {' '.join(package.name for package in missing)}"
-        try:
-            await install_packages(missing)
-            yield Step(what, True)
-        except EngineError as error:
-            yield Step(what, False, f"{error.cause}; {error.hint}" if error.hint else error.cause)
+    if missing := await asyncio.to_thread(missing_packages, "engine", table):
+        yield await _install(missing)
     if table is None and not await find_runtimes(Runtime.GVISOR):
-        runsc = Package("runsc", "engine", ("runsc",))
-        try:
-            await install_packages([runsc])
-            yield Step("install runsc", True)
-        except EngineError as error:
-            hint = "on Debian 12 it is in bookworm-backports, which scripts/setup enables; `make runsc` builds one"
-            yield Step("install runsc", False, f"{error.cause}; {hint}")
+        hint = "on Debian 12 it is in bookworm-backports, which scripts/setup enables; `make runsc` builds one"
+        yield await _install([Package("runsc", "engine", ("runsc",))], hint)
+
+
+async def _install(packages: Sequence[Package], hint: str = "") -> Step:
+    what = f"install {' '.join(package.name for package in packages)}"
+    try:
+        await install_packages(packages)
+    except EngineError as error:
+        return Step(what, False, "; ".join(filter(None, (error.cause, hint or error.hint))))
+    return Step(what, True)
 
 
 async def _fix_engine(tag: str, claims: Claims, folder: Path) -> AsyncIterator[Step]:

@@ -36,7 +36,7 @@ from k8e.engine.local.system.calls import (
     unshare,
 )
 from k8e.engine.local.system.descriptors import PATH, PATH_OF_DIRECTORY, opened
-from k8e.engine.local.system.own_thread import in_own_thread
+from k8e.engine.local.system.tasks import in_own_thread
 
 _NAMESPACES = 2  # the gofer's, and that of the sandbox process
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from k8e.engine.local.system.calls import drop_capabilities, setfsgid, setfsuid, setgroups
-from k8e.engine.local.system.own_thread import in_own_thread
+from k8e.engine.local.system.tasks import in_own_thread
 
 T = TypeVar("T")
 

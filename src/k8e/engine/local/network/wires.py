@@ -25,7 +25,7 @@ from k8e.engine.local.network.netlink.route import (
     set_up,
 )
 from k8e.engine.local.system.calls import CLONE_NEWNET, setns, unshare
-from k8e.engine.local.system.own_thread import in_own_thread
+from k8e.engine.local.system.tasks import in_own_thread
 
 _LOOPBACK = 1  # its index in every namespace
 _OWN_NAMESPACE = "/proc/thread-self/ns/net"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import os
 import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.roots.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
 from k8e.engine.local.roots.host_image import LOADER
 from k8e.engine.local.roots.root_files import RootFiles
+from k8e.engine.local.system.descriptors import DIRECTORY, opened
 from k8e.engine.local.toolchain.package_clients import certificates
 from k8e.engine.local.toolchain.registries import CA_BUNDLE, Registries
 from k8e.link.model import Identity
@@ -98,18 +98,11 @@ def prepare_root(paths: SandboxPaths, spec: RootSpec, first_id: int | None) -> P
 
 def _fill_workspace(paths: SandboxPaths, image: Image) -> None:
     """Copies what the image has at /workspace, which is about to be covered."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    source = os.open(paths.root / "workspace", flags)
-    try:
-        target = os.open(paths.workspace, flags)
+    with opened(paths.root / "workspace", DIRECTORY) as source, opened(paths.workspace, DIRECTORY) as target:
         try:
             copy_tree(source, target)
-        finally:
-            os.close(target)
-    except TooDeep as error:
-        raise fault(image, f"its /workspace is {error}") from error
-    finally:
-        os.close(source)
+        except TooDeep as error:
+            raise fault(image, f"its /workspace is {error}") from error
 
 
 def fault(image: Image, cause: str, hint: str = "") -> EngineError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from k8e.engine.local.system.calls import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
+from k8e.engine.local.system.descriptors import DIRECTORY, PATH_OF_DIRECTORY, closing
 
 
 class RootFiles:
@@ -22,7 +23,7 @@ class RootFiles:
 
     def __init__(self, root: Path, first_id: int | None = None) -> None:
         self._first = first_id or 0
-        self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._root = os.open(root, PATH_OF_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> RootFiles:
         return self
@@ -36,15 +37,13 @@ class RootFiles:
             found = self._open(path, os.O_PATH)
         except OSError:
             return None
-        try:
+        with closing(found):
             # Checked before it is opened: to open a device or a FIFO has effects.
             status = os.fstat(found)
             if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
                 return None
             with open(f"/proc/self/fd/{found}", "rb") as file:
                 content = file.read(limit + 1)
-        finally:
-            os.close(found)
         return content if len(content) <= limit else None
 
     def is_folder(self, path: str) -> bool:
@@ -56,15 +55,12 @@ class RootFiles:
     def write(self, path: str, content: bytes, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
         """Writes a new file, in a directory that is made if there is none."""
         parent, _, name = path.rpartition("/")
-        folder = self._make(parent)
-        try:
+        with closing(self._make(parent)) as folder:
             self._clear(folder, name)
             handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             with open(handle, "wb") as file:
                 file.write(content)
                 self._own(handle, mode, owner)
-        finally:
-            os.close(folder)
 
     def make_folder(self, path: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> None:
         """Makes a directory with its parents. One that is there stays as it is."""
@@ -72,13 +68,8 @@ class RootFiles:
 
     def make_point(self, name: str, *, mode: int = 0o755, owner: tuple[int, int] = (0, 0), file: bool = False) -> None:
         """Makes a directory or file at the top, which is no link, for a mount to be laid over."""
-        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(FileNotFoundError):
-            handle = os.open(name, flags, dir_fd=self._root)
-            try:
-                kind = os.fstat(handle).st_mode
-            finally:
-                os.close(handle)
+            kind = os.stat(name, dir_fd=self._root, follow_symlinks=False).st_mode
             if stat.S_ISREG(kind) if file else stat.S_ISDIR(kind):
                 return
             self._clear(self._root, name)
@@ -89,11 +80,8 @@ class RootFiles:
 
     def give(self, path: str, owner: tuple[int, int], mode: int) -> None:
         """Sets the owner and mode of a directory."""
-        handle = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with closing(self._open(path, os.O_RDONLY | os.O_DIRECTORY)) as handle:
             self._own(handle, mode, owner)
-        finally:
-            os.close(handle)
 
     def _make(self, path: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> int:
         """Returns the directory, open. A file of its name is removed."""
@@ -104,16 +92,13 @@ class RootFiles:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) or not path:
                 raise
         parent, _, name = path.rpartition("/")
-        folder = self._make(parent)
-        try:
+        with closing(self._make(parent)) as folder:
             self._clear(folder, name)
             return self._make_one(folder, name, mode, owner)
-        finally:
-            os.close(folder)
 
     def _make_one(self, folder: int, name: str, mode: int, owner: tuple[int, int]) -> int:
         os.mkdir(name, 0o700, dir_fd=folder)
-        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        handle = os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
             self._own(handle, mode, owner)
         except BaseException:

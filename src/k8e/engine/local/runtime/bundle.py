@@ -84,8 +84,12 @@ class BundleSpec:
     mounting: bool = False  # the agent can mount inside, until it starts its first command: gVisor's kernel has slots
 
 
+def _mount(target: str, kind: str, source: str, *options: str) -> dict[str, Any]:
+    return {"destination": target, "type": kind, "source": source, "options": list(options)}
+
+
 def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
-    return {"destination": target, "type": "bind", "source": source, "options": [*options, "nosuid", "nodev"]}
+    return _mount(target, "bind", source, *options, "nosuid", "nodev")
 
 
 def _own_bind(bind: Bind) -> dict[str, Any]:
@@ -97,36 +101,15 @@ def _own_bind(bind: Bind) -> dict[str, Any]:
 
 
 def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [
-        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
-        {
-            "destination": "/dev",
-            "type": "tmpfs",
-            "source": "tmpfs",
-            "options": ["nosuid", "noexec", "mode=755", "size=64k"],
-        },
-        {
-            "destination": "/dev/pts",
-            "type": "devpts",
-            "source": "devpts",
-            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
-        },
-        {
-            "destination": "/dev/shm",
-            "type": "tmpfs",
-            "source": "shm",
-            "options": ["nosuid", "nodev", "mode=1777", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
-        },
+    memory = f"size={max(spec.limits.memory // 4, 1 << 20)}"
+    mounts = [
+        _mount("/proc", "proc", "proc", "nosuid", "noexec", "nodev"),
+        _mount("/dev", "tmpfs", "tmpfs", "nosuid", "noexec", "mode=755", "size=64k"),
+        _mount("/dev/pts", "devpts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"),
+        _mount("/dev/shm", "tmpfs", "shm", "nosuid", "nodev", "mode=1777", memory),
+        # Memory, not disk: what must reach no file of the machine (a session's secrets) is kept here.
+        _mount("/run", "tmpfs", "run", "nosuid", "nodev", "noexec", "mode=755", memory),
     ]
-    # Memory, not disk: what must reach no file of the machine (a session's secrets) is kept here.
-    mounts.append(
-        {
-            "destination": "/run",
-            "type": "tmpfs",
-            "source": "run",
-            "options": ["nosuid", "nodev", "noexec", "mode=755", f"size={max(spec.limits.memory // 4, 1 << 20)}"],
-        }
-    )
     mounts += [_bind(str(overlay.source), overlay.target, "bind", "ro") for overlay in spec.host_paths]
     if spec.first_id is None:
         # gVisor would cover them in its own kernel, and its processes could still read them.

@@ -14,10 +14,15 @@ PATH_OF_DIRECTORY: Final = PATH | os.O_DIRECTORY
 
 
 @contextlib.contextmanager
-def opened(path: str | Path, flags: int, *, folder: int | None = None, mode: int = 0o600) -> Iterator[int]:
-    """Opens a file, below `folder` if one is given. Programs that are started meanwhile do not inherit it."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=folder)
+def closing(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def opened(
+    path: str | Path, flags: int, *, folder: int | None = None, mode: int = 0o600
+) -> contextlib.AbstractContextManager[int]:
+    """Opens a file, below `folder` if one is given. Programs that are started meanwhile do not inherit it."""
+    return closing(os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=folder))

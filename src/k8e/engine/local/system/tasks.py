@@ -1,10 +1,11 @@
-"""Work that ends before its caller does, also when the caller is cancelled: a roll-back must not meet it. And work that
-is done once for all its callers."""
+"""Work in tasks and threads: work that ends before its caller does, also when the caller is cancelled, so that a
+roll-back does not meet it; work that has a thread of its own; work that is done once for all its callers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -26,6 +27,13 @@ async def finish(doing: Coroutine[Any, Any, T]) -> T:
 async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """As `asyncio.to_thread`, to its end."""
     return await finish(asyncio.to_thread(function, *args, **kwargs))
+
+
+def in_own_thread(work: Callable[[], T]) -> T:
+    """Does work that changes its thread (namespaces, ids, filter) in a thread that ends with it: nothing has to be set
+    back, and no other work meets the change. Blocks until then, and raises what it raised."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="k8e-own") as thread:
+        return thread.submit(work).result()
 
 
 async def do_both(one: Coroutine[Any, Any, S], other: Coroutine[Any, Any, T]) -> tuple[S, T]:
