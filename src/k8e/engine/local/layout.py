@@ -40,7 +40,7 @@ class SandboxPaths:
 
     @property
     def mounts(self) -> Path:
-        """Mount points on the host of what the sandbox sees besides its disk."""
+        """Mount points on the machine of what the sandbox sees besides its disk."""
         return self.top / "mounts"
 
     @property

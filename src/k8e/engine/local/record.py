@@ -1,4 +1,4 @@
-"""The record of a sandbox, with which the next daemon finds the way back into it; and the host ids that are taken."""
+"""The record of a sandbox, by which the next daemon finds the way back into it; and the ranges of ids in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from k8e.engine import EngineError
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.runtime.bundle import ID_COUNT
 
-# Host ids of native sandboxes: far above people and distributions, below 2^31 where signed readers would trip.
+# Ids of native sandboxes on the machine: far above people and distributions, below 2^31, where signed readers trip.
 _FIRST_ID = 0x30000000
 _RANGES = (0x7FFF0000 - _FIRST_ID) // ID_COUNT
 
@@ -24,7 +24,7 @@ class Record:
     runtime: str
     image: str
     instance: str
-    id_range: int | None  # the number of its range of host ids; in the file it is called "slot"
+    id_range: int | None  # the number of its range of ids on the machine; in the file it is called "slot"
     hostname: str
     ready: bool = True  # False while it is started again: what runs then cannot be used yet
     # Inodes of the machine's directories that are mounted in it: names are not enough, as a sandbox that can write
@@ -110,7 +110,7 @@ class Records:
 
 
 class IdRanges:
-    """Each native sandbox has a range of host ids of its own."""
+    """Each native sandbox has a range of ids of its own on the machine."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

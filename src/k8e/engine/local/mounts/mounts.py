@@ -1,4 +1,4 @@
-"""Mounts directories of the machine for a sandbox, below its own directory on the host: one mount for each directory
+"""Mounts directories of the machine for a sandbox, below its own directory: one mount for each directory
 that was asked for, with the owners of files as the sandbox is to see them.
 
 Owners: the machine's user is the sandbox's default user, in both directions, and this user's other groups have numbers
@@ -74,8 +74,8 @@ def make_mount_point(paths: SandboxPaths, name: str) -> Path:
 
 
 def seal_mounts(paths: SandboxPaths) -> None:
-    """Makes them read-only on the host, where they have to stay (see kept_parts.py): the sandbox has its own copies by
-    now, and the daemon must never remove a user's project together with a directory of its own."""
+    """Makes them read-only on the machine, where they have to stay (see kept_parts.py): the sandbox has its own copies
+    by now, and the daemon must never remove a user's project together with a directory of its own."""
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(paths.mounts):
             with opened(paths.mounts / name, PATH_OF_DIRECTORY) as handle:

@@ -1,8 +1,8 @@
 """One sandbox's workspace in another: the same files, live in both directions.
 
-Each native sandbox has host ids of its own, so the child sees the files through an id-mapped mount: what belongs to
-uid 1000 of the parent belongs to uid 1000 of the child. The mount is the child's: it is below its directory, and holds
-the parent's disk for as long as the child lives, also when the parent is gone.
+Each native sandbox has ids of its own on the machine, so the child sees the files through an id-mapped mount: what
+belongs to uid 1000 of the parent belongs to uid 1000 of the child. The mount is the child's: it is below its directory,
+and holds the parent's disk for as long as the child lives, also when the parent is gone.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from k8e.engine.local.system.descriptors import DIRECTORY, PATH_OF_DIRECTORY, cl
 
 
 class RootFiles:
-    """`first_id`: the host's id for the sandbox's root; owners are given as the sandbox knows them."""
+    """`first_id`: the machine's id for the sandbox's root; owners are given as the sandbox knows them."""
 
     def __init__(self, root: Path, first_id: int | None = None) -> None:
         self._first = first_id or 0

@@ -52,7 +52,7 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory or file below the sandbox's own directory on the host, and where it is seen."""
+    """A directory or file below the sandbox's own directory on the machine, and where it is seen."""
 
     source: str
     target: str
@@ -64,21 +64,21 @@ class Bind:
 @dataclass(frozen=True, slots=True)
 class BundleSpec:
     root: str
-    agent: str  # the verified binary on the host
+    agent: str  # the verified binary on the machine
     loader: str  # and the library that it parks interpreters with
-    link: str  # the socket's directory on the host
+    link: str  # the socket's directory on the machine
     instance: bytes
     hostname: str
     cgroup: str
     limits: Limits
     host_paths: Sequence[HostPath]
-    first_id: int | None  # of the host range that the sandbox's ids are mapped to; None: no user namespace
+    first_id: int | None  # the first of the machine's ids that the sandbox's are mapped to; None: no user namespace
     seccomp: Mapping[str, Any]
-    hard_files: int  # what the host lets us set; raising it further may not be allowed
-    network: str  # path of the network namespace to join, which is the host's: no process inside has power over it
+    hard_files: int  # the most that the machine lets the daemon set
+    network: str  # path of the network namespace to join; no process inside has power over it
     binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
     hidden: Sequence[str] = ()  # files below the host_paths that must not be seen
-    nothing: str = ""  # an empty file on the host, to be seen in their place
+    nothing: str = ""  # an empty file on the machine, to be seen in their place
     read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
     powerless: bool = False
     mounting: bool = False  # the agent can mount inside, until it starts its first command: gVisor's kernel has slots
@@ -93,7 +93,7 @@ def _bind(source: str, target: str, *options: str) -> dict[str, Any]:
 
 
 def _own_bind(bind: Bind) -> dict[str, Any]:
-    # Private: what is mounted or unmounted on the host later is the host's business, but for slots.
+    # Private: what is mounted or unmounted on the machine later is not seen inside, but for slots.
     kind = ("rbind", "rprivate") if bind.whole else ("bind", "private")
     if bind.follows:
         kind = ("rbind", "rslave")
@@ -124,8 +124,8 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
 
 
 def _resources(limits: Limits, native: bool) -> dict[str, Any]:
-    # gVisor needs two tasks of the host for each process inside, and some for itself; when it cannot have one it dies.
-    # So there the host's limit is a backstop, and the one that programs meet is RLIMIT_NPROC, kept by its own kernel.
+    # gVisor needs two tasks of the machine for each process inside, and some for itself, and dies when it cannot have one.
+    # So there the cgroup's limit is a backstop, and the one that programs meet is RLIMIT_NPROC, kept by its own kernel.
     tasks = limits.pids + PARKED_TASKS if native else 2 * (limits.pids + PARKED_TASKS) + 256
     return {
         "devices": [{"allow": False, "access": "rwm"}],

@@ -58,7 +58,7 @@ def forget_sandbox(layout: Layout, wanted: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OciRuntime:
-    """One runtime's spelling of start and delete. `native` says whether the host's kernel is what commands talk to."""
+    """The program of a runtime. `native`: commands talk to the machine's kernel."""
 
     name: Runtime
     binary: str
