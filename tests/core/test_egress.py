@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.egress.egress import apply_change
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import HostsChange, SessionSpec
+from k8e.core.sessions.hosts import apply_change
 from k8e.core.store.errors import StoreFailed
 from k8e.engine import EngineError
 from k8e.policy import NOTHING, HostList

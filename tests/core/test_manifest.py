@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
-from k8e.core.sessions.manifest import check_entries, list_steps, parse_manifest
+from k8e.core.sandbox.manifest import check_entries, list_steps, parse_manifest
 from tests.core.rig import fault
 
 MANIFEST = """

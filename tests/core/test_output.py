@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.core.model import OUTPUT_LIMIT
-from k8e.core.runs.output import HeadTail
+from k8e.core.sandbox.output import HeadTail
 
 
 @given(st.lists(st.binary(max_size=40), max_size=60), st.integers(0, 50))

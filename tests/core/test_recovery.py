@@ -133,7 +133,7 @@ async def test_commands_of_a_dead_daemon_are_matched_with_their_records(folder: 
 async def test_commands_that_take_long_to_end_cost_their_session_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("k8e.core.sessions.recovery._PATIENCE", 5.0)  # one after the other they would take longer
+    monkeypatch.setattr("k8e.core.recovery._PATIENCE", 5.0)  # one after the other they would take longer
     async with open_rig(folder) as rig:
         session = await rig.create()
         await rig.run(session, "echo kept > file")

@@ -8,7 +8,7 @@ import pytest
 
 from k8e.core.errors import Kind
 from k8e.core.model import PoolStatus, SessionSpec
-from k8e.core.pool.reservations import MAX_RESERVATIONS
+from k8e.core.reservations import MAX_RESERVATIONS
 from k8e.engine import EngineError, Limits, Mount, SandboxSpec, Shape
 from k8e.settings import PoolSettings
 from tests.core.rig import ALICE, BOB, Rig, fault, open_rig

@@ -281,7 +281,7 @@ async def test_a_repository_is_cloned_from_inside(rig: Rig) -> None:
     # There is no network in these sandboxes: the origin is made in one, and cloned by the steps of another session.
     session = await rig.create()
     assert (await rig.run(session, GIT)).exit_code == 0
-    from k8e.core.sessions.manifest import apply_manifest
+    from k8e.core.sandbox.manifest import apply_manifest
 
     link, place = await rig.engine.attach(rig.sandbox_of(session))
     origin = "file:///tmp/origin"

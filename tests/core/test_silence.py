@@ -331,7 +331,7 @@ async def test_files_of_a_silent_sandbox_are_answered(rig: Rig) -> None:
 
 
 async def test_a_new_daemon_is_not_held_up_by_a_silent_sandbox(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("k8e.core.sessions.recovery._PATIENCE", 5.0)
+    monkeypatch.setattr("k8e.core.recovery._PATIENCE", 5.0)
     async with open_rig(folder) as rig:
         session, well = await rig.create(), await rig.create()
         stopping = stopped(rig, session)

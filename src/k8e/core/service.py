@@ -13,8 +13,6 @@ from k8e.core.approvals.approvals import Approvals
 from k8e.core.calls import call
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
-from k8e.core.egress.egress import Egress
-from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault
 from k8e.core.files import Files
 from k8e.core.images import Images
@@ -26,11 +24,11 @@ from k8e.core.model import Caller, ServiceStatus
 from k8e.core.parts import Parts
 from k8e.core.pool.memory import Memory, SystemMemory
 from k8e.core.pool.pool import Pool
-from k8e.core.pool.reservations import Reservations
+from k8e.core.recovery import Recovery
+from k8e.core.reservations import Reservations
 from k8e.core.runs.background import Background
 from k8e.core.runs.endings import Endings
 from k8e.core.runs.foreground import Foreground
-from k8e.core.runs.interpreters import Interpreters
 from k8e.core.runs.launcher import Launcher
 from k8e.core.runs.once import Once
 from k8e.core.runs.runs import Runs
@@ -38,11 +36,13 @@ from k8e.core.sessions.builder import Builder
 from k8e.core.sessions.calls import SessionCalls
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.observer import Observer
+from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.quotas import Quotas, measure_share
-from k8e.core.sessions.recovery import Recovery
 from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.runtimes import probe_runtimes
 from k8e.core.sessions.sessions import Sessions
@@ -96,10 +96,10 @@ class Service:
         self.images = Images(parts, registry, made_ahead)
         builder = Builder(parts, registry, observer, made_ahead, interpreters)
         self._creation = creation = Creation(
-            *(parts, registry, lifecycle), images=self.images, pool=made_ahead, quotas=quotas, builder=builder
+            *(parts, registry, lifecycle), resolve=self.images.resolve, pool=made_ahead, quotas=quotas, builder=builder
         )
         self.warm = Reservations(parts, made_ahead, creation)
-        self._egress = Egress(parts, sessions, registry, lifecycle)
+        self._hosts = Hosts(parts, sessions, registry, lifecycle)
         self._endings = endings = Endings(parts, sessions)
         launcher = Launcher(parts, sessions, quotas, endings)
         self._foreground = foreground = Foreground(parts, sessions, launcher, endings, interpreters)
@@ -109,14 +109,13 @@ class Service:
         persistence = Persistence(
             *(parts, sessions, lifecycle),
             builder=builder,
-            foreground=foreground,
-            endings=endings,
-            approvals=self.approvals,
+            end_runs=self.runs.end_all,
+            review_approvals=self.approvals.review,
             quotas=quotas,
             interpreters=interpreters,
         )
         children = Children(parts, sessions, creation, made_ahead, quotas)
-        self.sessions = SessionCalls(parts, sessions, lifecycle, creation, children, persistence, self._egress)
+        self.sessions = SessionCalls(parts, sessions, lifecycle, creation, children, persistence, self._hosts)
         self._upkeep: asyncio.Task[None] | None = None
 
     @property
@@ -140,7 +139,7 @@ class Service:
             *(self._parts, self._sessions, self._registry, self._lifecycle),
             endings=self._endings,
             background=self._background,
-            egress=self._egress,
+            hosts=self._hosts,
             pool=self._pool,
         ).recover()
         await self.approvals.recover()
@@ -196,7 +195,7 @@ class Service:
         await self.audit.sync()
         self._parts.refusals.review()
         await self._parts.refusals.sync()
-        await self._egress.save()
+        await self._hosts.save()
         self._tell_damages()
         await self.approvals.review()
         await self._sessions.save_uses()

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from k8e.core.environment import prepare_state
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Reservation
@@ -28,7 +27,8 @@ from k8e.core.pool.demand import Demand, Template
 from k8e.core.pool.memory import Memory
 from k8e.core.pool.quiet import Quiet
 from k8e.core.pool.retries import Retries
-from k8e.core.runs.interpreters import park, waits_for_mounts
+from k8e.core.sandbox.environment import prepare_state
+from k8e.core.sandbox.interpreters import park, waits_for_mounts
 from k8e.core.store.records import WarmRecord
 from k8e.core.tasks import stop, wait_done
 from k8e.engine import EngineError, Place

@@ -14,24 +14,25 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from k8e.core import checks
-from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, RunResult, RunSpec, Status
 from k8e.core.parts import Parts
 from k8e.core.runs.command import check_run, place_run
 from k8e.core.runs.deadlines import ALLOWANCE, GRACE, describe_silence, wait_until
-from k8e.core.runs.endings import Endings, put_away
+from k8e.core.runs.endings import Endings, end_command, put_away
 from k8e.core.runs.kept_output import KeptOutput
 from k8e.core.runs.launcher import Facts, Launcher
-from k8e.core.runs.output import read_all, read_so_far
+from k8e.core.runs.outcome import record_outcome
+from k8e.core.sandbox.output import read_all, read_so_far
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translated
 from k8e.link.errors import AgentError, Code, LinkError
-from k8e.link.model import CommandInfo, ExecSpec, Outcome
+from k8e.link.model import CommandInfo, ExecSpec, Outcome, Sandbox
 
 T = TypeVar("T")
 
@@ -209,6 +210,20 @@ class Background:
             if not any(one.id == info.id and one.running for one in commands):
                 return
             await asyncio.sleep(_PAUSE)
+
+    async def end_all(self, live: Live) -> None:
+        """Ends the runs of a session that is being stopped. Their output goes with the sandbox's memory."""
+        records = await self._store.runs(live.sandbox, unfinished=True)
+        mine = {run.command: run for run in records if run.background and run.command is not None}
+        if not mine:
+            return
+        sandbox, _ = await self._parts.engine.attach(live.sandbox)
+        commands = [info for info in await sandbox.commands() if info.id in mine]
+        await asyncio.gather(*(self._end(live, sandbox, info, mine[info.id]) for info in commands))
+
+    async def _end(self, live: Live, sandbox: Sandbox, info: CommandInfo, record: RunRecord) -> None:
+        outcome = await end_command(sandbox, info.id, running=info.running)
+        await self._endings.keep(record_outcome(record, outcome, stdout=0, stderr=0), live)
 
     # Collecting
 

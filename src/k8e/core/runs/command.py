@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from k8e.core import checks
-from k8e.core.environment import merge_env
 from k8e.core.model import RunSpec
-from k8e.core.runs.argv import check_argv
 from k8e.core.runs.deadlines import TIMEOUT_GRACE
+from k8e.core.sandbox.argv import check_argv
+from k8e.core.sandbox.environment import merge_env
 from k8e.core.sessions.sessions import Opened
 from k8e.engine import Place
 from k8e.link.model import ExecSpec, TerminalSize

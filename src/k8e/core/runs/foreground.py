@@ -14,9 +14,9 @@ from k8e.core.runs.command import check_run, place_run
 from k8e.core.runs.deadlines import ALLOWANCE, wait_until
 from k8e.core.runs.endings import Endings
 from k8e.core.runs.foreground_run import ForegroundRun
-from k8e.core.runs.interpreters import Interpreters
 from k8e.core.runs.launcher import Facts, Launcher
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done

@@ -13,7 +13,7 @@ from k8e.core.egress.denials import Mark
 from k8e.core.model import Chunk, RunResult
 from k8e.core.runs.deadlines import ALLOWANCE, GRACE, LOOK, wait_until
 from k8e.core.runs.endings import Endings
-from k8e.core.runs.output import HeadTail, read_into
+from k8e.core.sandbox.output import HeadTail, read_into
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import Tasks, stop, wait_done, wait_first, wait_result

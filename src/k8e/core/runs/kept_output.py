@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from k8e.core.environment import STATE
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, RunResult
+from k8e.core.sandbox.environment import STATE
 from k8e.core.sessions.sessions import Opened
 from k8e.core.store.records import RunRecord
 from k8e.core.store.store import Store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,15 +13,16 @@ from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
-from k8e.core.runs.argv import check_packages
 from k8e.core.runs.background import Background
 from k8e.core.runs.foreground import Foreground
 from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.runs.once import Once
+from k8e.core.sandbox.argv import check_packages
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import RunRecord
+from k8e.core.tasks import wait_done
 from k8e.link.model import CommandInfo
 
 PIP_SECONDS: Final = 300.0
@@ -105,6 +107,12 @@ class Runs:
         opened = await self._sessions.open(caller, session_id)
         with self._sessions.using(opened.live, "listing commands"):
             return [command for command in await opened.sandbox.commands() if command.running]
+
+    async def end_all(self, live: Live) -> None:
+        """Ends the runs of a session that is being stopped; callers who wait for one have its result."""
+        running = [run for run in self._foreground.running.values() if run.live is live]
+        await asyncio.gather(*(run.end() for run in running), self._background.end_all(live))
+        await wait_done(*(run.settled for run in running))
 
     async def _find(self, caller: Caller, run_id: str) -> tuple[RunRecord, Live | None, str]:
         """The run, its session if that is not destroyed, and the session's id."""

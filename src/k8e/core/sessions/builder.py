@@ -7,15 +7,16 @@ from dataclasses import asdict
 from typing import Final
 
 from k8e.core.access.turns import Turns
-from k8e.core.egress.observer import Observer
-from k8e.core.environment import keep_env, prepare_state
 from k8e.core.errors import Fault
 from k8e.core.model import Caller, ManifestEntry, Phase
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Claimed, Pool
-from k8e.core.runs.interpreters import Interpreters, waits_for_mounts
+from k8e.core.sandbox.environment import keep_env, prepare_state
+from k8e.core.sandbox.interpreters import waits_for_mounts
+from k8e.core.sandbox.manifest import apply_manifest, make_workdir
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.manifest import apply_manifest, make_workdir
+from k8e.core.sessions.observer import Observer
+from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.registry import Registry
 from k8e.core.store.records import SessionRecord

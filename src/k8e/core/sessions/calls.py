@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from k8e.core.calls import call
-from k8e.core.egress.egress import Egress
 from k8e.core.model import Caller, ChildSpec, HostsChange, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.sessions import Sessions
@@ -26,7 +26,7 @@ class SessionCalls:
         creation: Creation,
         children: Children,
         persistence: Persistence,
-        egress: Egress,
+        hosts: Hosts,
     ) -> None:
         self._parts = parts
         self._sessions = sessions
@@ -34,7 +34,7 @@ class SessionCalls:
         self._creation = creation
         self._children = children
         self._persistence = persistence
-        self._egress = egress
+        self._hosts = hosts
 
     @call("create")
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:
@@ -73,4 +73,4 @@ class SessionCalls:
 
     @call("set_hosts")
     async def set_hosts(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
-        return await self._egress.change(caller, session_id, change)
+        return await self._hosts.change(caller, session_id, change)

@@ -2,7 +2,7 @@
 
 It is a session of its own besides, with processes, limits, a network and an interpreter of its own. What it may do is a
 subset of what its parent may: who is refused here is told what was too much. Later the parent's list of hosts may
-become narrower, and the child's with it (egress.py); nothing else of either can change.
+become narrower, and the child's with it (hosts.py); nothing else of either can change.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Children:
         self._check_parent(parent)
         digest = parent.record.digest
         if spec.image:
-            digest = await self._creation.images.resolve(parent.session.owner, parent.session.tenant, spec.image)
+            digest = await self._creation.resolve_image(parent.session.owner, parent.session.tenant, spec.image)
         if spec.runtime is not None:
             await choose_runtime(self._parts, check_runtime(parent.session.runtime, spec.runtime))
         # From here to where it is registered nothing is waited for: a parent that ends, or may reach less, knows it.

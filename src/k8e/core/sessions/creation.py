@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from k8e.core import checks
 from k8e.core.access.access import choose_tenant
 from k8e.core.egress.ceiling import check_ceiling, find_usual_hosts
 from k8e.core.errors import Fault, Kind
-from k8e.core.images import Images
 from k8e.core.log.daemon_log import note
 from k8e.core.model import Caller, ManifestEntry, Phase, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
 from k8e.core.pool.pool import Claimed, Pool
+from k8e.core.sandbox.manifest import check_entries
 from k8e.core.sessions.builder import Builder
 from k8e.core.sessions.ends import ABANDONED
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.manifest import check_entries
 from k8e.core.sessions.mounts import check_shape
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.registry import Registry
@@ -30,6 +29,8 @@ from k8e.core.store.records import SessionRecord
 from k8e.core.tasks import wait_done
 from k8e.engine import PLAIN, Limits, Runtime
 from k8e.policy import HostList
+
+ResolveImage = Callable[[int, str, str], Awaitable[str]]  # the digest of an image, by its owner, tenant and name
 
 
 def make_id() -> str:
@@ -47,7 +48,7 @@ class Creation:
         registry: Registry,
         lifecycle: Lifecycle,
         *,
-        images: Images,
+        resolve: ResolveImage,
         pool: Pool,
         quotas: Quotas,
         builder: Builder,
@@ -55,7 +56,7 @@ class Creation:
         self._parts = parts
         self._registry = registry
         self._lifecycle = lifecycle
-        self.images = images
+        self.resolve_image = resolve
         self._pool = pool
         self._quotas = quotas
         self._builder = builder
@@ -72,7 +73,7 @@ class Creation:
         env = checks.check_session(spec)
         check_entries(spec.manifest)
         spec = replace(spec, shape=check_shape(caller, spec.shape))
-        digest = await self.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
+        digest = await self.resolve_image(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         hosts = await self._choose_hosts(caller, spec)
         runtime = await choose_runtime(self._parts, spec.runtime)
         session = self._describe(caller, spec, runtime, hosts)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from k8e.core.egress.observer import Observer
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Phase
@@ -26,6 +25,7 @@ from k8e.core.sessions.ends import (
     describe_loss,
 )
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.registry import Registry
 from k8e.core.tasks import stop, wait_done, wait_first, wait_result

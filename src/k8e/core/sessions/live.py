@@ -11,8 +11,8 @@ from typing import Final
 from k8e.core.access.access import Payer, find_payer
 from k8e.core.clock import Clock
 from k8e.core.egress.denials import Mark, Notes
-from k8e.core.environment import Variables
 from k8e.core.model import Phase, Session
+from k8e.core.sandbox.environment import Variables
 from k8e.core.sessions.phases import Event, follow
 from k8e.core.store.records import SessionRecord
 from k8e.policy import HostList
@@ -94,7 +94,7 @@ class BackgroundRuns:
 
 @dataclass(slots=True)
 class HostsState:
-    """The session's list of hosts between its record and the kernel; egress.py writes it."""
+    """The session's list of hosts between its record and the kernel; hosts.py writes it."""
 
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     unsaved: bool = False  # the list in force is not the one on record

@@ -1,47 +1,40 @@
 """Stopping a session and starting it again.
 
 A persistent session has three more phases than others. `stopping` and `starting` are on record before the step that
-they announce, and whichever daemon finds one of them makes it `stopped`: the files are the same before, during and
-after each. Both are the service's own tasks: a caller that disappears changes nothing about how they finish, and
-whoever comes second waits for the first.
+they announce, and the next daemon that finds one of them makes it `stopped`: the files are the same before, during and
+after each. Both are the service's own tasks: a caller that leaves changes nothing about how they finish, and a second
+caller waits for the first.
 
-What runs is asked to end first, as a machine's init would ask; what does not is killed with the sandbox. Whoever waited
-for a command has its result, with the reason.
+Commands are asked to end first, as a machine's init would ask; a command that does not end is killed with the sandbox.
+A caller that waits for a command has its result, with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from k8e.core import checks
-from k8e.core.approvals.approvals import Approvals
-from k8e.core.environment import Variables, keep_env, merge_env, prepare_state
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
-from k8e.core.runs.deadlines import GRACE
-from k8e.core.runs.endings import Endings, end_command
-from k8e.core.runs.foreground import Foreground
-from k8e.core.runs.interpreters import Interpreters
-from k8e.core.runs.outcome import record_outcome
+from k8e.core.sandbox.environment import Variables, keep_env, merge_env, prepare_state
 from k8e.core.sessions.builder import Builder, describe_sandbox
 from k8e.core.sessions.ends import STOPPED, describe_unusable
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.sessions import Sessions
-from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done, wait_result
 from k8e.core.translation import translated
 from k8e.engine import EngineError
 from k8e.link.errors import LinkError
-from k8e.link.model import CommandInfo, Sandbox
 
-PATIENCE: Final = GRACE + 3.0  # for everything that was asked to end
+PATIENCE: Final = 5.0  # for everything that was asked to end; longer than the time between TERM and KILL
 
 
 class Persistence:
@@ -52,9 +45,8 @@ class Persistence:
         lifecycle: Lifecycle,
         *,
         builder: Builder,
-        foreground: Foreground,
-        endings: Endings,
-        approvals: Approvals,
+        end_runs: Callable[[Live], Awaitable[None]],
+        review_approvals: Callable[[], Awaitable[None]],
         quotas: Quotas,
         interpreters: Interpreters,
     ) -> None:
@@ -62,9 +54,8 @@ class Persistence:
         self._sessions = sessions
         self._lifecycle = lifecycle
         self._builder = builder
-        self._foreground = foreground
-        self._endings = endings
-        self._approvals = approvals
+        self._end_runs = end_runs
+        self._review_approvals = review_approvals
         self._quotas = quotas
         self._interpreters = interpreters
 
@@ -86,26 +77,10 @@ class Persistence:
         """Ends what can be ended in good order. Whatever fails here is ended all the same, a moment later."""
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._approvals.review()
-                running = [run for run in self._foreground.running.values() if run.live is live]
-                await asyncio.gather(*(run.end() for run in running), self._end_background(live))
-                await wait_done(*(run.settled for run in running))
+                await self._review_approvals()
+                await self._end_runs(live)
         except (Fault, LinkError, EngineError, TimeoutError) as error:
             warn("stopped_hard", session=live.session_id, sandbox=live.sandbox, cause=error)
-
-    async def _end_background(self, live: Live) -> None:
-        records = await self._parts.store.runs(live.sandbox, unfinished=True)
-        mine = {run.command: run for run in records if run.background and run.command is not None}
-        if not mine:
-            return
-        sandbox, _ = await self._parts.engine.attach(live.sandbox)
-        commands = [info for info in await sandbox.commands() if info.id in mine]
-        await asyncio.gather(*(self._end_one(live, sandbox, info, mine[info.id]) for info in commands))
-
-    async def _end_one(self, live: Live, sandbox: Sandbox, info: CommandInfo, record: RunRecord) -> None:
-        """Its output goes with the sandbox's memory; how it ended stays."""
-        outcome = await end_command(sandbox, info.id, running=info.running)
-        await self._endings.keep(record_outcome(record, outcome, stdout=0, stderr=0), live)
 
     # Starting
 
@@ -143,7 +118,7 @@ class Persistence:
 
     async def _bring_back(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
         record = live.record
-        await self._approvals.review()  # what was asked before it stopped is settled before anybody can ask again
+        await self._review_approvals()  # what was asked before it stopped is settled before anybody can ask again
         await self._parts.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
         kept = merge_env(await self._parts.environments.recall(live.sandbox), plain)
         _check_variables(live, kept)

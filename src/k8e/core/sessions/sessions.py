@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from k8e.core import checks
-from k8e.core.egress.observer import Observer
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import Caller, Session
 from k8e.core.parts import Parts
 from k8e.core.sessions.ends import LOST, OUT_OF_MEMORY, SILENCE, UNRESPONSIVE, check_usable, describe_loss
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
+from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.registry import Registry
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, Observation, Place

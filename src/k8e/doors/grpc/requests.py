@@ -23,7 +23,7 @@ from k8e.core.model import (
     Scope,
     SessionSpec,
 )
-from k8e.core.sessions.manifest import parse_manifest
+from k8e.core.sandbox.manifest import parse_manifest
 from k8e.doors.errors import invalid
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.requests import name_clone

@@ -194,7 +194,7 @@ def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
         raise invalid("git_ref", "git_ref is given without git_repo")
     entries: list[ManifestEntry] = []
     if text:
-        from k8e.core.sessions.manifest import parse_manifest  # imports a YAML parser
+        from k8e.core.sandbox.manifest import parse_manifest  # imports a YAML parser
 
         entries.extend(parse_manifest(text))
     if repo:

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import IO, Final
 
-from k8e.core.runs.output import HeadTail
+from k8e.core.sandbox.output import HeadTail
 
 EACH: Final = 16 << 20  # of one stream; what comes after is counted and not kept
 ALL: Final = 64 << 20  # of one connection; the oldest make room

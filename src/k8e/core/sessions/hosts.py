@@ -56,7 +56,7 @@ def apply_change(old: HostList, change: HostsChange) -> HostList:
         refuse("add", error.cause, error.hint)
 
 
-class Egress:
+class Hosts:
     def __init__(self, parts: Parts, sessions: Sessions, registry: Registry, lifecycle: Lifecycle) -> None:
         self._parts = parts
         self._sessions = sessions

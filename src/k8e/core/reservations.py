@@ -63,7 +63,7 @@ class Reservations:
 
     async def _choose_template(self, caller: Caller, spec: SessionSpec) -> Template:
         runtime = await choose_runtime(self._parts, spec.runtime)
-        digest = await self._creation.images.resolve(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
+        digest = await self._creation.resolve_image(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         template = Template(runtime, digest, spec.limits or self._creation.default_limits, spec.shape)
         checks.check_memory(runtime, template.limits)
         return template

@@ -21,10 +21,10 @@ from typing import Final, NoReturn
 import yaml
 
 from k8e.core.checks import MAX_PATH, check_content, check_path, encode, refuse
-from k8e.core.environment import Variables, merge_env
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import MAX_MESSAGE, ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
-from k8e.core.runs.output import HeadTail, read_into
+from k8e.core.sandbox.environment import Variables, merge_env
+from k8e.core.sandbox.output import HeadTail, read_into
 from k8e.core.translation import translated
 from k8e.engine import Place
 from k8e.link.model import ExecSpec, Sandbox

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from k8e.core.egress.egress import Egress
-from k8e.core.environment import recall_env
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Phase, Status
@@ -18,7 +16,9 @@ from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
 from k8e.core.runs.endings import Endings, put_away
 from k8e.core.runs.outcome import record_outcome
+from k8e.core.sandbox.environment import recall_env
 from k8e.core.sessions import ends
+from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry
@@ -55,7 +55,7 @@ class Recovery:
         *,
         endings: Endings,
         background: Background,
-        egress: Egress,
+        hosts: Hosts,
         pool: Pool,
     ) -> None:
         self._parts = parts
@@ -64,7 +64,7 @@ class Recovery:
         self._lifecycle = lifecycle
         self._endings = endings
         self._background = background
-        self._egress = egress
+        self._hosts = hosts
         self._pool = pool
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -169,7 +169,7 @@ class Recovery:
     async def _take_over(self, live: Live) -> _Left:
         opened = await self._sessions.enter(live)
         # Before anything else: what runs in there must not have more than the record says for longer than need be.
-        await self._egress.restore(live)
+        await self._hosts.restore(live)
         if live.session.env_keys:
             live.recall(await recall_env(opened.sandbox))
         commands = {info.id: info for info in await opened.sandbox.commands()}

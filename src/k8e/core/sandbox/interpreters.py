@@ -1,0 +1,92 @@
+"""Parked interpreters: started before there is a program for them.
+
+Most of the time of a short program goes into the start of its interpreter: Python, Node or a shell. So one of each kind
+waits in a sandbox, stopped just before it would look at its program, and the agent hands it a run that fits in every
+respect (docs/parking.md). This module decides which runs may ask for that. No run depends on it: where
+none is parked, the agent starts the command the plain way, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from k8e.core.model import Language
+from k8e.core.sandbox.argv import COMMANDS, MAX_WORD
+from k8e.core.sandbox.environment import Variables, merge_env
+from k8e.engine import Place, Shape
+from k8e.link.errors import AgentError
+from k8e.link.model import ExecSpec, Sandbox
+
+Kind = tuple[bytes, ...]  # how the command begins; its program is the rest
+
+BASH: Final[Kind] = COMMANDS[Language.BASH]
+PYTHON: Final[Kind] = COMMANDS[Language.PYTHON]
+NODE: Final[Kind] = COMMANDS[Language.NODE]
+
+# A parked interpreter counts against the sandbox's memory like any other process; a small sandbox has none.
+NEEDED_MEMORY: Final[Mapping[Kind, int]] = {BASH: 32 << 20, PYTHON: 128 << 20, NODE: 384 << 20}
+# Programs that look at their own process through /proc, or with tools that read it, would see a difference: when it
+# started, what is mapped into it, and in gVisor the length of its arguments.
+_CURIOUS: Final = re.compile(
+    rb"/proc\b|psutil|setproctitle|process\.title|LD_PRELOAD|\b(?:ps|pgrep|pidof|pkill|killall|top|htop|lsof|pstree|gdb|strace|ltrace)\b"
+)
+# Programs in quick succession are not slowed down by the start of interpreters that none of them would find ready; and
+# the files that they changed are older than the clock's tick when the next interpreter reads them.
+PAUSE: Final = 0.03
+
+
+def suits(spec: ExecSpec) -> bool:
+    """Whether a parked interpreter could take the run, as far as the spec tells."""
+    if spec.argv[:-1] not in NEEDED_MEMORY:
+        return False
+    if spec.terminal is not None or spec.rlimits:
+        return False
+    code = spec.argv[-1]
+    if spec.argv[:-1] == NODE and code.startswith((b"-", b"\\-")):
+        return False  # Node takes it for another option, or for an escaped one
+    return len(code) <= MAX_WORD and not _CURIOUS.search(code)
+
+
+def plan(kind: Kind, place: Place, env: Variables) -> ExecSpec:
+    """The command that is parked. The agent finds the program's place by the placeholder, which no program equals."""
+    placeholder = secrets.token_hex(16).encode()
+    return ExecSpec(
+        (*kind, placeholder),
+        merge_env(place.env, env),
+        place.workspace,
+        identity=place.user,
+        keep_capabilities=place.capable,
+    )
+
+
+async def park(sandbox: Sandbox, place: Place, memory: int, env: Variables = (), *, keep: float | None = None) -> None:
+    """Parks one of each kind that the sandbox has and has room for; returns when they wait. `memory` is the sandbox's
+    limit; without `keep` they wait until they are used."""
+    failed = [kind for kind in NEEDED_MEMORY if not await park_one(sandbox, place, memory, env, kind, keep)]
+    if failed and place.capable:
+        # At its first start root's Python writes what it compiles beside its sources: too young then to rely on.
+        await asyncio.sleep(PAUSE)
+        for kind in failed:
+            await park_one(sandbox, place, memory, env, kind, keep)
+
+
+def waits_for_mounts(shape: Shape, place: Place) -> bool:
+    """An interpreter of an image whose user is root could take hold of the slots, through which directories are
+    mounted: it is parked when they are mounted."""
+    return bool(shape.slots) and not place.user.uid
+
+
+async def park_one(sandbox: Sandbox, place: Place, memory: int, env: Variables, kind: Kind, keep: float | None) -> bool:
+    """Whether it waits now."""
+    # An environment with variables for the dynamic linker asks for something that parking would change.
+    if not place.loader or memory < NEEDED_MEMORY[kind] or any(name.startswith(b"LD_") for name, _ in env):
+        return False
+    try:
+        await sandbox.park(plan(kind, place, env), place.loader, keep=keep)
+    except AgentError:
+        return False  # it is not installed, or not one that the loader knows, or its files are just being changed
+    return True
