@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import AsyncIterable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -26,34 +26,12 @@ from k8e.core.pool.pool import Pool
 from k8e.core.sessions.registry import Registry
 from k8e.core.store.records import ImageRecord
 from k8e.core.tasks import stop, wait_done
-from k8e.engine import EngineError
+from k8e.core.translation import translated_image
 from k8e.engine.images import Credentials, Image, Report
 from k8e.engine.reference import InvalidReference, parse_reference
 
 _SHARED: Final = Payer(0, "")  # the owner of what all may use
 _AT_ONCE: Final = 4  # pulls and imports of one payer
-
-_REASONS: Final[Mapping[str, tuple[Kind, str]]] = {
-    "invalid": (Kind.INVALID, "invalid_argument"),
-    "not_found": (Kind.NOT_FOUND, "image_not_found"),
-    "unauthorized": (Kind.DENIED, "image_unauthorized"),
-    "rate_limited": (Kind.EXHAUSTED, "registry_busy"),
-    "no_platform": (Kind.UNAVAILABLE, "image_not_for_this_machine"),
-    "unreachable": (Kind.UNAVAILABLE, "registry_unreachable"),
-    "untrusted": (Kind.UNAVAILABLE, "registry_untrusted"),
-    "refused": (Kind.FAILED, "image_refused"),
-    "disk_full": (Kind.EXHAUSTED, "disk_full"),
-}
-
-
-@contextmanager
-def translated(subject: str) -> Iterator[None]:
-    try:
-        yield
-    except EngineError as error:
-        kind, code = _REASONS.get(error.reason, (Kind.FAILED, "image_failed"))
-        field = "image" if kind is Kind.INVALID else ""
-        raise Fault(kind, code, f"{subject} failed", detail=error.cause, hint=error.hint, field=field) from error
 
 
 class Images:
@@ -82,7 +60,7 @@ class Images:
             hint = "Root builds it: `k8e image build-base`." if canonical == BASE else "Give it a name."
             raise Fault(Kind.INVALID, "invalid_argument", f"image: {name} is in no registry", hint=hint, field="image")
         await self._check_room(payer)
-        with self._turn(payer), translated(f"pulling {name}"):
+        with self._turn(payer), translated_image(f"pulling {name}"):
             image = await self._do(self._engine.images.pull(canonical, credentials, report))
         return await self._keep(caller, payer, canonical, image, "image_pulled")
 
@@ -92,7 +70,7 @@ class Images:
     ) -> NamedImage:
         payer, canonical = self._admit(caller, tenant), _check_own_name(name) if name else ""
         await self._check_room(payer)
-        with self._turn(payer), translated("importing the image"):
+        with self._turn(payer), translated_image("importing the image"):
             image = await self._do(self._engine.images.take(pieces, report))
         canonical = canonical or _name_by_archive(image.names)
         return await self._keep(caller, payer, canonical, image, "image_imported")
@@ -100,7 +78,7 @@ class Images:
     @call("build_base")
     async def build_base(self, caller: Caller, report: Report) -> NamedImage:
         require_scope(caller, Scope.ADMIN)
-        with self._turn(_SHARED), translated(f"building {BASE}"):
+        with self._turn(_SHARED), translated_image(f"building {BASE}"):
             image = await self._do(self._engine.images.build_base(report))
         return await self._keep(caller, _SHARED, BASE, image, "image_built")
 
@@ -131,7 +109,7 @@ class Images:
         payer = find_payer(owner, tenant)
         record = await self._find(payer, canonical)
         if record is not None:
-            with translated(f"looking for {name}"):
+            with translated_image(f"looking for {name}"):
                 found = await self._engine.images.find(record.digest)
             if found is not None:
                 await self._store.use_image(record, self._clock.wall())
@@ -150,7 +128,7 @@ class Images:
             records = [each for each in everything if sees_all(caller) or _is_usable(each, payer)]
         shown = []
         for record in records:
-            with translated("listing images"):
+            with translated_image("listing images"):
                 image = await self._engine.images.find(record.digest)
             if image is not None:
                 shown.append(_show(record, image))
@@ -210,7 +188,7 @@ class Images:
         named = {record.digest for record in await self._store.images()}
         made = {live.record.digest for live in self._registry} - {HOST}
         await self._pool.forget_images({HOST, *named})
-        with translated("removing images"):
+        with translated_image("removing images"):
             return await self._engine.images.retain(named | made)
 
     def _users(self, record: ImageRecord) -> Sequence[str]:
@@ -238,7 +216,7 @@ class Images:
             raise _exhausted("too_many_image_bytes", f"your images have more than {self._quotas.image_bytes} bytes")
 
     async def _size(self, digests: Collection[str]) -> int:
-        with translated("measuring images"):
+        with translated_image("measuring images"):
             found = [await self._engine.images.find(digest) for digest in digests]
         return sum(image.size for image in found if image is not None)
 

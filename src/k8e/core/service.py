@@ -123,10 +123,6 @@ class Service:
         return self._parts.metrics
 
     @property
-    def settings(self) -> Settings:
-        return self._parts.settings
-
-    @property
     def audit(self) -> Audit:
         return self._parts.audit
 

@@ -10,7 +10,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.engine import EngineError, MountRefused
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkError, NotStarted, Stage
 
-# What the agent answers about files: kind, our code, the hint.
+# The agent's answers about files: kind, our code, the hint.
 _FILES: Final[Mapping[Code, tuple[Kind, str, str]]] = {
     Code.NOT_FOUND: (Kind.NOT_FOUND, "file_not_found", "Relative paths begin at /workspace; list what is there."),
     Code.DENIED: (Kind.DENIED, "permission_denied", "Commands and files are the default user's, not root's."),
@@ -33,7 +33,7 @@ _FILES: Final[Mapping[Code, tuple[Kind, str, str]]] = {
     Code.UNKNOWN_COMMAND: (Kind.LOST, "command_lost", ""),
 }
 
-# What the agent answers when a command did not start. Nothing ran.
+# The agent's answers when a command did not start. Nothing ran.
 _STARTS: Final[Mapping[tuple[Stage, Code], tuple[Kind, str, str, str]]] = {
     (Stage.CWD, Code.NOT_FOUND): (Kind.INVALID, "workdir_not_found", "workdir", "Create the directory first."),
     (Stage.CWD, Code.NOT_DIRECTORY): (Kind.INVALID, "workdir_not_a_directory", "workdir", ""),
@@ -42,6 +42,19 @@ _STARTS: Final[Mapping[tuple[Stage, Code], tuple[Kind, str, str, str]]] = {
     (Stage.EXEC, Code.DENIED): (Kind.DENIED, "program_not_executable", "argv", "chmod +x may be missing."),
     (Stage.EXEC, Code.NOT_EXECUTABLE): (Kind.INVALID, "program_not_executable", "argv", "Is it a script without #!?"),
     (Stage.EXEC, Code.TOO_BIG): (Kind.INVALID, "arguments_too_long", "argv", "Hand large input over in a file."),
+}
+
+# The engine's reasons for not having an image.
+_IMAGES: Final[Mapping[str, tuple[Kind, str]]] = {
+    "invalid": (Kind.INVALID, "invalid_argument"),
+    "not_found": (Kind.NOT_FOUND, "image_not_found"),
+    "unauthorized": (Kind.DENIED, "image_unauthorized"),
+    "rate_limited": (Kind.EXHAUSTED, "registry_busy"),
+    "no_platform": (Kind.UNAVAILABLE, "image_not_for_this_machine"),
+    "unreachable": (Kind.UNAVAILABLE, "registry_unreachable"),
+    "untrusted": (Kind.UNAVAILABLE, "registry_untrusted"),
+    "refused": (Kind.FAILED, "image_refused"),
+    "disk_full": (Kind.EXHAUSTED, "disk_full"),
 }
 
 
@@ -83,3 +96,13 @@ def translated(subject: str) -> Iterator[None]:
         yield
     except (LinkError, EngineError) as error:
         raise translate(error, subject) from error
+
+
+@contextmanager
+def translated_image(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except EngineError as error:
+        kind, code = _IMAGES.get(error.reason, (Kind.FAILED, "image_failed"))
+        field = "image" if kind is Kind.INVALID else ""
+        raise Fault(kind, code, f"{subject} failed", detail=error.cause, hint=error.hint, field=field) from error
