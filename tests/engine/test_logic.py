@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.engine import Limits
+from k8e.engine import Limits, Runtime, SandboxSpec
 from k8e.engine.local.disk.cleanup import mounts_below
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.roots import host_image
@@ -188,14 +188,13 @@ BINDS = st.lists(
 )
 SPECS = st.builds(
     BundleSpec,
+    sandbox=st.builds(SandboxSpec, st.just(Runtime.NATIVE), limits=LIMITS, hostname=NAMES),
     root=st.just("/state/sandboxes/x/disk/root"),
     agent=st.just("/state/agents/hash"),
     loader=st.just("/state/agents/other"),
     link=st.just("/state/sandboxes/x/disk/link"),
     instance=st.binary(min_size=16, max_size=16),
-    hostname=NAMES,
     cgroup=NAMES.map(lambda name: f"/k8e-0/{name}"),
-    limits=LIMITS,
     host_paths=st.lists(st.builds(HostPath, FILES, FILES.map(os.fspath)), max_size=4),
     first_id=st.one_of(st.none(), st.integers(0x30000000, 0x7FFE0000)),
     seccomp=st.just({"defaultAction": "SCMP_ACT_ERRNO"}),
@@ -266,14 +265,14 @@ def test_native_sandboxes_have_every_namespace_and_ids_of_their_own(spec: Bundle
 def test_limits_are_all_in_the_bundle(spec: BundleSpec) -> None:
     config = build_config(spec)
     resources = config["linux"]["resources"]
-    assert resources["memory"]["limit"] == resources["memory"]["swap"] == spec.limits.memory
-    assert resources["pids"]["limit"] >= spec.limits.pids
-    assert spec.first_id is None or resources["pids"]["limit"] == spec.limits.pids + bundle.PARKED_TASKS
+    assert resources["memory"]["limit"] == resources["memory"]["swap"] == spec.sandbox.limits.memory
+    assert resources["pids"]["limit"] >= spec.sandbox.limits.pids
+    assert spec.first_id is None or resources["pids"]["limit"] == spec.sandbox.limits.pids + bundle.PARKED_TASKS
     assert resources["cpu"]["quota"] > 0
     assert resources["devices"][0] == {"allow": False, "access": "rwm"}
     rlimits = {limit["type"]: limit for limit in config["process"]["rlimits"]}
     assert rlimits["RLIMIT_CORE"]["hard"] == 0
-    assert rlimits["RLIMIT_NOFILE"]["hard"] <= min(spec.limits.open_files, spec.hard_files)
+    assert rlimits["RLIMIT_NOFILE"]["hard"] <= min(spec.sandbox.limits.open_files, spec.hard_files)
     assert config["linux"]["seccomp"] == spec.seccomp
 
 

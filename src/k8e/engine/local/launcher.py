@@ -107,29 +107,23 @@ class Launcher:
         _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         mounting = bool(spec.shape.slots) and not runtime.native
         return BundleSpec(
+            sandbox=spec,
             root=os.fspath(paths.root),
             agent=os.fspath(self._layout.agents / agent_binary().sha256),
             loader=os.fspath(self._layout.agents / loader_library().sha256),
             link=os.fspath(paths.link),
             instance=bytes.fromhex(record.instance),
-            hostname=spec.hostname,
             cgroup=self._cgroups.path_of(sandbox),
-            limits=spec.limits,
             host_paths=root.host_paths(),
             first_id=record.first_id,
             seccomp=build_profile(
-                platform.machine(),
-                runtime.native,
-                set_ids=may_set_ids(spec.shape),
-                mounting=mounting,
+                platform.machine(), runtime.native, set_ids=may_set_ids(spec.shape), mounting=mounting
             ),
             hard_files=hard_files,
             network=namespace,
             binds=binds,
             hidden=hidden,
             nothing=os.fspath(paths.bundle / _NOTHING),
-            read_only=spec.shape.read_only,
-            powerless=spec.shape.powerless,
             mounting=mounting,
         )
 

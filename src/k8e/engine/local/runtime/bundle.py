@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from k8e.engine import Limits
+from k8e.engine import Limits, SandboxSpec
 from k8e.engine.local.roots.host_image import LOADER, HostPath
 
 AGENT_PATH = "/k8e-agent"
@@ -63,14 +63,13 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class BundleSpec:
+    sandbox: SandboxSpec
     root: str
     agent: str  # the verified binary on the machine
     loader: str  # and the library that it parks interpreters with
     link: str  # the socket's directory on the machine
     instance: bytes
-    hostname: str
     cgroup: str
-    limits: Limits
     host_paths: Sequence[HostPath]
     first_id: int | None  # the first of the machine's ids that the sandbox's are mapped to; None: no user namespace
     seccomp: Mapping[str, Any]
@@ -79,8 +78,6 @@ class BundleSpec:
     binds: Sequence[Bind]  # in the order in which they are mounted; /workspace is one of them
     hidden: Sequence[str] = ()  # files below the host_paths that must not be seen
     nothing: str = ""  # an empty file on the machine, to be seen in their place
-    read_only: bool = False  # but for what is mounted: /tmp, memory, and binds that say so
-    powerless: bool = False
     mounting: bool = False  # the agent can mount inside, until it starts its first command: gVisor's kernel has slots
 
 
@@ -101,7 +98,7 @@ def _own_bind(bind: Bind) -> dict[str, Any]:
 
 
 def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
-    memory = f"size={max(spec.limits.memory // 4, 1 << 20)}"
+    memory = f"size={max(spec.sandbox.limits.memory // 4, 1 << 20)}"
     mounts = [
         _mount("/proc", "proc", "proc", "nosuid", "noexec", "nodev"),
         _mount("/dev", "tmpfs", "tmpfs", "nosuid", "noexec", "mode=755", "size=64k"),
@@ -124,8 +121,8 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
 
 
 def _resources(limits: Limits, native: bool) -> dict[str, Any]:
-    # gVisor needs two tasks of the machine for each process inside, and some for itself, and dies when it cannot have one.
-    # So there the cgroup's limit is a backstop, and the one that programs meet is RLIMIT_NPROC, kept by its own kernel.
+    # gVisor needs two tasks of the machine for each process inside, and some for itself; without one of them it dies.
+    # So there the limit of the cgroup is a backstop, and programs meet RLIMIT_NPROC, which its own kernel keeps.
     tasks = limits.pids + PARKED_TASKS if native else 2 * (limits.pids + PARKED_TASKS) + 256
     return {
         "devices": [{"allow": False, "access": "rwm"}],
@@ -136,11 +133,12 @@ def _resources(limits: Limits, native: bool) -> dict[str, Any]:
 
 
 def build_config(spec: BundleSpec) -> dict[str, Any]:
+    limits, shape = spec.sandbox.limits, spec.sandbox.shape
     namespaces: list[dict[str, str]] = [{"type": name} for name in ("pid", "mount", "ipc", "uts")]
     namespaces.append({"type": "network", "path": spec.network})
     linux: dict[str, Any] = {
         "cgroupsPath": spec.cgroup,
-        "resources": _resources(spec.limits, spec.first_id is not None),
+        "resources": _resources(limits, spec.first_id is not None),
         "maskedPaths": [*_MASKED, *(spec.hidden if spec.first_id is not None else ())],
         "readonlyPaths": list(_READ_ONLY),
         "seccomp": spec.seccomp,
@@ -149,15 +147,15 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
         namespaces += [{"type": "user"}, {"type": "cgroup"}]
         mapping = [{"containerID": 0, "hostID": spec.first_id, "size": ID_COUNT}]
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
-    files = min(spec.limits.open_files, spec.hard_files)
-    processes = spec.limits.pids + PARKED_TASKS
-    capabilities = _FEWEST_CAPABILITIES if spec.powerless else _CAPABILITIES
+    files = min(limits.open_files, spec.hard_files)
+    processes = limits.pids + PARKED_TASKS
+    capabilities = _FEWEST_CAPABILITIES if shape.powerless else _CAPABILITIES
     if spec.mounting:
         capabilities = (*capabilities, "CAP_SYS_ADMIN")
     return {
         "ociVersion": "1.0.2",
-        "hostname": spec.hostname,
-        "root": {"path": spec.root, "readonly": spec.read_only},
+        "hostname": spec.sandbox.hostname,
+        "root": {"path": spec.root, "readonly": shape.read_only},
         "mounts": _mounts(spec),
         "linux": linux | {"namespaces": namespaces},
         "process": {

@@ -1,8 +1,8 @@
-"""Running the system's tools (mount, runc, mkfs): exact argv, a deadline, errors that say what was tried.
+"""Runs the system's tools (runc, mkfs, apt-get): exact argv, a deadline, errors that say what was tried.
 
 A tool must not go on building a sandbox after the daemon that asked for it was killed, because its successor is taking
-the same sandbox down. `setpriv --pdeathsig` has the kernel see to that from the moment it is called; a daemon that died
-before that moment is noticed by the shell after it, whose parent is then another one.
+the same sandbox down. `setpriv --pdeathsig` has the kernel kill it with the daemon from the moment it is called; a
+daemon that died before that moment is noticed by the shell after it, whose parent is then another process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def find_tool(name: str) -> str | None:
 
 
 def bound_to(parent: int, words: Sequence[str]) -> list[str]:
-    """The command as a child of that process, which it never outlives: it is killed with it, or never starts."""
+    """Returns the command as a child that never outlives that process: it is killed with it, or never starts."""
     return ["setpriv", "--pdeathsig", "KILL", "--", "/bin/sh", "-c", _CHECK_PARENT, str(parent), *words]
 
 
@@ -76,11 +76,9 @@ async def try_tool(
         if isinstance(error, TimeoutError):
             raise EngineError(os.path.basename(words[0]), f"no end after {deadline:g} s: {' '.join(words)}") from error
         raise
-    text = (out if capture else err) or b""
+    text = out if capture else (err or b"")[-_SHOWN:]
     status = process.returncode if process.returncode is not None else -1
-    return ToolResult(
-        words, status, text[-_SHOWN:].decode(errors="replace") if not capture else text.decode(errors="replace")
-    )
+    return ToolResult(words, status, text.decode(errors="replace"))
 
 
 async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) -> ToolResult:
@@ -98,11 +96,11 @@ async def try_filtered_tool(program: bytes, *argv: str | Path, deadline: float) 
             seccomp(program)
             processes.append(_start_quietly(words))
             settle(ended.set_result, processes[0].wait())
-        except BaseException as error:  # noqa: BLE001 - all of them are for the one who waits
+        except BaseException as error:  # noqa: BLE001 - all of them are for the caller, who waits
             settle(ended.set_exception, error)
 
     def settle(tell: Callable[[Any], None], outcome: object) -> None:
-        # Who was cancelled waits in `finally`, for the thread's end.
+        # A caller who was cancelled waits in `finally`, for the thread's end.
         loop.call_soon_threadsafe(lambda: None if ended.done() else tell(outcome))
 
     thread = threading.Thread(target=run, name="k8e-runtime")
