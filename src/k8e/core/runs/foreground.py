@@ -125,45 +125,28 @@ class NotBegun:
     """Implements `contract.LiveRun` for a command of which its sandbox did not say in time that it began."""
 
     def __init__(self, result: RunResult) -> None:
-        self._result = result
+        self.run_id = result.run_id
+        self.session_id = result.session_id
         self.settled: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self.settled.set_result(result)
-
-    @property
-    def run_id(self) -> str:
-        return self._result.run_id
-
-    @property
-    def session_id(self) -> str:
-        return self._result.session_id
 
     async def output(self) -> AsyncGenerator[Chunk, None]:
         for _ in ():
             yield Chunk(1, b"")
 
-    async def collect(self, stdin: bytes) -> RunResult:
-        return self._result
-
-    async def feed(self, stdin: bytes) -> None:
-        pass
-
-    async def write_stdin(self, data: bytes) -> None:
-        pass
-
-    async def close_stdin(self) -> None:
-        pass
-
-    async def signal(self, number: int) -> None:
-        pass
-
-    async def resize(self, rows: int, columns: int) -> None:
-        pass
-
     async def result(self) -> RunResult:
-        return self._result
+        return self.settled.result()
 
-    async def kill(self) -> None:
+    async def collect(self, stdin: bytes) -> RunResult:
+        return self.settled.result()
+
+    async def _ignore(self, *_: object, **__: object) -> None:
         pass
+
+    feed = write_stdin = close_stdin = signal = resize = kill = _ignore
+
+    def when_left(self, callback: Callable[[], None]) -> None:
+        callback()
 
 
 def _when_settled(launching: asyncio.Task[ForegroundRun | NotBegun], callback: Callable[[], None]) -> None:

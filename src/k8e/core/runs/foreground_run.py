@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class ForegroundRun:
         self._due = due
         self._collecting = False
         self._broken = False
+        self._left: Callable[[], None] = lambda: None
         self._use = contextlib.ExitStack()
         self._use.enter_context(live.in_use())
         self.settled = tasks.spawn(self._settle(), watched=True)
@@ -166,9 +167,16 @@ class ForegroundRun:
         except asyncio.CancelledError:
             self.leave()
             raise
+        finally:
+            self._left()
 
     async def kill(self) -> None:
         self.leave()
+        self._left()
+
+    def when_left(self, callback: Callable[[], None]) -> None:
+        """Calls back when the caller has the result, or leaves without it."""
+        self._left = callback
 
     def leave(self) -> None:
         """The caller is gone: ends the tree and drops the rest of the output."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Final
 
 from k8e.core.access.access import Payer, choose_tenant, find_payer
-from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
+from k8e.core.contract import LiveRun
+from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec
 from k8e.core.runs.command import check_run
 from k8e.core.runs.foreground import Foreground, NotBegun
 from k8e.core.runs.foreground_run import ForegroundRun
@@ -37,13 +37,16 @@ class Once:
         self._creation = creation
         self._foreground = foreground
 
-    async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> OnceRun:
+    async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> LiveRun:
         live = await self._make(caller, session, run, keep=keep)
         try:
-            return OnceRun(self._lifecycle, live, await self._foreground.start(caller, run, live), keep=keep)
+            started = await self._foreground.start(caller, run, live)
         except BaseException:
             self._lifecycle.end(live, DESTROYED if keep else FINISHED)
             raise
+        if not keep:
+            started.when_left(lambda: self._end_with(live, started))
+        return started
 
     async def run(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> RunResult:
         live = await self._make(caller, session, run, keep=keep)
@@ -76,60 +79,11 @@ class Once:
         for live in self._registry:
             if live.record.fleeting:
                 run = running.get(live.sandbox)
-                end_with(self._lifecycle, live, run) if run else self._lifecycle.end(live, FINISHED)
+                self._end_with(live, run) if run else self._lifecycle.end(live, FINISHED)
 
-
-class OnceRun:
-    """Implements `contract.LiveRun`. The session ends when the result was given, or when the caller leaves."""
-
-    def __init__(self, lifecycle: Lifecycle, live: Live, run: ForegroundRun | NotBegun, *, keep: bool) -> None:
-        self._lifecycle = lifecycle
-        self._live = live
-        self._run = run
-        self._keep = keep
-
-    @property
-    def run_id(self) -> str:
-        return self._run.run_id
-
-    @property
-    def session_id(self) -> str:
-        return self._live.session_id
-
-    async def output(self) -> AsyncGenerator[Chunk, None]:
-        async for chunk in self._run.output():
-            yield chunk
-
-    async def write_stdin(self, data: bytes) -> None:
-        await self._run.write_stdin(data)
-
-    async def close_stdin(self) -> None:
-        await self._run.close_stdin()
-
-    async def signal(self, number: int) -> None:
-        await self._run.signal(number)
-
-    async def resize(self, rows: int, columns: int) -> None:
-        await self._run.resize(rows, columns)
-
-    async def result(self) -> RunResult:
-        try:
-            return await self._run.result()
-        finally:
-            self._part()
-
-    async def kill(self) -> None:
-        await self._run.kill()
-        self._part()
-
-    def _part(self) -> None:
+    def _end_with(self, live: Live, run: ForegroundRun | NotBegun) -> None:
         """The command has the time to end by itself that every command has: it may have files of the machine open."""
-        if not self._keep:
-            end_with(self._lifecycle, self._live, self._run)
-
-
-def end_with(lifecycle: Lifecycle, live: Live, run: ForegroundRun | NotBegun) -> None:
-    if run.settled.done():
-        lifecycle.end(live, FINISHED)
-    else:
-        run.settled.add_done_callback(lambda _: lifecycle.end(live, FINISHED))
+        if run.settled.done():
+            self._lifecycle.end(live, FINISHED)
+        else:
+            run.settled.add_done_callback(lambda _: self._lifecycle.end(live, FINISHED))
