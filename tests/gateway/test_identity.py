@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from k8e.cli.process import Failure
 from k8e.cli.remote.connection import log_in, open_channel, read_detail, renew
+from k8e.core.access.keys import CLIENT_LIFE
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.identity import anonymous
 from k8e.identity.api_key import ApiKey, BadKey, state_login, verify_login
 from k8e.identity.authority import (
-    CLIENT_LIFE,
     SERVER_LIFE,
     Authority,
     BadRequest,

@@ -30,13 +30,8 @@ from k8e.damage import read_own
 
 CA_LIFE: Final = 20 * 365 * 86_400.0
 SERVER_LIFE: Final = 30 * 86_400.0
-CLIENT_LIFE: Final = 90 * 86_400.0
-LOCAL_LIFE: Final = 86_400.0
 _SKEW: Final = 300.0  # for clients whose clock is behind
 _MAX_REQUEST: Final = 16 << 10
-
-KEY_SCHEME: Final = "k8e:key:"
-USER_SCHEME: Final = "k8e:uid:"
 
 
 class BadRequest(ValueError):

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TTL: Final = 30 * 86_400.0
 MAX_TTL: Final = 10 * 365 * 86_400.0
+CLIENT_LIFE: Final = 90 * 86_400.0  # of a certificate, at most
+LOCAL_LIFE: Final = 86_400.0  # of a local user's
+_KEY_SCHEME: Final = "k8e:key:"  # how identities in certificates begin
+_USER_SCHEME: Final = "k8e:uid:"
 _MAX_TENANTS: Final = 64
 _MINUTE: Final = 60.0
 _HINT: Final = "Log in again with a key that is good: k8e connect."
@@ -141,8 +145,6 @@ class Keys:
 
     async def delete(self, caller: Caller, name: str) -> None:
         """When this returns, the key and its certificates are refused, also on connections that are open."""
-        from k8e.identity.authority import KEY_SCHEME
-
         require_scope(caller, Scope.ADMIN)
         _, register = await self.open()
         record = register.named(checks.check_name("name", name))
@@ -150,7 +152,7 @@ class Keys:
             raise Fault(Kind.NOT_FOUND, "key_not_found", f"there is no key {name}", hint="k8e sandbox-apikey list")
         await self._write(register.revoke, record.key_id, self._clock.wall())
         for callback in self._watchers:
-            callback(KEY_SCHEME + record.key_id)
+            callback(_KEY_SCHEME + record.key_id)
         self._note("key_deleted", key=name, key_id=record.key_id, caller=caller.label)
 
     # Certificates
@@ -158,7 +160,6 @@ class Keys:
     async def login(self, key_id: str, request: str, signature: bytes) -> Certificate:
         """A certificate for a caller who proves possession of the key."""
         from k8e.identity.api_key import state_login, verify_login
-        from k8e.identity.authority import KEY_SCHEME
 
         authority, register = await self.open()
         content = _read_request(request)
@@ -169,17 +170,15 @@ class Keys:
         if not verify_login(public, signature, statement) or record is None:
             error = "the key is not known here, or the proof that you have it is wrong"
             raise Fault(Kind.UNAUTHENTICATED, "key_refused", error, hint="Is it the whole key, and this gateway's?")
-        certificate = await self._certify(KEY_SCHEME + record.key_id, request)
+        certificate = await self._certify(_KEY_SCHEME + record.key_id, request)
         await self._write(register.touch, record.key_id, self._clock.wall())
         return certificate
 
     async def renew(self, identity: str, request: str) -> Certificate:
         """A new certificate for the holder of one that is still valid. A local user has to prove every day, at the unix
         socket, that the socket is still open to them."""
-        from k8e.identity.authority import USER_SCHEME
-
         await self.open()
-        if identity.startswith(USER_SCHEME):
+        if identity.startswith(_USER_SCHEME):
             error = "the certificate of a local user is not renewed over the gateway"
             raise Fault(Kind.DENIED, "renewed_at_socket", error, hint=_AT_SOCKET)
         _read_request(request)
@@ -187,15 +186,11 @@ class Keys:
 
     async def login_local(self, caller: Caller, request: str) -> Certificate:
         """A certificate for a user of this machine, whom the kernel has authenticated."""
-        from k8e.identity.authority import USER_SCHEME
-
         await self.open()
         _read_request(request)
-        return await self._certify(f"{USER_SCHEME}{caller.uid}", request)
+        return await self._certify(f"{_USER_SCHEME}{caller.uid}", request)
 
     async def _certify(self, identity: str, request: str) -> Certificate:
-        from k8e.identity.authority import CLIENT_LIFE, LOCAL_LIFE
-
         authority, _ = await self.open()
         now = self._clock.wall()
         caller, end = self._resolve(identity)
@@ -206,8 +201,6 @@ class Keys:
 
     def admit(self, certificate: bytes) -> Admission:
         """The caller of a certificate (PEM) that TLS has verified. `open` must have been called."""
-        from k8e.identity.authority import USER_SCHEME
-
         if self._opened is None:
             raise _unavailable("it was not opened")
         peer = self._opened[0].identify(certificate)
@@ -215,7 +208,7 @@ class Keys:
             error = "this needs a certificate of this gateway"
             raise Fault(Kind.UNAUTHENTICATED, "not_logged_in", error, hint="Log in with an API key: k8e connect.")
         if self._clock.wall() >= peer.expires:
-            hint = _AT_SOCKET if peer.identity.startswith(USER_SCHEME) else _HINT
+            hint = _AT_SOCKET if peer.identity.startswith(_USER_SCHEME) else _HINT
             raise Fault(Kind.UNAUTHENTICATED, "certificate_expired", "the certificate has expired", hint=hint)
         caller, end = self._resolve(peer.identity)
         return Admission(caller, peer.identity, min(peer.expires, end))
@@ -223,7 +216,6 @@ class Keys:
     async def admit_bearer(self, text: str) -> Admission:
         """The caller of an API key that was sent as it is, over an encrypted connection."""
         from k8e.identity.api_key import ApiKey, BadKey
-        from k8e.identity.authority import KEY_SCHEME
 
         authority, register = await self.open()
         try:
@@ -235,7 +227,7 @@ class Keys:
         if not hmac.compare_digest(key.public, known) or key.fingerprint != authority.fingerprint or record is None:
             error = "the key is not known here"
             raise Fault(Kind.UNAUTHENTICATED, "key_refused", error, hint="Is it the whole key, and this gateway's?")
-        identity = KEY_SCHEME + record.key_id
+        identity = _KEY_SCHEME + record.key_id
         caller, expires = self._resolve(identity)
         now = self._clock.wall()
         if now - record.last_used > _MINUTE:  # it comes with every request
@@ -244,12 +236,10 @@ class Keys:
 
     def _resolve(self, identity: str) -> tuple[Caller, float]:
         """The caller of an identity, and until when."""
-        from k8e.identity.authority import KEY_SCHEME, USER_SCHEME
-
         assert self._opened is not None
-        if identity.startswith(USER_SCHEME):
-            return Caller(int(identity.removeprefix(USER_SCHEME))), float("inf")
-        record = self._opened[1].find(identity.removeprefix(KEY_SCHEME))
+        if identity.startswith(_USER_SCHEME):
+            return Caller(int(identity.removeprefix(_USER_SCHEME))), float("inf")
+        record = self._opened[1].find(identity.removeprefix(_KEY_SCHEME))
         if record is None or record.revoked is not None:
             raise Fault(Kind.UNAUTHENTICATED, "key_revoked", "the key was revoked", hint=_HINT)
         if record.is_expired(self._clock.wall()):
