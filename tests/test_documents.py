@@ -17,7 +17,7 @@ from k8e.cli.commands import build_parser
 from k8e.core.access.keys import Keys
 from k8e.core.model import Phase
 from k8e.doors.http.handlers import list_handlers
-from k8e.doors.mcp.opening import Opening
+from k8e.doors.mcp.endpoint import McpEndpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sdk/*/README.md")])
@@ -82,7 +82,7 @@ def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
 def test_the_page_of_the_http_door_has_every_request_and_no_other(tmp_path: Path) -> None:
     nobody: Any = Mock()  # is asked for anything: what counts is where it could be
     keys = Keys(tmp_path, audit=nobody)
-    handlers = (*list_handlers(nobody, nobody, lambda: "", keys, nobody), Opening(nobody, keys))
+    handlers = (*list_handlers(nobody, nobody, lambda: "", keys, nobody), McpEndpoint(nobody, keys))
     made = {(route.method, "/" + "/".join(route.path)) for each in handlers for route in each.routes}
     requests = re.findall(r"`(GET|POST|PUT|DELETE) (/[\w/]+)`", (ROOT / "docs" / "http-api.md").read_text())
     documented = {(method, re.sub(r"/(ID|NAME)\b", "/*", path)) for method, path in requests}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -108,6 +110,29 @@ class TestLayers:
         assert status == 1, output
         assert name in output
         assert "BROKEN" in output
+
+
+def find_imports(path: Path) -> set[str]:
+    """The packages that a file imports, by the first part of their name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_each_imported_package_is_declared() -> None:
+    """Another dependency may bring it today, and not tomorrow."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[=<>~! ;\[]", requirement)[0] for requirement in project["dependencies"]}
+    known = sys.stdlib_module_names | {"k8e"}
+    provided = importlib.metadata.packages_distributions()
+    for path in (ROOT / "src").rglob("*.py"):
+        for package in find_imports(path) - known:
+            providers = {name.replace("_", "-") for name in provided.get(package, [])}
+            assert providers & declared, f"{package}, which {path.relative_to(ROOT)} imports, is not declared"
 
 
 class TestLock:

@@ -22,7 +22,7 @@ from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.certificates import ServerCredentials
 from k8e.doors.grpc.methods import METHODS
 from k8e.doors.grpc.server import GrpcServer
-from k8e.doors.mcp.opening import Opening as Agents
+from k8e.doors.mcp.endpoint import McpEndpoint
 from k8e.identity.authority import SERVER_LIFE, Authority, make_request
 from tests.core.rig import Rig, open_rig, remove_sandboxes
 from tests.gateway.house import ALONE
@@ -44,7 +44,7 @@ async def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 async def gateway(rig: Rig, keys: Keys) -> AsyncIterator[GrpcServer]:
-    gateway = GrpcServer(rig.service, keys, Agents(rig.service, keys), rig.folder)
+    gateway = GrpcServer(rig.service, keys, McpEndpoint(rig.service, keys), rig.folder)
     await gateway.open("127.0.0.1:0", [])
     yield gateway
     await gateway.close(5)
@@ -123,7 +123,7 @@ async def test_a_port_that_is_taken_is_no_reason_to_die(rig: Rig, keys: Keys, ga
 
     settings = GatewaySettings(listen=gateway.endpoint)
     (rig.folder / "second").mkdir()
-    opening = Gateway(rig.service, keys, settings, Agents(rig.service, keys), rig.folder / "second")
+    opening = Gateway(rig.service, keys, settings, McpEndpoint(rig.service, keys), rig.folder / "second")
     await opening.attempt()
     assert "cannot listen" in opening.problem
     with pytest.raises(Fault) as refused:

@@ -32,7 +32,7 @@ from k8e.doors.grpc.dispatcher import UNAUTHENTICATED_CALLS
 from k8e.doors.grpc.methods import METHODS
 from k8e.doors.grpc.proxy import Proxy
 from k8e.doors.grpc.server import GrpcServer
-from k8e.doors.mcp.opening import Opening as Agents
+from k8e.doors.mcp.endpoint import McpEndpoint
 from k8e.doors.request_memory import RequestMemory
 from k8e.identity import anonymous
 from tests.cli.machine import wait_until
@@ -227,7 +227,7 @@ async def test_who_says_nothing_or_too_much_is_not_kept(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         keys = Keys(tmp_path / "identity")
         connection_limits = ConnectionLimits(first_request=0.2)
-        gateway = GrpcServer(rig.service, keys, Agents(rig.service, keys), tmp_path, connection_limits)
+        gateway = GrpcServer(rig.service, keys, McpEndpoint(rig.service, keys), tmp_path, connection_limits)
         await gateway.open("127.0.0.1:0", [])
         try:
             _, _, port = gateway.endpoint.rpartition(":")
@@ -259,7 +259,7 @@ async def test_many_unauthenticated_calls_send_no_more_bytes(tmp_path: Path, mon
     monkeypatch.setattr(connection, "UNAUTHENTICATED_WAIT", 0.2)
     async with open_rig(tmp_path) as rig:
         keys = Keys(tmp_path / "identity")
-        gateway = GrpcServer(rig.service, keys, Agents(rig.service, keys), tmp_path, ConnectionLimits())
+        gateway = GrpcServer(rig.service, keys, McpEndpoint(rig.service, keys), tmp_path, ConnectionLimits())
         await gateway.open("127.0.0.1:0", [])
         try:
             authority, _ = await keys.open()
@@ -337,7 +337,7 @@ async def test_reading_goes_on_when_no_reason_is_left_to_pause() -> None:
 async def test_every_address_is_one_family_or_both(tmp_path: Path, listen: str) -> None:
     async with open_rig(tmp_path) as rig:
         keys = Keys(tmp_path / "identity")
-        gateway = GrpcServer(rig.service, keys, Agents(rig.service, keys), tmp_path)
+        gateway = GrpcServer(rig.service, keys, McpEndpoint(rig.service, keys), tmp_path)
         await gateway.open(listen, [])
         port = int(gateway.endpoint.rpartition(":")[2])
         try:

@@ -1,4 +1,4 @@
-"""Agents that send more than there is room for: over HTTP, and line by line."""
+"""Clients that send more than there is memory for: over HTTP, and line by line."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import contextlib
 import json
 from pathlib import Path
 
-from starlette.types import Message, Scope
-
 from k8e.core.access.access import Payer
-from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.mcp.desk import Desk
-from k8e.doors.mcp.entrance import Entrance, House, Visitor
-from k8e.doors.mcp.guest import Guest
-from k8e.doors.mcp.reception import Reception
-from k8e.doors.mcp.stream import Stream
+from k8e.doors.mcp.clients import McpClient
+from k8e.doors.mcp.protocol import ProtocolServer
+from k8e.doors.mcp.transport.stdio import StdioTransport
 from k8e.doors.request_memory import RequestMemory
 from tests.core.rig import open_rig
 from tests.doors.test_request_memory import Noted, take_answers
 from tests.mcp.agents import INITIALIZE
-from tests.mcp.test_doorkeeper import connect, open_address
+from tests.mcp.test_connection_limits import connect, open_address
 
 MIB = 1 << 20
 ROOT = Caller(0)
@@ -52,12 +47,12 @@ async def test_bodies_that_do_not_end_fill_no_memory(tmp_path: Path) -> None:
         answers = [answer for answer in answers if answer]
         assert len(answers) >= 4
         assert all(b" 429 " in answer and b"too_many_bytes" in answer for answer in answers)
-        while memory.total:  # who is gone holds nothing
+        while memory.total:  # a client that left holds nothing
             await asyncio.sleep(0.01)
 
 
 class Agent:
-    """Says who it is, and begins a line that never ends."""
+    """Initializes, and begins a line that never ends."""
 
     def __init__(self, size: int) -> None:
         self._pieces = [json.dumps(INITIALIZE).encode() + b"\n", *[b"x" * MIB] * (size // MIB)]
@@ -75,8 +70,8 @@ async def test_a_line_that_does_not_end_is_refused_and_what_was_asked_before_is_
     async with open_rig(tmp_path) as rig:
         other = memory.allocate(Payer(0, ""))
         await other.add(EACH - 8 * MIB)  # of another agent of the same user
-        agent, load = Agent(EACH), memory.allocate(Payer(0, ""))
-        await Stream(agent, Desk(Guest(rig.service, ROOT, "", known=True)), load).serve()
+        agent, allocation = Agent(EACH), memory.load(Payer(0, ""))
+        await StdioTransport(agent, ProtocolServer(McpClient(rig.service, ROOT, known=True)), allocation).serve()
         first, second = sorted(map(json.loads, agent.heard.splitlines()), key=lambda each: "error" in each)
         assert first["id"] == INITIALIZE["id"]
         assert second["error"]["data"]["code"] == "too_many_bytes"
@@ -84,31 +79,13 @@ async def test_a_line_that_does_not_end_is_refused_and_what_was_asked_before_is_
         other.free()
 
 
-class Trusting(Entrance):
-    async def admit(self, scope: Scope) -> Visitor:
-        return Visitor(ROOT)
-
-
 async def test_a_request_that_is_cancelled_while_it_comes_holds_nothing(tmp_path: Path) -> None:
     memory = RequestMemory(EACH)
-    coming = asyncio.Event()
-
-    async def receive() -> Message:
-        if memory.total:
-            coming.set()
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": b" " * MIB, "more_body": True}
-
-    async def send(message: Message) -> None:
-        raise AssertionError(message)
-
-    async with open_rig(tmp_path) as rig:
-        entrance = Trusting(House(1, (), secure=False, host=ROOT), Keys(tmp_path / "identity"))
-        reception = Reception(rig.service, entrance, "", lambda work: work.close(), memory)
-        scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [], "query_string": b""}
-        request = asyncio.create_task(reception(scope, receive, send))
-        await coming.wait()
-        assert memory.total == MIB
-        request.cancel()
-        await asyncio.wait({request})
-        assert memory.total == 0
+    async with open_address(tmp_path, ConnectionLimits(100), memory=memory) as port:
+        _, writer = await connect(port)
+        head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {2 * MIB}\r\n\r\n"
+        writer.write(head.encode() + b" " * MIB)
+        while memory.total < MIB:
+            await asyncio.sleep(0.01)
+    assert memory.total == 0, "the server cancels what does not end"
+    writer.close()

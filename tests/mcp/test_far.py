@@ -174,7 +174,7 @@ class Held:
 
 
 def test_what_is_no_part_of_it_is_refused_and_agents_are_counted(house: House) -> None:
-    guest = house.tenant("crowd")
+    guest = house.tenant("connection_limits")
     options = pb.ConnectAgentRequest(options=pb.AgentOptions())
     code, detail = guest.refused("ConnectAgent", pb.ConnectAgentRequest(content=b"x"))
     assert (code, detail and detail.code) == (grpc.StatusCode.INVALID_ARGUMENT, "bad_request")

@@ -25,9 +25,9 @@ from mcp.client.streamable_http import streamable_http_client
 from k8e.core.errors import Fault
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.mcp.certificates import OwnCertificates
-from k8e.doors.mcp.listener import bind
-from k8e.doors.mcp.neighbours import find_user
+from k8e.doors.mcp.certificates import IssuedCertificate
+from k8e.doors.mcp.peers import find_user
+from k8e.doors.mcp.server import bind
 from k8e.identity.api_key import ApiKey
 from k8e.identity.authority import Authority, make_request
 from tests.cli.machine import DEADLINE, Machine, wait_until
@@ -430,7 +430,7 @@ def test_only_root_lets_other_machines_in() -> None:
 
 def test_the_next_handshake_has_the_new_certificate(tmp_path: Path) -> None:
     authority = Authority.open(tmp_path, 1_700_000_000)
-    own = OwnCertificates(authority, ["localhost"])
+    own = IssuedCertificate(authority, ["localhost"])
     context = own.make_context()
     trusting = ssl.create_default_context(cadata=authority.certificate.decode())
 

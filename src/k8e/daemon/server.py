@@ -154,7 +154,7 @@ async def serve_watched(
     from k8e.doors.http.handlers import list_handlers
     from k8e.doors.http.server import HttpServer
     from k8e.doors.http.unix_socket import bind_socket
-    from k8e.doors.mcp.opening import Opening as Agents
+    from k8e.doors.mcp.endpoint import McpEndpoint
     from k8e.doors.request_memory import RequestMemory
 
     stop = heed_signals()
@@ -171,7 +171,7 @@ async def serve_watched(
     service.keep_up()
     keys = Keys(paths.identity, audit=service.audit)
     connection_limits, memory = ConnectionLimits(), RequestMemory(settings.quotas.request_bytes)
-    agents = Agents(service, keys, settings.gateway.names, connection_limits, memory)
+    agents = McpEndpoint(service, keys, settings.gateway.names, connection_limits, memory)
     gateway = Gateway(service, keys, settings.gateway, agents, paths.run_dir, connection_limits, memory)
     handlers = list_handlers(service, service.warm, service.metrics.render, keys, gateway)
     door = HttpServer(service, (*handlers, agents), memory=memory)

@@ -6,6 +6,9 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
+
+BACKLOG: Final = 512
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -15,6 +18,21 @@ def split_address(listen: str) -> tuple[str, int]:
 
 def bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """`::` is both families, as `0.0.0.0` is one."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def list_names(host: str, names: Sequence[str]) -> list[str]:

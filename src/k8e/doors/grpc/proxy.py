@@ -19,7 +19,6 @@ from k8e.doors.grpc.connection import Connection
 from k8e.doors.request_memory import RequestMemory
 
 DESCRIPTORS: Final = 3  # of one connection: the client's, and both ends of the unix socket
-BACKLOG: Final = 512
 _SCHEME: Final = "unix-abstract:"
 
 

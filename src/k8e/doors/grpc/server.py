@@ -7,7 +7,6 @@ to take TLS 1.3 only.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ import grpc.aio
 from k8e.core.access.keys import Keys
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.doors.addresses import bracket, list_names, split_address
+from k8e.doors.addresses import bind_port, bracket, list_names, split_address
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.grpc.authentication import Context
 from k8e.doors.grpc.call import Handler
@@ -29,7 +28,7 @@ from k8e.doors.grpc.handlers.agents import Attendance
 from k8e.doors.grpc.handlers.introspection import IntrospectionHandlers
 from k8e.doors.grpc.message_limits import MessageLimits
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
-from k8e.doors.grpc.proxy import BACKLOG, Proxy
+from k8e.doors.grpc.proxy import Proxy
 from k8e.doors.request_memory import RequestMemory
 
 CALLS: Final = 4000  # at once, of all callers
@@ -136,21 +135,6 @@ class GrpcServer:
             await server.stop(grace)
             proxy.abort()
             self._inner.unlink(missing_ok=True)
-
-
-def bind_port(host: str, port: int) -> socket.socket:
-    """`::` is both families, as `0.0.0.0` is one."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _closed(listen: str, cause: Exception) -> Fault:

@@ -1,7 +1,8 @@
-"""One client's connection: its requests, one after the other."""
+"""One client's connection over HTTP/1.1: its requests, one after the other."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 import select
@@ -20,6 +21,7 @@ from k8e.doors.http.authentication import refuse_web_pages
 from k8e.doors.http.errors import HttpRefusal, describe, internal_error, malformed
 from k8e.doors.http.exchange import READ_SIZE, Exchange, Request
 from k8e.doors.http.frames import BadFrame, FrameKind
+from k8e.doors.request_memory import RequestMemory
 
 if TYPE_CHECKING:
     from k8e.doors.http.server import HttpServer
@@ -31,21 +33,30 @@ IDLE_PATIENCE: Final = 120.0  # between two requests
 log = logging.getLogger("k8e.doors.http")
 
 
-class Connection:
+class HttpConnection(abc.ABC):
+    """Reads the requests of a connection. The door that it belongs to handles them."""
+
     def __init__(
         self,
-        server: HttpServer,
         caller: Caller,
+        memory: RequestMemory,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        task: asyncio.Task[None],
+        *,
+        head_patience: float,
+        idle_patience: float = IDLE_PATIENCE,
+        head_size: int = HEAD_SIZE,
     ) -> None:
-        self.task = task
-        self._server = server
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[None] = task
         self._caller = caller
+        self._memory = memory
         self._reader = reader
         self._writer = writer
-        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_SIZE)
+        self._head_patience = head_patience
+        self._idle_patience = idle_patience
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=head_size)
         self._busy = False
         self._retired = False
 
@@ -55,32 +66,28 @@ class Connection:
         if not self._busy:
             self.task.cancel()
 
-    async def serve(self, *, too_many: bool) -> None:
-        if too_many:
-            return await self._refuse(
-                HttpRefusal(503, "too_many_connections", "this user has too many connections open")
-            )
+    async def serve(self) -> None:
         while not self._retired:
             try:
                 head = await self._read_head()
             except TimeoutError:
-                return None
+                return
             except h11.RemoteProtocolError as error:
-                return await self._refuse(explain_malformed(error))
+                await self.refuse(explain_malformed(error))
+                return
             if head is None or is_gone(self._writer):
-                return None
+                return
             self._busy = True
             await self._answer(head)
             self._busy = False
             if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
-                return None
+                return
             self._protocol.start_next_cycle()
-        return None
 
     async def _read_head(self) -> h11.Request | None:
         """Reads the next request; None when the client has no more."""
         started = False
-        async with asyncio.timeout(IDLE_PATIENCE) as patience:
+        async with asyncio.timeout(self._idle_patience) as patience:
             while True:
                 event = self._protocol.next_event()
                 if isinstance(event, h11.Request):
@@ -91,20 +98,15 @@ class Connection:
                 data = await self._reader.read(READ_SIZE)
                 if data and not started:
                     started = True
-                    patience.reschedule(asyncio.get_running_loop().time() + self._server.head_patience)
+                    patience.reschedule(asyncio.get_running_loop().time() + self._head_patience)
                 self._protocol.receive_data(data)
 
     async def _answer(self, head: h11.Request) -> None:
         began = time.monotonic()
         exchange = self._begin()
         try:
-            request = Request.of(head)
-            refuse_web_pages(request)
-            await self._server.router.answer(exchange, request)
+            await self._handle(exchange, head)
         except (Fault, HttpRefusal) as problem:
-            if isinstance(problem, HttpRefusal) and problem.status == FORBIDDEN:
-                call = f"{head.method.decode()} {name_path(head)}"
-                self._server.service.turn_away(self._caller.label, call, problem.code)
             await self._explain(exchange, problem)
         except (h11.RemoteProtocolError, BadFrame) as error:
             await self._explain(exchange, explain_malformed(error))
@@ -118,25 +120,51 @@ class Connection:
             self._log(head, exchange.status, time.monotonic() - began)
 
     def _begin(self) -> Exchange:
-        allocation = self._server.memory.allocate(find_payer(self._caller.uid, ""))
+        allocation = self._memory.allocate(find_payer(self._caller.uid, ""))
         return Exchange(self._caller, self._protocol, self._reader, self._writer, allocation)
+
+    @abc.abstractmethod
+    async def _handle(self, exchange: Exchange, head: h11.Request) -> None: ...
+
+    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
+        if not exchange.status:
+            await exchange.send_json(*describe(problem))
 
     def _log(self, head: h11.Request, status: int, seconds: float) -> None:
         if log.isEnabledFor(logging.INFO):
             fields = {"method": head.method.decode(), "path": name_path(head), "status": status}
             log.info("%s", format_event("request", {**fields, "uid": self._caller.uid, "seconds": seconds}))
 
-    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
-        status, body = describe(problem)
-        if not exchange.status:
-            await exchange.send_json(status, body)
-        elif exchange.can_continue:
-            await exchange.send_frame(FrameKind.ERROR, encode(body))
-            await exchange.end_frames()
-
-    async def _refuse(self, refusal: HttpRefusal) -> None:
+    async def refuse(self, refusal: HttpRefusal) -> None:
         if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self._explain(self._begin(), refusal)
+
+
+class UnixConnection(HttpConnection):
+    """A connection to the unix socket, whose caller the kernel names."""
+
+    def __init__(
+        self, server: HttpServer, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        super().__init__(caller, server.memory, reader, writer, head_patience=server.head_patience)
+        self._server = server
+
+    async def _handle(self, exchange: Exchange, head: h11.Request) -> None:
+        try:
+            request = Request.of(head)
+            refuse_web_pages(request)
+            await self._server.router.answer(exchange, request)
+        except HttpRefusal as refusal:
+            if refusal.status == FORBIDDEN:
+                call = f"{head.method.decode()} {name_path(head)}"
+                self._server.service.turn_away(self._caller.label, call, refusal.code)
+            raise
+
+    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
+        await super()._explain(exchange, problem)
+        if exchange.can_continue:
+            await exchange.send_frame(FrameKind.ERROR, encode(describe(problem)[1]))
+            await exchange.end_frames()
 
 
 def is_gone(writer: asyncio.StreamWriter) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import http
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import h11
@@ -101,6 +102,11 @@ class Exchange:
             raise too_slow() from None
         return bytes(body)
 
+    def skip_body(self) -> None:
+        """Drops a body that has arrived, so that the connection goes on after a refusal."""
+        while self._protocol.their_state is h11.SEND_BODY and self._protocol.next_event() is not h11.NEED_DATA:
+            pass
+
     async def read_fields(self, request: Request) -> Fields:
         """Reads the body, which is a JSON object."""
         return Fields(decode_object(await self.read_body(request)))
@@ -142,9 +148,14 @@ class Exchange:
 
     async def start_pieces(self, content_type: str) -> None:
         """Begins an answer of unknown length. `end_frames` ends it."""
-        fields = {"Content-Type": content_type, "Transfer-Encoding": "chunked", **self._closing()}
-        self.status = 200
-        await self._send(h11.Response(status_code=200, headers=list(fields.items())))
+        await self.start(200, {b"Content-Type": content_type.encode()}.items())
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begins an answer. Without a length among the headers h11 sends it in chunks."""
+        self.status = status
+        closing = [(b"Connection", b"close")] if self._closing() else []
+        reason = http.HTTPStatus(status).phrase.encode()
+        await self._send(h11.Response(status_code=status, headers=[*headers, *closing], reason=reason))
 
     async def send_piece(self, data: bytes) -> None:
         """Waits while the client does not read."""

@@ -18,8 +18,9 @@ from k8e.core.contract import SandboxService
 from k8e.core.log.daemon_log import format_event
 from k8e.doors.acceptor import Acceptor, attach
 from k8e.doors.http.authentication import read_caller
-from k8e.doors.http.connection import Connection
+from k8e.doors.http.connection import UnixConnection
 from k8e.doors.http.disconnects import Disconnects
+from k8e.doors.http.errors import HttpRefusal
 from k8e.doors.http.routes import Handlers, Router
 from k8e.doors.request_memory import RequestMemory
 
@@ -49,7 +50,7 @@ class HttpServer:
         self._acceptor: Acceptor | None = None
         self._listener: socket.socket | None = None
         self._connecting: set[asyncio.Task[Any]] = set()
-        self._connections: set[Connection] = set()
+        self._connections: set[UnixConnection] = set()
         self._users: collections.Counter[int] = collections.Counter()
 
     async def open(self, listener: socket.socket) -> None:
@@ -91,11 +92,15 @@ class HttpServer:
         except OSError:  # no descriptor left: the client sees the end of the connection
             writer.close()
             return
-        connection = Connection(self, caller, reader, writer, task)
+        connection = UnixConnection(self, caller, reader, writer)
         self._connections.add(connection)
         self._users[caller.uid] += 1
         try:
-            await connection.serve(too_many=self._users[caller.uid] > CONNECTIONS_PER_USER)
+            if self._users[caller.uid] > CONNECTIONS_PER_USER:
+                refusal = HttpRefusal(503, "too_many_connections", "this user has too many connections open")
+                await connection.refuse(refusal)
+            else:
+                await connection.serve()
         except asyncio.CancelledError:
             pass  # the client has left, or the server closes
         except (ConnectionError, h11.LocalProtocolError) as error:

@@ -1,7 +1,9 @@
-"""The program that an agent's pipes end in, for what only it can say: it runs as the user, in the project's folder.
+"""Questions to the bridge (`k8e sandbox-mcp`), which runs as the client's user in the project's folder and so can read
+what the daemon may not.
 
-Between it and us go the agent's lines and, marked by a byte that no line of JSON begins with, our own: a question of
-ours has a number, and its answer the same. What it answers is a wish of its user's like any other request.
+The connection to the bridge carries the client's lines and, marked by a byte that no line of JSON begins with, the
+lines between the daemon and the bridge: a question with a number, and an answer with the same number. The daemon checks
+an answer like any other request of the user.
 """
 
 from __future__ import annotations
@@ -15,49 +17,49 @@ from k8e.core.model import MAX_MESSAGE
 from k8e.doors.http.answers import Json, encode
 
 if TYPE_CHECKING:
-    from k8e.doors.mcp.stream import Pieces
+    from k8e.doors.mcp.transport.stdio import ByteStream
     from k8e.doors.request_memory import Allocation
 
 MARK: Final = b"\x1e"
-PATIENCE: Final = 60.0  # for an answer; a program that keeps passwords has half of that
+PATIENCE: Final = 60.0  # for an answer; the bridge gives a credential helper half of that
 
 
 class Bridge:
-    """Implements `Pieces` for what is the agent's."""
+    """A `ByteStream` of the client's lines alone."""
 
-    def __init__(self, pieces: Pieces, load: Allocation) -> None:
-        self._load = load
-        self._pieces = pieces
-        self._fresh = True  # a line begins
-        self._told: bytearray | None = None  # of a line of ours that has begun
+    def __init__(self, stream: ByteStream, allocation: Allocation) -> None:
+        self._allocation = allocation
+        self._stream = stream
+        self._at_start = True  # of a line
+        self._line: bytearray | None = None  # a line of the bridge that has begun
         self._ended = False
         self._count = 0
         self._waiting: dict[int, asyncio.Future[Json]] = {}
-        self._listening: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     async def read_piece(self) -> bytes | None:
         while not self._ended:
-            piece = await self._pieces.read_piece()
+            piece = await self._stream.read_piece()
             if piece is None:
-                self._give_up()
+                self._fail_all()
                 return None
             if lines := self._split(piece):
                 return lines
-        # The agent has said everything; what it has asked may need answers of ours still.
-        self._listening = self._listening or asyncio.create_task(self._listen())
+        # The client sends no more; its calls may still need answers of the bridge.
+        self._reading = self._reading or asyncio.create_task(self._read_answers())
         return None
 
     async def send_piece(self, data: bytes) -> None:
-        await self._pieces.send_piece(data)
+        await self._stream.send_piece(data)
 
     async def ask(self, question: str, **words: object) -> Json:
-        """Raises Fault: what the bridge says is wrong, or that it says nothing."""
+        """Raises Fault when the bridge does not answer."""
         self._count += 1
         number = self._count
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            await self._pieces.send_piece(MARK + encode({"id": number, "ask": question, **words}))
+            await self._stream.send_piece(MARK + encode({"id": number, "ask": question, **words}))
             async with asyncio.timeout(PATIENCE):
                 return await answer
         except TimeoutError:
@@ -67,57 +69,57 @@ class Bridge:
             del self._waiting[number]
 
     def close(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
 
-    async def _listen(self) -> None:
+    async def _read_answers(self) -> None:
         try:
-            while (piece := await self._pieces.read_piece()) is not None:
+            while (piece := await self._stream.read_piece()) is not None:
                 self._split(piece)
         finally:
-            self._give_up()
+            self._fail_all()
 
     def _split(self, piece: bytes) -> bytes:
-        """What is the agent's."""
-        theirs = bytearray()
+        """Takes the bridge's lines out, and returns the client's."""
+        lines_of_client = bytearray()
         while piece:
-            if self._told is not None:
+            if self._line is not None:
                 words, end, piece = piece.partition(b"\n")
-                if len(self._told) + len(words) <= MAX_MESSAGE and self._load.try_add(len(words)):
-                    self._told += words
+                if len(self._line) + len(words) <= MAX_MESSAGE and self._allocation.try_add(len(words)):
+                    self._line += words
                 else:
-                    self._forget()  # which answers nothing
+                    self._drop()  # too long: it answers nothing
                 if end:
-                    self._hear(bytes(self._told))
-                    self._forget()
-                    self._told = None
-            elif self._fresh and piece.startswith(MARK):
-                self._told, piece = bytearray(), piece[1:]
+                    self._take_answer(bytes(self._line))
+                    self._drop()
+                    self._line = None
+            elif self._at_start and piece.startswith(MARK):
+                self._line, piece = bytearray(), piece[1:]
             else:
                 lines, mark, rest = piece.partition(b"\n" + MARK)
-                theirs += lines + mark[:1]
-                self._fresh = bool(mark) or lines.endswith(b"\n")
+                lines_of_client += lines + mark[:1]
+                self._at_start = bool(mark) or lines.endswith(b"\n")
                 piece = mark[1:] + rest
-        return bytes(theirs)
+        return bytes(lines_of_client)
 
-    def _forget(self) -> None:
-        self._load.free()
-        self._told = bytearray()
+    def _drop(self) -> None:
+        self._allocation.free()
+        self._line = bytearray()
 
-    def _hear(self, line: bytes) -> None:
+    def _take_answer(self, line: bytes) -> None:
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except (ValueError, RecursionError):
             return
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             return
-        if said.get("end") is True:
+        if answer.get("end") is True:
             self._ended = True
-        waiting = self._waiting.get(said["id"]) if isinstance(said.get("id"), int) else None
+        waiting = self._waiting.get(answer["id"]) if isinstance(answer.get("id"), int) else None
         if waiting is not None and not waiting.done():
-            waiting.set_result(said)
+            waiting.set_result(answer)
 
-    def _give_up(self) -> None:
+    def _fail_all(self) -> None:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(Fault(Kind.UNAVAILABLE, "bridge_silent", "the agent's connection has ended"))

@@ -1,6 +1,6 @@
-"""TLS for an address on which agents are received: a certificate of our own authority, or one that was brought along.
+"""The server's TLS certificate: issued by the daemon's own authority, or supplied by the caller that listens.
 
-A key is never written to a disk: OpenSSL reads files only, so it is given one that has no name.
+A key is never written to a disk: OpenSSL reads files only, so it gets a file without a name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from k8e.identity.authority import SERVER_LIFE, Authority
 _FOREVER: Final = float("inf")
 
 
-class Certificates(Protocol):
-    """What is shown to clients, and the names that it is good for."""
-
+class TlsCertificate(Protocol):
     names: Sequence[str]
 
     def make_context(self) -> ssl.SSLContext: ...
@@ -30,63 +28,60 @@ class Certificates(Protocol):
         """From the next handshake on."""
 
     @property
-    def worn_at(self) -> float:
-        """When to renew it (unix time)."""
+    def renew_at(self) -> float:
+        """Unix time."""
 
 
-class OwnCertificates:
+class IssuedCertificate:
     def __init__(self, authority: Authority, names: Sequence[str]) -> None:
         self.names = names
         self._authority = authority
         self._current = authority.issue_server(names, time.time())
 
     def make_context(self) -> ssl.SSLContext:
-        context = _new_context()
-        _load(context, self._current.chain, self._current.key)
-        return context
+        return _make_context(self._current.chain, self._current.key)
 
     def renew(self, context: ssl.SSLContext) -> None:
         self._current = self._authority.issue_server(self.names, time.time())
         _load(context, self._current.chain, self._current.key)
 
     @property
-    def worn_at(self) -> float:
+    def renew_at(self) -> float:
         return self._current.expires - SERVER_LIFE / 3
 
 
-class BroughtCertificates:
-    """Raises Fault for what is no certificate with its key."""
+class SuppliedCertificate:
+    """Raises Fault for files that are no certificate with its key."""
 
-    worn_at: float = _FOREVER
+    renew_at: float = _FOREVER
 
     def __init__(self, chain: str, key: str) -> None:
         self._chain, self._key = chain.encode(), key.encode()
         try:
-            self.names: Sequence[str] = list_names(x509.load_pem_x509_certificates(self._chain)[0])
+            self.names: Sequence[str] = list_subject_names(x509.load_pem_x509_certificates(self._chain)[0])
             self.make_context()
         except (ValueError, ssl.SSLError, x509.ExtensionNotFound) as error:
             hint = "PEM files: --tls-cert with the certificate for this host and those it is signed by, --tls-key."
             raise invalid("certificate", "this is no certificate for a server with its key", hint=hint) from error
 
     def make_context(self) -> ssl.SSLContext:
-        context = _new_context()
-        _load(context, self._chain, self._key)
-        return context
+        return _make_context(self._chain, self._key)
 
     def renew(self, context: ssl.SSLContext) -> None:
-        """Whoever brought it brings another."""
+        """The caller supplies another one when it listens again."""
 
 
-def list_names(certificate: x509.Certificate) -> list[str]:
+def list_subject_names(certificate: x509.Certificate) -> list[str]:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = [str(ip) for ip in names.get_values_for_type(x509.IPAddress)]
     return [*names.get_values_for_type(x509.DNSName), *addresses]
 
 
-def _new_context() -> ssl.SSLContext:
+def _make_context(chain: bytes, key: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
+    _load(context, chain, key)
     return context
 
 

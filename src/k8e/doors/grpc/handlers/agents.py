@@ -12,8 +12,7 @@ from k8e.doors.grpc.errors import GrpcRefusal, malformed
 from k8e.doors.grpc.message_limits import LARGE
 
 if TYPE_CHECKING:
-    from k8e.doors.mcp.guest import Guest
-    from k8e.doors.mcp.stream import Pieces
+    from k8e.doors.mcp.transport.stdio import ByteStream
 
 SECONDS: Final = 30 * 86_400.0  # of one connection; its certificate ends earlier
 
@@ -21,8 +20,7 @@ SECONDS: Final = 30 * 86_400.0  # of one connection; its certificate ends earlie
 class Attendance(Protocol):
     """The part of the MCP door that other doors use."""
 
-    async def greet(self, caller: Caller, tenant: str) -> Guest: ...
-    async def attend(self, guest: Guest, pieces: Pieces) -> None: ...
+    async def serve(self, caller: Caller, tenant: str, stream: ByteStream) -> None: ...
 
 
 class Lines:
@@ -60,6 +58,6 @@ class AgentHandlers:
             raise malformed("the first message has no options")
         with call.idle():
             lines = Lines(call)
-            await self._attendance.attend(await self._attendance.greet(call.caller, first.options.tenant_id), lines)
+            await self._attendance.serve(call.caller, first.options.tenant_id, lines)
             if lines.problem is not None:
                 raise lines.problem

@@ -1,7 +1,7 @@
-"""One agent's connection: who it is to the service, which session it means when it names none, and what ends with it.
+"""One client of the protocol: its caller, its default session, and what ends with its connection.
 
-The service lets a guest see its own tenant and no other, root's guests included. The tenant is a name that nobody else
-knows, unless the connection was opened for one that keeps its sessions.
+A client sees the sessions of its own tenant and no others, also when its user is root. The tenant is a random name,
+unless the connection was opened for a named tenant, which keeps its sessions.
 """
 
 from __future__ import annotations
@@ -17,40 +17,36 @@ from k8e.core.access.access import PART
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, ChildSpec, Session, SessionSpec
-from k8e.doors.mcp.outputs import Outputs
+from k8e.doors.mcp.resources import OutputResources
 
-PASSING: Final = re.compile(r"mcp-[0-9a-f]{32}")  # tenants of connections, and parts of a key's; nobody guesses one
-CHILD: Final = re.compile(rf"({PASSING.pattern})-[0-9a-f]{{8}}")  # of a session that only its own name leads to
-USERS: Final = "default"  # where the command line has a user's sandboxes
-HANDLE_TTL: Final = 900.0  # a session that only its own name leads to
+SECRET: Final = re.compile(r"mcp-[0-9a-f]{32}")  # a connection's tenant, or a part of a key's; cannot be guessed
+CHILD: Final = re.compile(rf"({SECRET.pattern})-[0-9a-f]{{8}}")  # of a stateless client's session
+USERS: Final = "default"  # the tenant of the command line
+STATELESS_TTL: Final = 900.0  # of a stateless client's session
 _GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
 
 T = TypeVar("T")
 
 
-Service = WholeService  # what agents call
-
-
-def invent_name() -> str:
+def make_secret_name() -> str:
     return f"mcp-{secrets.token_hex(16)}"
 
 
-class Guest:
-    def __init__(self, service: Service, caller: Caller, tenant: str = "", *, known: bool) -> None:
-        """`known`: the kernel says who it is. Then it may use the same user's other tenants by naming them, and bring
-        what that user answered in its dialogue. Who comes with a key is a part of its tenant, and may name its tenants.
-        """
+class McpClient:
+    def __init__(self, service: WholeService, caller: Caller, tenant: str = "", *, known: bool) -> None:
+        """`known`: the kernel reported the client's user. Then the client may name other tenants of the same user, and
+        answers that were given in its dialogue count as that user's. A client with an API key may name the key's
+        tenants."""
         self.service = service
-        self._within = f"{caller.tenant}{PART}" if caller.tenant else ""
-        self._reach: tuple[str, ...] = (caller.tenant, *caller.tenants) if caller.tenant else ()
-        self.caller = replace(caller, tenant=tenant or self._within + invent_name(), tenants=(), confined=True)
-        self.outputs: Outputs | None = Outputs()
-        self.kept = ""  # the tenant of what is made by name; empty: the same
-        self._kept = bool(tenant)
+        self._prefix = f"{caller.tenant}{PART}" if caller.tenant else ""
+        self._tenants: tuple[str, ...] = (caller.tenant, *caller.tenants) if caller.tenant else ()
+        self.caller = replace(caller, tenant=tenant or self._prefix + make_secret_name(), tenants=(), confined=True)
+        self.outputs: OutputResources | None = OutputResources()
+        self.kept = ""  # the tenant of sandboxes that are made by name; empty: the client's own
         self.known = known
+        self._keeps_sessions = bool(tenant)
         self._default = ""
         self._choosing = asyncio.Lock()
-        self._abandoned: set[asyncio.Task[None]] = set()
 
     @property
     def default(self) -> str | None:
@@ -61,8 +57,8 @@ class Guest:
         return self.caller.tenant
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
-        """Does something in a session: the one that was named, else the default one. If that is gone there is a new
-        one, in silence, since nothing was done in the old."""
+        """Calls `work` with the named session, or with the default one. If the default session has ended, `work` is
+        called again with a new one, because it did nothing in the old one."""
         if named:
             return await work(named)
         session = await self._choose("")
@@ -77,12 +73,12 @@ class Guest:
         async with self._choosing:
             if self._default in ("", gone):
                 self._default = ""
-                self._default = await self._find(gone) or (await self._make_default()).session_id
+                self._default = await self._find_latest(gone) or (await self._make_default()).session_id
             return self._default
 
-    async def _find(self, gone: str) -> str:
-        """A tenant's session that was used last, whoever made it."""
-        if not self._kept:
+    async def _find_latest(self, gone: str) -> str:
+        """The session of a named tenant that was used last, by any client."""
+        if not self._keeps_sessions:
             return ""
         sessions = await self.service.sessions.list(self.caller)
         own = [each for each in sessions if each.tenant == self._own and each.session_id != gone and not each.parent]
@@ -93,18 +89,18 @@ class Guest:
 
     async def create(self, spec: SessionSpec) -> Session:
         foreign = spec.tenant not in ("", self._own, *self.caller.tenants)
-        if foreign and (self.known or spec.tenant in self._reach):
+        if foreign and (self.known or spec.tenant in self._tenants):
             caller = replace(self.caller, tenants=(*self.caller.tenants, spec.tenant))
             session = await self.service.sessions.create(caller, spec)
             self.caller = caller
             return session
         return await self.service.sessions.create(self.caller, spec)
 
-    async def run_subagent(self, named: str, spec: ChildSpec) -> Session:
-        async def make(parent: str) -> Session:
+    async def create_child(self, named: str, spec: ChildSpec) -> Session:
+        async def create(parent: str) -> Session:
             return await self.service.sessions.create_child(self.caller, parent, self._name_child(parent, spec))
 
-        return await self.use(named, make)
+        return await self.use(named, create)
 
     def _name_child(self, parent: str, spec: ChildSpec) -> ChildSpec:
         return spec
@@ -114,63 +110,56 @@ class Guest:
         if session_id == self._default:
             self._default = ""
 
-    def abandon(self, session_id: str) -> None:
-        """Destroys it while nobody waits, also for a caller who is just being cancelled."""
-        task = asyncio.create_task(_destroy(self.service, self.caller, session_id))
-        self._abandoned.add(task)
-        task.add_done_callback(self._abandoned.discard)
-
     async def sessions(self) -> list[Session]:
         return list(await self.service.sessions.list(self.caller))
 
-    async def leave(self) -> None:
-        """The connection has ended."""
+    async def close(self) -> None:
+        """Ends what ends with the connection."""
         if self.outputs is not None:
             self.outputs.close()
-        await asyncio.gather(*self._abandoned, return_exceptions=True)
-        if not self._kept:
+        if not self._keeps_sessions:
             await destroy_all(self.service, self.caller, self._own)
 
 
-class KeepingGuest(Guest):
-    """An agent of a front that keeps sandboxes by name for their user. It sees those beside its own, and nothing else
-    that its user has in the same tenant."""
+class KeepingClient(McpClient):
+    """A client of a toolset that keeps sandboxes by name for their user. It sees these beside its own, and nothing else
+    of the user's tenant."""
 
-    def __init__(self, service: Service, caller: Caller, tenant: str, front: str) -> None:
+    def __init__(self, service: WholeService, caller: Caller, tenant: str, toolset: str) -> None:
         super().__init__(service, caller, tenant, known=True)
-        self._front = front
+        self._toolset = toolset
         self.kept = tenant or USERS
         self.caller = replace(self.caller, tenants=(self.kept,))
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
         if named:
-            await self._look_for(named)
+            await self._check_visible(named)
         return await super().use(named, work)
 
     async def destroy(self, session_id: str) -> None:
-        await self._look_for(session_id)
+        await self._check_visible(session_id)
         await super().destroy(session_id)
 
     async def sessions(self) -> list[Session]:
-        return [each for each in await super().sessions() if self._shows(each)]
+        return [each for each in await super().sessions() if self._sees(each)]
 
-    async def _look_for(self, name: str) -> None:
-        if not self._shows(await self.service.sessions.get(self.caller, name)):
+    async def _check_visible(self, name: str) -> None:
+        if not self._sees(await self.service.sessions.get(self.caller, name)):
             hint = "sandbox_list lists those that are yours."
             raise Fault(Kind.NOT_FOUND, "session_not_found", f"there is no session {name}", hint=hint)
 
-    def _shows(self, session: Session) -> bool:
-        return session.tenant == self._own or session.labels.get("front") == self._front
+    def _sees(self, session: Session) -> bool:
+        return session.tenant == self._own or session.labels.get("front") == self._toolset
 
 
-class PassingGuest(Guest):
-    """A single call, as in protocols without connections: what is to be found again has to be named. The name of a
-    session is a secret that leads to this one session, which is why nobody can choose it or list any."""
+class StatelessClient(McpClient):
+    """The client of a single request, in protocol versions without connections. A later request finds a session by its
+    name alone, so the name is a secret: a client can neither choose one nor list sessions."""
 
-    def __init__(self, service: Service, caller: Caller, remember: Callable[[str], None]) -> None:
+    def __init__(self, service: WholeService, caller: Caller, remember: Callable[[str], None]) -> None:
         super().__init__(service, caller, known=False)
         self.outputs = None
-        self._reach = ()
+        self._tenants = ()
         self._remember = remember
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
@@ -186,19 +175,19 @@ class PassingGuest(Guest):
                 hint="Leave session_id out, and use the one in the answer.",
                 field="session_id",
             )
-        name = invent_name()
+        name = make_secret_name()
         self._enter(name)
         self._remember(self.caller.tenant)
-        return await super().create(replace(spec, session_id=name, ttl=HANDLE_TTL))
+        return await super().create(replace(spec, session_id=name, ttl=STATELESS_TTL))
 
     def _enter(self, name: str) -> None:
+        """The tenant of such a session has the session's name."""
         if match := CHILD.fullmatch(name):
             name = match[1]
-        if PASSING.fullmatch(name):
-            self.caller = replace(self.caller, tenant=self._within + name)
+        if SECRET.fullmatch(name):
+            self.caller = replace(self.caller, tenant=self._prefix + name)
 
     def _name_child(self, parent: str, spec: ChildSpec) -> ChildSpec:
-        """So that its name leads to it, too."""
         return replace(spec, session_id=f"{parent}-{secrets.token_hex(4)}")
 
     async def _make_default(self) -> Session:
@@ -208,17 +197,16 @@ class PassingGuest(Guest):
         self._enter(session_id)
         await super().destroy(session_id)
 
-    async def leave(self) -> None:
-        """Its sessions wait for the next call."""
-        await asyncio.gather(*self._abandoned, return_exceptions=True)
+    async def close(self) -> None:
+        """Its sessions stay for the next request."""
 
 
-async def destroy_all(service: Service, caller: Caller, tenant: str) -> None:
+async def destroy_all(service: WholeService, caller: Caller, tenant: str) -> None:
     sessions = [each for each in await service.sessions.list(caller) if each.tenant == tenant]
     await asyncio.gather(*(_destroy(service, caller, each.session_id) for each in sessions))
 
 
-async def _destroy(service: Service, caller: Caller, session_id: str) -> None:
+async def _destroy(service: WholeService, caller: Caller, session_id: str) -> None:
     try:
         await service.sessions.destroy(caller, session_id)
     except Fault as fault:
@@ -226,10 +214,9 @@ async def _destroy(service: Service, caller: Caller, session_id: str) -> None:
             raise
 
 
-async def reclaim(service: Service) -> None:
-    """What connections to an earlier daemon have left: nobody can come back to it."""
-    root = Caller(0)
-    left = [each for each in await service.sessions.list(root) if PASSING.fullmatch(each.tenant.rpartition(PART)[2])]
-    for each in left:
-        caller = Caller(each.owner, each.tenant, confined=True)
-        await _destroy(service, caller, each.session_id)
+async def reclaim(service: WholeService) -> None:
+    """Destroys the sessions of connections to an earlier daemon: no client can find them again."""
+    sessions = await service.sessions.list(Caller(0))
+    for each in sessions:
+        if SECRET.fullmatch(each.tenant.rpartition(PART)[2]):
+            await _destroy(service, Caller(each.owner, each.tenant, confined=True), each.session_id)

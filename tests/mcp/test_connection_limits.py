@@ -1,4 +1,4 @@
-"""Strangers at an address that everybody can reach: who says nothing is not waited for, and too many are not let in."""
+"""Unauthenticated peers at an address of MCP over HTTP: they have little time, and few connections."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Scope
 
-from k8e.core.access.keys import Keys
+from k8e.core.access.keys import Admission, Keys
 from k8e.core.model import Caller
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.mcp.doorkeeper import PATIENCE, Doorkeeper
-from k8e.doors.mcp.entrance import Entrance, House, Visitor
-from k8e.doors.mcp.listener import Listener, bind
-from k8e.doors.mcp.reception import Reception
+from k8e.doors.mcp.authentication import Authenticator, ListenAddress
+from k8e.doors.mcp.server import PATIENCE, McpServer, bind
+from k8e.doors.mcp.transport.call import HttpCall
+from k8e.doors.mcp.transport.http import HttpTransport
 from k8e.doors.request_memory import RequestMemory
 from tests.core.rig import open_rig
 
 ROOT = Caller(0)
-
-
-class Hasty(Doorkeeper):
-    patience = 0.05
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ async def connection_limits() -> ConnectionLimits:
 
 @pytest.fixture
 async def port(tmp_path: Path, connection_limits: ConnectionLimits) -> AsyncIterator[int]:
-    async with open_address(tmp_path, connection_limits, Hasty) as port:
+    async with open_address(tmp_path, connection_limits, patience=0.05) as port:
         yield port
 
 
@@ -44,9 +39,10 @@ async def port(tmp_path: Path, connection_limits: ConnectionLimits) -> AsyncIter
 async def open_address(
     folder: Path,
     connection_limits: ConnectionLimits,
-    protocol: type[Doorkeeper] = Doorkeeper,
+    *,
+    patience: float = PATIENCE,
     memory: RequestMemory | None = None,
-    entrance: type[Entrance] = Entrance,
+    authenticator: type[Authenticator] = Authenticator,
 ) -> AsyncIterator[int]:
     spawned: list[asyncio.Task[None]] = []
 
@@ -54,36 +50,30 @@ async def open_address(
         spawned.append(asyncio.create_task(work))
 
     async with open_rig(folder) as rig:
-        bound = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
-        port = bound.getsockname()[1]
-        house = House(port, ("127.0.0.1",), secure=False, host=ROOT)
-        reception = Reception(
-            rig.service, entrance(house, Keys(folder / "identity")), "", spawn, memory or RequestMemory()
+        listener = bind(ipaddress.ip_address("127.0.0.1"), 0, ROOT)
+        port = listener.getsockname()[1]
+        address = ListenAddress(port, ("127.0.0.1",), secure=False, user=ROOT)
+        transport = HttpTransport(
+            rig.service, authenticator(address, Keys(folder / "identity")), "", spawn, memory or RequestMemory()
         )
-        listener = Listener(reception, bound, None, connection_limits, protocol)
-        serving = asyncio.create_task(listener.serve())
+        server = McpServer(transport, listener, None, connection_limits, patience)
+        serving = asyncio.create_task(server.serve())
         yield port
-        listener.close()
+        server.close()
         await serving
         await asyncio.gather(*spawned)
-    assert (
-        connection_limits._used,
-        connection_limits._unauthenticated.count,
-        connection_limits._connections.total(),
-    ) == (
-        0,
-        0,
-        0,
-    ), "every place was given back"
+    limits = connection_limits
+    held = (limits._used, limits._unauthenticated.count, limits._connections.total())
+    assert held == (0, 0, 0), "every place was given back"
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"POST /mcp HTTP/1.1\r\nHost: ", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /"]
+    "sent", [b"", b"POST /mcp HTTP/1.1\r\nHost: ", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /"]
 )
-async def test_who_does_not_finish_asking_is_not_waited_for(port: int, said: bytes) -> None:
+async def test_a_peer_that_does_not_finish_its_request_is_cut_off(port: int, sent: bytes) -> None:
     assert PATIENCE == 10.0
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(said)
+    writer.write(sent)
     with contextlib.suppress(ConnectionError):
         answer = await reader.read()
         assert answer == b"" or answer.startswith(b"HTTP/1.1 421")
@@ -105,7 +95,7 @@ async def open_stream(port: int) -> Stream:
 
 
 async def is_ended(stream: Stream) -> bool:
-    """Waits for it, a while."""
+    """Waits for the end, a minute at most."""
     with contextlib.suppress(ConnectionError):
         try:
             async with asyncio.timeout(60):
@@ -115,7 +105,7 @@ async def is_ended(stream: Stream) -> bool:
     return True
 
 
-async def test_strangers_are_few_and_keep_nobody_out_who_is_known(tmp_path: Path) -> None:
+async def test_unauthenticated_peers_are_few_and_keep_no_known_client_out(tmp_path: Path) -> None:
     """Many more silent connections than there are places, from several addresses, while known clients come and stay."""
     connection_limits = ConnectionLimits(100, unauthenticated=4, each=3)
     async with open_address(tmp_path, connection_limits) as port:
@@ -131,7 +121,7 @@ async def test_strangers_are_few_and_keep_nobody_out_who_is_known(tmp_path: Path
                 await writer.wait_closed()
 
 
-async def test_a_stranger_who_asks_in_vain_does_not_stay(tmp_path: Path) -> None:
+async def test_a_peer_that_is_refused_does_not_stay(tmp_path: Path) -> None:
     connection_limits = ConnectionLimits(100, authentication=0.5)
     async with open_address(tmp_path, connection_limits) as port:
         reader, writer = await connect(port)
@@ -141,7 +131,7 @@ async def test_a_stranger_who_asks_in_vain_does_not_stay(tmp_path: Path) -> None
                 writer.write(question)
                 while line := await reader.readline():
                     assert b" 401 " in line
-                    await reader.readuntil(b"}")
+                    await reader.readuntil(b"}\n")
                     writer.write(question)
         writer.close()
 
@@ -151,7 +141,7 @@ async def test_all_connections_together_leave_descriptors_for_others(tmp_path: P
     async with open_address(tmp_path, connection_limits) as port:
         streams = [await open_stream(port) for _ in range(8)]
         late = await connect(port)
-        assert await is_ended(late), "there is no stranger in whose place it could come"
+        assert await is_ended(late), "there is no unauthenticated peer in whose place it could come"
         late[1].close()
         streams[0][1].close()
         while connection_limits._used == 8:
@@ -161,20 +151,20 @@ async def test_all_connections_together_leave_descriptors_for_others(tmp_path: P
             writer.close()
 
 
-async def test_who_leaves_while_being_let_in_takes_no_place(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_while_it_is_authenticated_takes_no_place(tmp_path: Path) -> None:
     connection_limits = ConnectionLimits(100)
     found, gone = asyncio.Event(), asyncio.Event()
 
-    class Slow(Entrance):
-        async def admit(self, scope: Scope) -> Visitor:
-            visitor = await super().admit(scope)
+    class Slow(Authenticator):
+        async def authenticate(self, call: HttpCall) -> Admission:
+            admission = await super().authenticate(call)
             found.set()
             while connection_limits._used:
                 await asyncio.sleep(0.01)
             gone.set()
-            return visitor
+            return admission
 
-    async with open_address(tmp_path, connection_limits, entrance=Slow) as port:
+    async with open_address(tmp_path, connection_limits, authenticator=Slow) as port:
         _, writer = await connect(port)
         writer.write(f"GET /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
         await found.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from k8e.doors.mcp.schemas import (
+from k8e.doors.mcp.tools.schemas import (
     ARGV,
     CODE,
     CONTENT,

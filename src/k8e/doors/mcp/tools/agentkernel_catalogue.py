@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from k8e.doors.mcp.schemas import (
+from k8e.doors.mcp.tools.schemas import (
     CONTENT,
     CONTENT_TO_WRITE,
     CREATED,

@@ -1,7 +1,7 @@
-"""Which user of this machine is at the other end of a connection over loopback.
+"""Finds the user at the other end of a connection over loopback.
 
-The kernel knows, and over TCP says so in its table of sockets only. A socket whose process is gone has no user there,
-or root's, so that only one that is fully connected counts.
+For TCP the kernel reports that in its tables of sockets only. A socket whose process has ended has no user there, or
+root, so only an established connection counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UID: Final = 7  # the column
 
 
 def find_user(peer: tuple[str, int], own: tuple[str, int], tables: Iterable[Path] = _TABLES) -> int | None:
-    """The uid of whoever has the socket `peer` that is connected to our socket `own`. None: it is not known."""
+    """The uid of the process whose socket `peer` is connected to our socket `own`. None: unknown."""
     wanted = {b"%b %b %b" % (there, here, _ESTABLISHED) for there, here in zip(_spell(peer), _spell(own), strict=True)}
     for table in tables:
         try:
@@ -34,8 +34,8 @@ def find_user(peer: tuple[str, int], own: tuple[str, int], tables: Iterable[Path
 
 
 def _spell(address: tuple[str, int]) -> list[bytes]:
-    """As the tables have it: words of 32 bits as numbers of this machine. A program may reach an IPv4 address with a
-    socket of IPv6."""
+    """Writes an address as the tables do: 32-bit words in this machine's byte order. A program may reach an IPv4
+    address with an IPv6 socket."""
     ip = ipaddress.ip_address(address[0])
     forms = [ip.packed]
     if ip.version == 4:

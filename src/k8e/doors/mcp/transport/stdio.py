@@ -1,11 +1,10 @@
-"""A connection whose messages are lines of JSON, both ways: what `k8e sandbox-mcp` brings from its standard input and
-takes to its standard output, in one request and its answer."""
+"""The stdio transport: messages are lines of JSON. The bridge (`k8e sandbox-mcp`) carries them between its pipes and
+the daemon, in one HTTP request or one gRPC call."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import json
 from typing import Protocol
 
 import anyio
@@ -15,12 +14,13 @@ from mcp.shared.message import SessionMessage
 
 from k8e.core.errors import Fault
 from k8e.core.model import MAX_MESSAGE
-from k8e.doors.mcp.desk import Desk
+from k8e.doors.mcp.errors import refuse_bytes, refuse_line
+from k8e.doors.mcp.protocol import ProtocolServer
 from k8e.doors.request_memory import Allocation
 
 
-class Pieces(Protocol):
-    """Bytes both ways, cut anywhere."""
+class ByteStream(Protocol):
+    """Bytes in both directions, in pieces of any size."""
 
     async def read_piece(self) -> bytes | None:
         """None after the last."""
@@ -28,8 +28,8 @@ class Pieces(Protocol):
     async def send_piece(self, data: bytes) -> None: ...
 
 
-class Lines:
-    """Cuts what comes into lines. One that is too long is dropped to its end, and counts as None."""
+class LineSplitter:
+    """Splits bytes into lines. A line that is too long is dropped to its end, and given as None."""
 
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class Lines:
 
     @property
     def size(self) -> int:
-        """Of the line that has begun."""
+        """Bytes held of the line that has begun."""
         return self._size if self._size <= self._limit else 0
 
     def feed(self, data: bytes) -> list[bytes | None]:
@@ -51,7 +51,7 @@ class Lines:
         return lines
 
     def finish(self) -> list[bytes | None]:
-        """A last line needs no end."""
+        """The last line needs no newline."""
         return [self._take()] if self._size else []
 
     def _keep(self, piece: bytes) -> None:
@@ -67,57 +67,57 @@ class Lines:
         return line
 
 
-class Stream:
-    """After the end of its input a connection stays until all that was asked is answered: scripts write everything
-    and wait. A client that is gone is noticed by the door, which cancels this."""
+class StdioTransport:
+    """After the end of its input a connection stays until all requests are answered: a script writes everything and
+    waits. When the client disconnects, the door cancels the task."""
 
-    def __init__(self, pieces: Pieces, desk: Desk, load: Allocation) -> None:
-        self._load = load
-        self._sizes: collections.Counter[types.RequestId] = collections.Counter()  # of what is not answered yet
-        self._pieces = pieces
-        self._desk = desk
+    def __init__(self, stream: ByteStream, server: ProtocolServer, allocation: Allocation) -> None:
+        self._stream = stream
+        self._server = server.server
+        self._allocation = allocation
+        # Requests that are not answered yet, and their bytes.
         self._unanswered: collections.Counter[types.RequestId] = collections.Counter()
+        self._sizes: collections.Counter[types.RequestId] = collections.Counter()
         self._settled = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """The daemon stops: whoever waits for an answer is told so."""
+        """The daemon stops: requests that are not answered get an error."""
         if self._receiving is not None:
             self._receiving.cancel()
 
     async def serve(self) -> None:
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        server = self._desk.server
         self._receiving = asyncio.create_task(self._receive(incoming))
         sending = asyncio.create_task(self._send(outgoing))
         try:
-            await server.run(read, write, server.create_initialization_options())
+            await self._server.run(read, write, self._server.create_initialization_options())
             await sending
         finally:
             self._receiving.cancel()
             sending.cancel()
             await asyncio.gather(self._receiving, sending, return_exceptions=True)
-            self._load.free()
+            self._allocation.free()
 
     async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         async with incoming:
             try:
                 await self._take_all(incoming)
-            except Fault as fault:  # there is no room for more: what was asked before is still answered
+            except Fault as fault:  # no memory for more: earlier requests are still answered
                 await self._write(refuse_bytes(fault))
             while self._unanswered:
                 self._settled.clear()
                 await self._settled.wait()
 
     async def _take_all(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        lines = Lines()
-        while (piece := await self._pieces.read_piece()) is not None:
-            await self._load.add(len(piece), long_lived=True)
+        lines = LineSplitter()
+        while (piece := await self._stream.read_piece()) is not None:
+            await self._allocation.add(len(piece), long_lived=True)
             for line in lines.feed(piece):
                 await self._take(line, incoming)
-            # What is left is the line that has begun, and what is not answered yet.
-            self._load.remove(self._load.size - lines.size - self._sizes.total())
+            # The line that has begun and the unanswered requests stay in memory.
+            self._allocation.remove(self._allocation.size - lines.size - self._sizes.total())
         for line in lines.finish():
             await self._take(line, incoming)
 
@@ -148,29 +148,9 @@ class Stream:
     def _settle(self, request_id: types.RequestId | None) -> None:
         if request_id is not None:
             self._unanswered.pop(request_id, None)
-            self._load.remove(self._sizes.pop(request_id, 0))
+            self._allocation.remove(self._sizes.pop(request_id, 0))
         self._settled.set()
 
     async def _write(self, message: types.JSONRPCMessage) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
-        await self._pieces.send_piece(line.encode() + b"\n")
-
-
-def refuse_bytes(fault: Fault) -> types.JSONRPCError:
-    data = {"code": fault.code, "detail": fault.detail, "hint": fault.hint, "retry_after": fault.retry_after}
-    error = types.ErrorData(code=types.INVALID_REQUEST, message=fault.error, data=data)
-    return types.JSONRPCError(jsonrpc="2.0", id=None, error=error)
-
-
-def refuse_line(line: bytes | None, error: ValueError) -> types.JSONRPCError:
-    """What is JSON and no message is another mistake than what is no JSON at all."""
-    code, message = types.PARSE_ERROR, "Parse error"
-    if line is None:
-        message = f"Parse error: {error}"
-    else:
-        try:
-            json.loads(line)
-            code, message = types.INVALID_REQUEST, "Invalid request"
-        except (ValueError, RecursionError):
-            pass
-    return types.JSONRPCError(jsonrpc="2.0", id=None, error=types.ErrorData(code=code, message=message))
+        await self._stream.send_piece(line.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What tools are given, as the service wants it. What is wrong with it is said with the parameter's name."""
+"""Arguments of tools become specs of core. Errors name the parameter."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def encode_words(words: list[str]) -> tuple[bytes, ...]:
 
 
 def take_command(fields: Fields) -> tuple[list[str], RunSpec]:
-    """Words for no shell; and the run of them, in a session that is still to be named."""
+    """The words, and their run in a session that the tool names later. No shell reads them."""
     words = fields.take_words("command")
     if isinstance(words, str):
         hint = "a list of words for no shell; for a line of a shell: ['sh', '-c', '...']"

@@ -1,0 +1,115 @@
+"""A TCP connection of a client: it counts for the connection limits, and its HTTP requests are answered one after the
+other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import h11
+
+from k8e.core.access.access import Payer
+from k8e.core.model import REMOTE, Caller
+from k8e.doors.connection_limits import ConnectionLimits, Peer
+from k8e.doors.http.connection import HttpConnection
+from k8e.doors.http.exchange import READ_SIZE, Exchange
+from k8e.doors.request_memory import RequestMemory
+
+HEAD_SIZE: Final = 64 << 10
+BUFFER: Final = 32 << 10  # bytes read ahead while no request reads; twice that at most
+
+
+class PeerConnection(asyncio.StreamReaderProtocol):
+    """Gives its place in the connection limits back when the connection is lost."""
+
+    peer: Peer
+    attaching: asyncio.Task[Any]
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        serve: Callable[[PeerConnection, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(asyncio.StreamReader(BUFFER, loop), functools.partial(serve, self), loop)
+        self._limits = limits
+        self.transport: asyncio.Transport | None = None
+        self.gone = asyncio.Event()
+        self.peer_address = self.own_address = ("", 0)  # which stays where the client has left already
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.peer_address = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self.own_address = (transport.get_extra_info("sockname") or ("", 0))[:2]
+        super().connection_made(transport)
+
+    def eof_received(self) -> bool:
+        """A client that sends no more has left: its connection is closed."""
+        super().eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.gone.set()
+        self.release()
+
+    def authenticate(self, payer: Payer) -> bool:
+        """False: the payer has too many connections."""
+        return self._limits.authenticate(self.peer, payer)
+
+    def deauthenticate(self) -> None:
+        self._limits.note_request(self.peer)
+        self._limits.deauthenticate(self.peer)
+
+    def release(self) -> None:
+        self._limits.disconnect(self.peer)
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+        else:
+            self.attaching.cancel()
+        self.release()
+
+
+class Endpoint(Protocol):
+    memory: RequestMemory
+
+    async def answer(self, head: h11.Request, exchange: Exchange, connection: PeerConnection) -> None: ...
+
+
+class McpConnection(HttpConnection):
+    """The caller of each request is known when the endpoint has authenticated it."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connection: PeerConnection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        patience: float,
+    ) -> None:
+        limits = {"head_patience": patience, "idle_patience": patience}
+        super().__init__(Caller(REMOTE), endpoint.memory, reader, writer, **limits, head_size=HEAD_SIZE)
+        self._endpoint = endpoint
+        self._connection = connection
+
+    async def _handle(self, exchange: Exchange, head: h11.Request) -> None:
+        await self._endpoint.answer(head, exchange, self._connection)
+
+    async def _answer(self, head: h11.Request) -> None:
+        """Reads the rest of a body that was refused: a connection that is closed before is reset, and the client may
+        not read the answer."""
+        await super()._answer(head)
+        if self._protocol.their_state is h11.SEND_BODY:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._head_patience):
+                    while await self._reader.read(READ_SIZE):
+                        pass
+
+    def _log(self, head: h11.Request, status: int, seconds: float) -> None:
+        """Tools write their own lines."""
