@@ -46,7 +46,7 @@ class Status(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What a caller may do; each includes the ones before it."""
+    """The rights of a caller; each includes the ones before it."""
 
     RUN = "run"  # use the sandboxes of its own tenant
     OPERATOR = "operator"  # of all its tenants, and answer for people
@@ -58,24 +58,20 @@ REMOTE = -1  # the owner of what API keys made: no user of this machine
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """Whose sessions a caller means, of those that it may see: ids are unique for one owner and tenant only."""
+    """The sessions that a caller means, of those that it may see: ids are unique for one owner and tenant only."""
 
-    owner: int | None = None  # a uid, or REMOTE; None: anybody's
+    owner: int | None = None  # a uid, or REMOTE; None: any
     tenant: str = ""  # empty: any
 
     def covers(self, owner: int, tenant: str) -> bool:
         return self.owner in (None, owner) and self.tenant in ("", tenant)
 
 
-ANYBODY = Meant()
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Doors establish it, the service trusts it; what it means is in access.py.
+    """Makes a request. Doors authenticate callers, core trusts them; access.py says what each may do.
 
-    Somebody whom a door knows as one tenant has that tenant's sessions; a local user has all of their own, whatever
-    tenant they named; root has everybody's.
+    A caller with an API key has the sessions of its tenant, a user of this machine those of all their tenants.
     """
 
     uid: int  # REMOTE: known by a key
@@ -83,10 +79,10 @@ class Caller:
     tenants: tuple[str, ...] = ()  # an operator's others
     scope: Scope = Scope.RUN
     name: str = ""  # of the key, for the log
-    confined: bool = False  # to its tenants, whoever it is: an agent's connection is not all of its user
+    confined: bool = False  # to its tenants, also as root: an AI agent's connection is not all of its user
     pid: int = field(default=0, compare=False)  # of the process on this machine; 0: not known
     dialogue: bool = False  # brings what a person answered in the asking program's own dialogue
-    meant: Meant = ANYBODY  # narrows what it sees, for one call
+    meant: Meant = Meant()  # narrows what it sees, for one call
 
     @property
     def label(self) -> str:
@@ -135,8 +131,7 @@ class SessionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a sub-agent's session is to have. Whatever is left out it has from its parent; more than its parent it never
-    has (children.py)."""
+    """A child to be made. It has from its parent what is left out here, and never more than it (children.py)."""
 
     session_id: str = ""  # empty: chosen here
     runtime: Runtime | None = None
@@ -153,7 +148,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class HostsChange:
-    """What is to become of a session's list of hosts: all of it, or what is taken off and what comes on."""
+    """A change of a session's list of hosts: a new list, or entries to add and to remove."""
 
     hosts: Sequence[str] | None = None  # instead of what is there; none at all: nothing is allowed any more
     add: Sequence[str] = ()
@@ -207,7 +202,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What somebody sits at."""
+    """The terminal that a person sits at."""
 
     rows: int = 24
     columns: int = 80
@@ -241,7 +236,7 @@ class RunResult:
     stderr_bytes: int
     truncated: bool
     duration_ms: int
-    denied: Denials = NONE_DENIED  # while it ran, by whatever in the session
+    denied: Denials = NONE_DENIED  # while it ran, to any process of the session
     reason: str = ""  # why it was ended, where that was not the command's own doing nor its caller's
 
 
@@ -288,7 +283,7 @@ class ApprovalStatus(enum.Enum):
     PENDING = "pending"
     APPROVED = "approved"
     REJECTED = "rejected"
-    EXPIRED = "expired"  # nobody answered in time
+    EXPIRED = "expired"  # without an answer in time
     WITHDRAWN = "withdrawn"  # its session ended first
 
 

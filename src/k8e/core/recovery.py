@@ -1,5 +1,5 @@
-"""What a new daemon does before it serves: goes on with what lives, finishes or rolls back what was half done, and
-removes what nobody owns."""
+"""Recovers what an earlier daemon left, before this one serves: goes on with sessions that live, finishes or rolls back
+what was half done, and removes sandboxes that belong to no session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PATIENCE: Final = 20.0  # with one sandbox: no caller is served meanwhile
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What an earlier daemon left in a sandbox."""
+    """The commands that an earlier daemon left in a sandbox."""
 
     opened: Opened
     runs: Sequence[tuple[RunRecord, CommandInfo | None]]  # that no caller waits for any more
@@ -70,7 +70,7 @@ class Recovery:
 
     async def recover(self) -> None:
         lives = []
-        # Parents before their children, whatever a clock said when they were made.
+        # Parents before their children, also where a clock was wrong when they were made.
         for record in sorted(await self._parts.store.sessions(), key=lambda record: bool(record.parent_sandbox)):
             session = record.session
             if session.phase is Phase.DESTROYED:
@@ -134,7 +134,7 @@ class Recovery:
         elif live.phase is Phase.DESTROYING:
             await self._end(live, live.record.reason or ends.DESTROYED)
         elif live.record.fleeting:
-            await self._end(live, ends.FINISHED)  # whoever waited for its command is gone with the daemon that ran it
+            await self._end(live, ends.FINISHED)  # the caller of its command is gone with the daemon that ran it
         elif live.record.parent_sandbox and (live.parent is None or not live.parent.usable):
             await self._end(live, ends.PARENT_ENDED)
         elif not exists:
@@ -157,7 +157,7 @@ class Recovery:
             async with asyncio.timeout(_PATIENCE):
                 left = await self._take_over(live)
         except (Fault, LinkError, TimeoutError) as error:
-            # Nobody could use it as it was meant to be.
+            # No caller could use it as it was meant to be.
             warn("not_adopted", session=live.session_id, sandbox=live.sandbox, cause=error)
             silent = isinstance(error, LinkError | TimeoutError)
             await wait_done(self._lifecycle.give_up(live, ends.UNRESPONSIVE if silent else ends.NOT_ADOPTED))

@@ -81,7 +81,7 @@ def waits_for_mounts(shape: Shape, place: Place) -> bool:
 
 
 async def park_one(sandbox: Sandbox, place: Place, memory: int, env: Variables, kind: Kind, keep: float | None) -> bool:
-    """Whether it waits now."""
+    """Returns whether it waits now."""
     # An environment with variables for the dynamic linker asks for something that parking would change.
     if not place.loader or memory < NEEDED_MEMORY[kind] or any(name.startswith(b"LD_") for name, _ in env):
         return False

@@ -1,4 +1,4 @@
-"""What a session's workspace is to contain: YAML in, checked entries out, and how they are put into a sandbox.
+"""The content that a session's workspace begins with: YAML in, checked entries out, then put into the sandbox.
 
     entries:
       - file: {path: src/main.py, content: "print(1)\\n", mode: 644}
@@ -6,7 +6,7 @@
       - gitRepo: {path: app, repo: https://example.org/app.git, ref: v1.2}
 
 A bare list of entries is the same. Every scalar is text: no YAML surprises (`no`, `1e3`, `0644`) reach a file, and a
-mode is octal however it is written. Strict: whatever is not understood is an error that says where it stands.
+mode is octal however it is written. Strict: a part that is not understood is an error that says where it stands.
 
 Parsing a large manifest takes a while; a door calls it in a thread.
 """

@@ -1,4 +1,4 @@
-"""How a session comes to be: checked, chosen, counted, built; all of it or nothing."""
+"""Creates sessions: checks and completes the request, counts it against quotas, has the sandbox built."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Creation:
 
     @property
     def default_limits(self) -> Limits:
-        """What a session gets that says nothing."""
+        """The limits of a session whose request has none."""
         given = self._parts.settings.limits
         return Limits(cpus=given.cpus, memory=given.memory, pids=given.pids, disk=given.disk)
 
@@ -92,7 +92,7 @@ class Creation:
     async def bring_up(
         self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry] = (), claimed: Claimed | None = None
     ) -> None:
-        """All of what is registered, or nothing."""
+        """Has a registered session built; one that cannot be built is ended."""
         building = self._lifecycle.begin(live, self._builder.build(live, caller, manifest, claimed))
         try:
             await wait_done(building)
@@ -170,7 +170,7 @@ class Creation:
         raise error
 
     def prewarm(self) -> None:
-        """Has sandboxes ready from the beginning, where that is wanted."""
+        """Makes warm sandboxes from the daemon's start on, where the settings say so."""
         if self._pool.settings.prewarm:
             self._parts.tasks.spawn(self._prewarm())
 

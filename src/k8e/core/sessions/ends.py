@@ -1,4 +1,4 @@
-"""Why sessions end or are stopped, and what a caller hears who comes too late."""
+"""The reasons why sessions end or are stopped, and the faults that tell a caller so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GONE_HINT: Final = "Create a new session; what was in the old one is gone."
 
 _REASONS: Final = {
     DESTROYED: "it was destroyed",
-    EXPIRED: "it expired: nobody used it for longer than its ttl",
+    EXPIRED: "it expired: it was not used for longer than its ttl",
     LOST: "its sandbox ended by itself",
     OUT_OF_MEMORY: "its sandbox ran out of memory, and the machine ended it",
     UNRESPONSIVE: f"its sandbox did not answer for {SILENCE:g} s and was ended: too many processes, or no CPU left",
@@ -58,7 +58,7 @@ def check_usable(live: Live) -> None:
 
 
 def describe_unusable(live: Live) -> Fault:
-    """Why it cannot be used now."""
+    """A caller wants to use a session that is not active."""
     if live.stopped:
         return _describe_stopped(live)
     what, hint = _UNUSABLE[live.phase]
@@ -68,7 +68,7 @@ def describe_unusable(live: Live) -> Fault:
 
 
 def describe_loss(live: Live) -> Fault:
-    """Why a session that was used a moment ago cannot be used any more."""
+    """A caller wants to go on with a session that was active a moment ago."""
     if live.there:
         return _describe_stopped(live)
     return Fault(

@@ -156,7 +156,7 @@ class Hosts:
             warn("hosts_not_written", session=live.session_id, sandbox=live.sandbox, detail=fault.detail)
 
     async def restore(self, live: Live) -> None:
-        """Puts the list on record in force, whatever the kernel has: for a session that an earlier daemon left. A
+        """Puts the list on record in force instead of the kernel's: for a session that an earlier daemon left. A
         child's list is cut to its parent's, in case that daemon did not come to it."""
         if live.parent is not None and excess(live.session.hosts, live.parent.session.hosts):
             live.set_hosts(common(live.session.hosts, live.parent.session.hosts))

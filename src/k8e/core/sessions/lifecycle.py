@@ -1,4 +1,4 @@
-"""How sessions are stopped and ended. Each phase is written down before the step that it announces.
+"""Stops and ends sessions. Each phase is written down before the step that it announces.
 
 Building, stopping, starting and ending are the service's own tasks: a caller that leaves changes nothing about how they
 finish, and a second caller waits for the first instead of doing it again.

@@ -28,7 +28,7 @@ class Gone(Exception):
 
 
 class Use:
-    """How many uses are under way, and when the last one was. Not in the record, which would be made anew each time."""
+    """Counts uses, and remembers the last one; not in the record, which would be made anew each time."""
 
     def __init__(self, clock: Clock, last_used: float, used_at: float) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class Use:
 
 
 class MemoryKills:
-    """How often the kernel has killed something in the sandbox for want of memory, as far as was observed."""
+    """The kernel's out-of-memory kills in the sandbox, as far as they were observed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What a sandbox may be shaped like: the part of the choke point (checks.py) that looks at mounts. Pure.
+"""Checks which directories of the machine a caller may have in a sandbox, and where. Pure.
 
 Whether a directory exists and whose it is, is for the engine to find out, with the rights of the user who asks. Here it
 is decided who may ask at all, and for what in a sandbox.
@@ -25,7 +25,7 @@ _HOME: Final = "/home/user"
 
 
 def check_shape(caller: Caller, shape: Shape) -> Shape:
-    """As it may be made: what is shown of the machine is what the caller may see there, whatever the request says."""
+    """The shape with the caller as the owner of its mounts: they show what the caller can read on the machine."""
     if shape.slots:
         refuse("slots", "are of sandboxes that are made ahead")
     if not shape.mounts:
@@ -37,7 +37,7 @@ def check_shape(caller: Caller, shape: Shape) -> Shape:
 
 
 def check_slots(caller: Caller, shape: Shape) -> None:
-    """What is made ahead has places for directories; whose, is known only when somebody asks."""
+    """A warm sandbox has slots instead of mounts: whose directories they take is known only when it is claimed."""
     if shape.mounts:
         refuse("mounts", "cannot be made ahead", "Say in `slots` where they will be.")
     if shape.slots:

@@ -1,4 +1,4 @@
-"""Stopping a session and starting it again.
+"""Stops a persistent session and starts it again.
 
 A persistent session has three more phases than others. `stopping` and `starting` are on record before the step that
 they announce, and the next daemon that finds one of them makes it `stopped`: the files are the same before, during and
@@ -74,7 +74,7 @@ class Persistence:
         return live.show()
 
     async def _say_goodbye(self, live: Live) -> None:
-        """Ends what can be ended in good order. Whatever fails here is ended all the same, a moment later."""
+        """Ends runs in good order. One that fails to end is killed with the sandbox, a moment later."""
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._review_approvals()
@@ -118,7 +118,7 @@ class Persistence:
 
     async def _bring_back(self, live: Live, caller: Caller, plain: Variables, secret: Variables) -> None:
         record = live.record
-        await self._review_approvals()  # what was asked before it stopped is settled before anybody can ask again
+        await self._review_approvals()  # approvals from before the stop are settled before a new one can be asked for
         await self._parts.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
         kept = merge_env(await self._parts.environments.recall(live.sandbox), plain)
         _check_variables(live, kept)
@@ -157,7 +157,7 @@ def _check_persistent(live: Live) -> None:
             Kind.CONFLICT,
             "session_not_persistent",
             f"session {live.session_id} cannot be stopped and started",
-            detail="it was not made to last",
+            detail="it is not a persistent session",
             hint="Destroy it, or create one with `persistent` (k8e sandbox create --persistent).",
         )
 

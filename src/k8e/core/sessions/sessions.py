@@ -95,7 +95,7 @@ class Sessions:
 
     @contextmanager
     def using(self, live: Live, subject: str) -> Iterator[None]:
-        """For whatever a caller asks of the agent: counts as a use, and a sandbox that does not answer is doubted."""
+        """Around each request to the agent: it counts as a use, and a sandbox that does not answer is doubted."""
         with live.in_use(), translated(subject):
             try:
                 yield

@@ -103,7 +103,7 @@ def _set_aside(path: Path, cause: object, damages: Damages) -> None:
 
 
 def _connect(path: Path, damages: Damages) -> sqlite3.Connection:
-    # Made here, so that nobody else can read it from its first moment on.
+    # Made here, so that no other user can read it from its first moment on.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     # A byte that is no text costs its row (`_read`), and not every statement that meets it.
@@ -235,7 +235,7 @@ class Database:
             work(self._connection)
             self._connection.execute("COMMIT")
             if durable:
-                # Out of the journal: a damaged one must not cost files that are to last. It is written either way.
+                # Out of the journal: a damaged one must not cost a persistent session. It is written either way.
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except BaseException:

@@ -45,7 +45,7 @@ class Environments:
             await self._do(self._path(sandbox).unlink, missing_ok=True)
 
     async def forget_others(self, sandboxes: Collection[str]) -> None:
-        """What a daemon left that was killed between the end of a session and this."""
+        """Removes files of sessions that ended just before their daemon was killed."""
         if self._folder is not None:
             await self._do(self._forget_others, frozenset(sandboxes))
 
@@ -57,7 +57,7 @@ class Environments:
 
     def _path(self, sandbox: str) -> Path:
         if self._folder is None:
-            raise OSError("there is no place for the environments of sessions that last")
+            raise OSError("there is no place for the environments of persistent sessions")
         return self._folder / sandbox
 
     def _keep(self, sandbox: str, env: Variables) -> None:

@@ -60,7 +60,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class WarmRecord:
-    """A sandbox that is nobody's yet."""
+    """A warm sandbox: it belongs to no session yet."""
 
     sandbox: str
     runtime: Runtime

@@ -131,7 +131,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def check_columns(connection: sqlite3.Connection) -> None:
-    """What a table is made of is text in the file like any other."""
+    """A damaged file may have other columns: a table's definition is text in it like any other."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as example:
         migrate(example)
         for (table,) in example.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

@@ -1,5 +1,4 @@
-"""What survives the daemon: sessions with their phase, runs, approvals, names of images, and sandboxes that wait for a
-session."""
+"""Keeps what survives the daemon: sessions, runs, approvals, names of images and warm sandboxes."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Store(Database):
         await self._transact(lambda connection: SESSIONS.insert(connection, record))
 
     async def claim_warm(self, record: SessionRecord) -> None:
-        """The sandbox of that name is the session's, and not ready for anybody any more, in one step."""
+        """Makes a warm sandbox the session's, in one step."""
 
         def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM warm WHERE sandbox = ?", (record.sandbox,))
@@ -188,7 +187,7 @@ class Store(Database):
     # Images
 
     async def images(self) -> list[ImageRecord]:
-        """Everybody's, oldest first."""
+        """All of them, oldest first."""
         return await self._read(IMAGES, "ORDER BY added, name")
 
     async def find_image(self, owner: int, tenant: str, name: str) -> ImageRecord | None:
@@ -225,7 +224,7 @@ class Store(Database):
         await self._transact(work)
 
     async def settle_approval(self, record: ApprovalRecord) -> bool:
-        """Whether it was still to be settled."""
+        """Returns whether it was pending until now."""
         settled: list[int] = []
 
         def work(connection: sqlite3.Connection) -> None:

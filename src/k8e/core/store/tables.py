@@ -1,4 +1,4 @@
-"""How records become rows and rows become records: a column for each field, read and written by its name.
+"""Turns records into rows and rows into records: a column for each field, read and written by its name.
 
 A field's type says how its value is kept; a new field needs a column of its name (schema.py) and nothing here.
 """
@@ -37,7 +37,7 @@ def read_shape(text: str) -> Shape:
 
 
 def _read_hosts(text: str) -> HostList:
-    """What an earlier version allowed to be listed and this one does not is off the list: no session gets more."""
+    """Leaves out entries that an earlier version allowed and this one does not: no session gets more."""
     hosts = NOTHING
     for entry in json.loads(text):
         with contextlib.suppress(InvalidEntry):
@@ -58,7 +58,7 @@ def _read_denials(text: str) -> Denials:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a column has a value."""
+    """Turns a field's value into a column's and back."""
 
     write: Callable[[Any], object]
     read: Callable[[Any], Any]
