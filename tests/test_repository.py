@@ -52,7 +52,7 @@ ROOMS = {
     "k8e.core.service": "import k8e.engine.protocol\nimport k8e.link.model\n",
     "k8e.engine.protocol": "import k8e.link.model\n",
     "k8e.engine.local.network": "import k8e.link.model\n",
-    "k8e.engine.local.runtime.runtime": "import k8e.engine.protocol\nimport k8e.engine.local.network\n",
+    "k8e.engine.local.runtime.runtime": "import k8e.engine.protocol\nimport k8e.engine.local.layout\n",
     "k8e.engine.kubernetes.pods": "import kubernetes\nimport k8e.engine.protocol\nimport k8e.engine.local.network\n",
 }
 
@@ -71,8 +71,8 @@ OFFENCES = [
     ("k8e.core.sessions.offender", "def lazily() -> None:\n    import k8e.engine.kubernetes.pods"),
     ("k8e.doors.offender", "import k8e.engine.local.runtime.runtime"),
     ("k8e.doors.offender", "import k8e.cli.main"),
-    ("k8e.engine.local.offender", "import k8e.core.service"),
-    ("k8e.engine.local.offender", "import k8e.engine.kubernetes.pods"),
+    ("k8e.engine.local.runtime.offender", "import k8e.core.service"),
+    ("k8e.engine.local.runtime.offender", "import k8e.engine.kubernetes.pods"),
     ("k8e.engine.kubernetes.offender", "import k8e.engine.local.runtime.runtime"),
     ("k8e.profiles.offender", "import k8e.core.service"),
     ("k8e.profiles.offender", "import k8e.settings"),
@@ -87,6 +87,12 @@ OFFENCES = [
     ("k8e.core.log.offender", "import k8e.core.access.access"),
     ("k8e.core.sandbox.offender", "import k8e.core.log.audit"),
     ("k8e.core.unplaced", ""),
+    ("k8e.engine.local.system.offender", "import k8e.engine.local.layout"),
+    ("k8e.engine.local.runtime.offender", "import k8e.engine.local.record"),
+    ("k8e.engine.local.disk.offender", "import k8e.engine.local.roots.roots"),
+    ("k8e.engine.local.toolchain.offender", "import k8e.engine.local.mounts.mounts"),
+    ("k8e.engine.local.roots.offender", "import k8e.engine.local.launcher"),
+    ("k8e.engine.local.unplaced", ""),
 ]
 
 

@@ -18,7 +18,7 @@ import pytest
 from k8e.engine import Runtime
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.roots.host_image import HostPath
+from k8e.engine.local.runtime.bundle import HostPath
 from k8e.engine.local.system.tool import find_tool
 from k8e.engine.local.toolchain import tools_layer
 from tests.engine.rig import Rig, Room, find_report, open_engine, place_for_engine

@@ -19,9 +19,9 @@ from k8e.engine import Limits, Runtime, SandboxSpec
 from k8e.engine.local.disk.cleanup import mounts_below
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.roots.host_image import HostPath, host_paths
+from k8e.engine.local.roots.host_image import host_paths
 from k8e.engine.local.runtime import bundle, seccomp
-from k8e.engine.local.runtime.bundle import Bind, BundleSpec, build_config
+from k8e.engine.local.runtime.bundle import Bind, BundleSpec, HostPath, build_config
 from k8e.engine.local.runtime.cgroup import hierarchies
 
 WORDS = st.integers(0, 2**64 - 1)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.roots.host_image import SYSTEM_PYTHON
 from k8e.engine.local.system.tool import find_tool
 from k8e.engine.local.toolchain.package_clients import (
+    SYSTEM_PYTHON,
     certificates,
     read_npm_settings,
     read_pip_settings,

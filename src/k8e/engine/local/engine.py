@@ -24,7 +24,6 @@ from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import EngineError, Limits, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local.disk import disk
-from k8e.engine.local.disk.templates import Templates
 from k8e.engine.local.dns import Server
 from k8e.engine.local.engine_locks import EngineLock
 from k8e.engine.local.images import LocalImages
@@ -40,6 +39,7 @@ from k8e.engine.local.network.network import Network
 from k8e.engine.local.record import IdRanges, Record, Records
 from k8e.engine.local.removal import Removal
 from k8e.engine.local.roots.roots import Roots
+from k8e.engine.local.roots.templates import Templates
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.engine.local.runtime.probes import RuntimeProbes
 from k8e.engine.local.runtime.runtime import OciRuntime

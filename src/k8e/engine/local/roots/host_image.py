@@ -7,22 +7,21 @@ that are mounted over it read-only. Other images are in image_root.py.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from k8e.engine import Place
+from k8e.engine.local.disk.tree import give_tree, set_modes
+from k8e.engine.local.runtime.bundle import LOADER, HostPath
+from k8e.engine.local.toolchain.package_clients import SYSTEM_PYTHON
 from k8e.link.model import Identity
 
 USER_ID = 1000
 HOME = "/home/user"
 VENV = f"{HOME}/.venv"
 TOOLS = "/opt/k8e"
-LOADER = "/k8e-loader.so"
-SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 # Directories of the root that lead into /usr on a merged system.
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -83,14 +82,6 @@ networks: files
 protocols: files
 services: files
 """
-
-
-@dataclass(frozen=True, slots=True)
-class HostPath:
-    """A directory or file of the machine, seen read-only in the sandbox."""
-
-    source: Path
-    target: str
 
 
 def host_place(more: Iterable[tuple[str, str]] = ()) -> Place:
@@ -230,38 +221,3 @@ def build_workspace(target: Path) -> None:
     target.mkdir()
     target.chmod(0o755)  # whatever the umask is
     os.chown(target, USER_ID, USER_ID)
-
-
-def set_modes(top: Path) -> None:
-    """Makes all files readable for every user inside, whatever the daemon's umask; what was executable stays so."""
-    top.chmod(0o755)
-    for parent, directories, files in os.walk(top):
-        for name in (*directories, *files):
-            path = Path(parent, name)
-            if not path.is_symlink():
-                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-
-
-def give_tree(top: Path, uid: int, gid: int) -> None:
-    os.lchown(top, uid, gid)
-    for _, directories, files, handle in os.fwalk(top, follow_symlinks=False):
-        for name in (*directories, *files):
-            os.chown(name, uid, gid, dir_fd=handle, follow_symlinks=False)
-
-
-def digest_tree(top: Path) -> str:
-    """Hashes names, kinds, modes and contents: a template with the same digest can be used again."""
-    total = hashlib.sha256()
-    for parent, directories, files in os.walk(top):
-        directories.sort()
-        for name in sorted((*directories, *files)):
-            path = Path(parent, name)
-            status = path.lstat()
-            total.update(
-                f"{path.relative_to(top)}\0{status.st_mode:o}\0{status.st_uid}\0".encode(errors="surrogateescape")
-            )
-            if path.is_symlink():
-                total.update(os.fsencode(os.readlink(path)))
-            elif path.is_file():
-                total.update(hashlib.sha256(path.read_bytes()).digest())
-    return total.hexdigest()[:16]

@@ -18,11 +18,11 @@ from typing import Any, Final
 from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError, Place
 from k8e.engine.images import Image
-from k8e.engine.local.disk.tree_copy import TooDeep, copy_tree
+from k8e.engine.local.disk.tree import TooDeep, copy_tree
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.roots.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
-from k8e.engine.local.roots.host_image import LOADER
 from k8e.engine.local.roots.root_files import RootFiles
+from k8e.engine.local.runtime.bundle import LOADER
 from k8e.engine.local.system.descriptors import DIRECTORY, opened
 from k8e.engine.local.toolchain.package_clients import certificates
 from k8e.engine.local.toolchain.registries import CA_BUNDLE, Registries

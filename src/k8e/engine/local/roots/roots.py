@@ -15,11 +15,9 @@ from typing import Protocol
 from k8e.engine import EngineError, Limits, Place, Shape
 from k8e.engine.images import Image
 from k8e.engine.local.disk import disk
-from k8e.engine.local.disk.templates import Templates
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.record import Record
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.roots.host_image import HostPath
 from k8e.engine.local.roots.image_root import (
     WORKSPACE,
     RootSpec,
@@ -29,6 +27,8 @@ from k8e.engine.local.roots.image_root import (
     save_place,
 )
 from k8e.engine.local.roots.overlay import mount_layers
+from k8e.engine.local.roots.templates import Templates
+from k8e.engine.local.runtime.bundle import HostPath
 from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.local.toolchain.registries import Registries
 

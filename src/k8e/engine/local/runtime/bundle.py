@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from k8e.engine import Limits, SandboxSpec
-from k8e.engine.local.roots.host_image import LOADER, HostPath
 
 AGENT_PATH = "/k8e-agent"
+LOADER = "/k8e-loader.so"
 LINK_PATH = "/run/k8e"
 ID_COUNT = 65536
 _PERIOD = 100_000
@@ -48,6 +49,14 @@ _MASKED = (
     "/sys/firmware",
 )
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPath:
+    """A directory or file of the machine, seen read-only in the sandbox."""
+
+    source: Path
+    target: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from k8e.damage import read_own
 from k8e.engine import EngineError
-from k8e.engine.local.roots.host_image import SYSTEM_PYTHON
 from k8e.engine.local.system.tool import find_tool, try_tool
 
+SYSTEM_PYTHON = Path("/usr/bin/python3")  # of sandboxes, too
 _FORM = 1  # of what is kept; another number forgets it
 _DEADLINE = 30.0
 _VARIABLES = re.compile(r"PIP_\w+|NPM_CONFIG_\w+|npm_config_\w+|XDG_CONFIG_\w+|HOME", re.ASCII)
@@ -120,7 +120,7 @@ def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _ask_pip(tools: Path, env: Mapping[str, str]) -> tuple[dict[str, str] | str, str, str, list[str]]:
-    if not SYSTEM_PYTHON.exists():
+    if not await asyncio.to_thread(SYSTEM_PYTHON.exists):
         return {}, "", "", []
     try:
         told = await try_tool(

@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from k8e.engine.local.roots.host_image import SYSTEM_PYTHON, set_modes
+from k8e.engine.local.disk.tree import set_modes
 from k8e.engine.local.system.tool import find_tool
+from k8e.engine.local.toolchain.package_clients import SYSTEM_PYTHON
 
 TARGET = Path("/var/lib/k8e/tools")
 RECORD = "layer.json"

@@ -6,8 +6,8 @@ import contextlib
 
 from k8e.engine.local.doctor.controls.control import SEARCH_DEADLINE, Broken
 from k8e.engine.local.doctor.subject import Subject
-from k8e.engine.local.roots.host_image import LOADER, TOOLS
-from k8e.engine.local.runtime.bundle import AGENT_PATH, LINK_PATH
+from k8e.engine.local.roots.host_image import TOOLS
+from k8e.engine.local.runtime.bundle import AGENT_PATH, LINK_PATH, LOADER
 from k8e.link.errors import AgentError
 from k8e.link.model import Cause
 

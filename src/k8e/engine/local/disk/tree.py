@@ -1,10 +1,11 @@
-"""Copies a tree that is not trusted, file by file: what an image has at /workspace, which is a directory of its own on
-every disk. Nothing is followed, opened for its effect or believed; the disk's limits bound how much is copied."""
+"""Trees of files: their modes, owners and digest, and a copy of one that is not trusted."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from pathlib import Path
 from typing import Final
 
 from k8e.engine.local.system.descriptors import DIRECTORY, opened
@@ -17,9 +18,45 @@ class TooDeep(OSError):
     pass
 
 
+def set_modes(top: Path) -> None:
+    """Makes all files readable for every user inside, whatever the daemon's umask; what was executable stays so."""
+    top.chmod(0o755)
+    for parent, directories, files in os.walk(top):
+        for name in (*directories, *files):
+            path = Path(parent, name)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def give_tree(top: Path, uid: int, gid: int) -> None:
+    os.lchown(top, uid, gid)
+    for _, directories, files, handle in os.fwalk(top, follow_symlinks=False):
+        for name in (*directories, *files):
+            os.chown(name, uid, gid, dir_fd=handle, follow_symlinks=False)
+
+
+def digest_tree(top: Path) -> str:
+    """Hashes names, kinds, modes and contents: a template with the same digest can be used again."""
+    total = hashlib.sha256()
+    for parent, directories, files in os.walk(top):
+        directories.sort()
+        for name in sorted((*directories, *files)):
+            path = Path(parent, name)
+            status = path.lstat()
+            total.update(
+                f"{path.relative_to(top)}\0{status.st_mode:o}\0{status.st_uid}\0".encode(errors="surrogateescape")
+            )
+            if path.is_symlink():
+                total.update(os.fsencode(os.readlink(path)))
+            elif path.is_file():
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:16]
+
+
 def copy_tree(source: int, target: int) -> None:
-    """Copies from one open directory to another. Owners, modes and times stay; what is no file, link, FIFO or directory
-    is left out. Nothing runs in either."""
+    """Copies from one open directory to another: what an image has at /workspace, which is a directory of its own on
+    every disk. Owners, modes and times stay; what is no file, link, FIFO or directory is left out. Nothing is followed,
+    opened for its effect or believed; the disk's limits bound how much is copied. Nothing runs in either."""
     _copy(source, target, {}, target, "", 0)
 
 

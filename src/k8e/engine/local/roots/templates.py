@@ -14,6 +14,7 @@ from pathlib import Path
 from k8e.damage import Damaged, Damages, own_directory, read_own
 from k8e.engine import EngineError, Limits
 from k8e.engine.local.disk import disk
+from k8e.engine.local.disk.tree import digest_tree
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.roots import host_image
 from k8e.engine.local.system.tasks import Once
@@ -96,7 +97,7 @@ class Templates:
             content.chmod(0o755)
             host_image.build_root(content / "root", registries.files)
             host_image.build_workspace(content / "workspace")
-            digest = host_image.digest_tree(content)
+            digest = digest_tree(content)
             final = images / f"host-{digest}"
             self._put(content, final, digest)
         for old in images.iterdir():
@@ -113,12 +114,12 @@ class Templates:
                 (content / name).mkdir()
                 (content / name).chmod(0o755)  # whatever the umask is
             host_image.build_workspace(content / "workspace")
-            self._put(content, final, host_image.digest_tree(content))
+            self._put(content, final, digest_tree(content))
         return final
 
     def _put(self, content: Path, final: Path, digest: str) -> None:
         """Renames it, unless it is there already. A directory with other content in its place is set aside."""
-        if os.path.lexists(final) and (final.is_symlink() or host_image.digest_tree(final) != digest):
+        if os.path.lexists(final) and (final.is_symlink() or digest_tree(final) != digest):
             self._damages.set_aside(final, "it is not what it was made from")
         if not final.exists():
             content.rename(final)
