@@ -455,7 +455,7 @@ async def test_links_that_its_root_left_are_not_followed_when_it_is_started(rig:
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(paths.upper / name)
             (paths.upper / name).symlink_to("/usr")
-        await rig.engine._roots.of(record.image).present(paths, record)
+        await rig.engine._roots.of(record.image).mount_again(paths, record)
         assert (paths.root / "tmp").is_dir()
         assert not (paths.root / "tmp").is_symlink()
         await unmount_below(paths.top)

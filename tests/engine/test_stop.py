@@ -230,7 +230,7 @@ async def test_two_that_were_stopped_do_not_share_their_ids(rig: Rig) -> None:
         await stop(rig, one)
         rig.engine._ids = IdRanges(rig.engine.layout)  # as another daemon finds them
         async with rig.room() as other:
-            slots = {Record.load(each.paths.record).slot for each in (one, other)}
+            slots = {Record.load(each.paths.record).id_range for each in (one, other)}
         assert len(slots) == 2
 
 

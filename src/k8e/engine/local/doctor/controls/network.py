@@ -80,9 +80,9 @@ async def reach_machine(subject: Subject) -> str:
 
 
 def _remote_host(subject: Subject) -> RemoteHost:
-    if subject.far is None:
+    if subject.remote is None:
         raise Untested("there is no host to reach")
-    return subject.far
+    return subject.remote
 
 
 async def _greeting(subject: Subject, host: str, port: int) -> CommandResult:
