@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.agentkernel import doctor
+from k8e.cli.agentkernel import choose
 from k8e.engine import EngineError, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.doctor import fixes
@@ -301,7 +301,7 @@ async def test_the_command_line(
     everything = fixes.fix
     monkeypatch.setattr(fixes, "fix", lambda _: everything(lambda state: state != layout.state))
     monkeypatch.setenv("K8E_CONFIG", "")
-    await asyncio.to_thread(doctor.main, ["--json", "--fix"])  # of agentkernel: k8e's own, by another name
+    await asyncio.to_thread(choose, ["doctor", "--json", "--fix"])  # of agentkernel: k8e's own, by another name
     answer = json.loads(capsys.readouterr().out)
     mine = [step for step in answer["fixed"] if str(layout.state) in step["what"]]
     assert mine

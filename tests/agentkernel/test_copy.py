@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.agentkernel.destination import Landing, split_name
+from k8e.cli.agentkernel.destination import Destination, split_name
 from k8e.cli.process import Failure
 from tests.agentkernel.machine import Kernel
 
@@ -187,7 +187,7 @@ class TestHostile:
             raise Failure("connection_lost", "gone")
 
         (tmp_path / "file").write_text("whole")
-        landing = Landing(str(tmp_path))
+        landing = Destination(str(tmp_path))
         with pytest.raises(Failure):
             landing.write(["file"], break_off(), 0o644)
         landing.close()

@@ -8,7 +8,7 @@ import sys
 from tests.agentkernel.house import AGENTKERNEL
 from tests.agentkernel.machine import Kernel
 
-CHEAP = {"__future__", "_json", "_socket", "errno", "importlib", "select", "termios", "warnings"}
+CHEAP = {"__future__", "_json", "_socket", "select", "termios"}
 
 
 def list_imports(kernel: Kernel, *words: str) -> set[str]:
@@ -35,7 +35,7 @@ def test_run_imports_next_to_nothing(kernel: Kernel) -> None:
     library = {name for name in imported if not name.startswith("k8e")}
     assert library <= CHEAP
     ours = {name for name in imported if name.startswith("k8e")}
-    assert {name for name in ours if not name.startswith(("k8e.cli", "k8e.profiles"))} <= {"k8e"}
+    assert {name for name in ours if not name.startswith(("k8e.cli", "k8e.profiles"))} <= {"k8e", "k8e.errors"}
     assert not ours & {"k8e.profiles.config", "k8e.profiles.environment", "k8e.profiles.mounts", "k8e.cli.commands"}
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from k8e.cli.agentkernel.leading_options import take_options
 from k8e.cli.agentkernel.run import TABLE
-from k8e.cli.amounts import read_life, read_size, read_span
 from k8e.cli.process import Failure
+from k8e.cli.values import read_life, read_size, read_span
 
 
 class Taken:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.client.response import Response, read_object
+from k8e.cli.client.local import read_answer
+from k8e.cli.client.response import Response
 from k8e.cli.process import Failure
 from tests.agentkernel.house import AGENTKERNEL
 from tests.cli.machine import K8E, Machine, make_folder
@@ -147,10 +148,14 @@ def test_is_a_clear_error(place: tuple[Machine, Impostor], command: str, answer:
         assert body["hint"]
 
 
+def parse(response: Response) -> object:
+    return read_answer(response).parse()
+
+
 def receive(answer: bytes) -> list[object]:
     """As the clients read it: whole, as frames, and as an object."""
     outcomes: list[object] = []
-    for read in (Response.read, lambda response: list(response.frames()), read_object):
+    for read in (Response.read, lambda response: list(response.frames()), parse):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.settimeout(5)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.cli.commands import build_parser
-from k8e.cli.options import OPTIONS, RunOptions, read_plainly
 from k8e.cli.process import Failure
+from k8e.cli.run import OPTIONS, RunOptions, read_plainly
 from k8e.cli.state import find_session, is_name
 
 WORDS = [*OPTIONS, *(f"{name}=v" for name in OPTIONS), *(f"{name}=" for name in OPTIONS)]

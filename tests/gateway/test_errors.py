@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from k8e.cli.remote.connection import show_detail
+from k8e.cli.remote.connection import read_error
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Denial, Denials
 from k8e.doors.grpc.errors import CODES, describe
@@ -37,4 +37,4 @@ def test_the_command_line_says_the_same_about_it_here_and_there() -> None:
     fault = Fault(Kind.INVALID, "code", "error", detail="why", hint="do", field="path", retry_after=2.5, denied=denied)
     _, body = http_problems.describe(fault)
     _, detail = describe(fault)
-    assert show_detail(detail) == body
+    assert read_error(detail).body == body

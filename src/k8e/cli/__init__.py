@@ -12,18 +12,16 @@ import sys
 
 
 def main() -> int:
-    from k8e.cli.process import ending_well
+    from k8e.cli.process import run_command
 
-    return ending_well(choose, sys.argv[1:])
+    return run_command(choose, sys.argv[1:])
 
 
 def choose(arguments: list[str]) -> int:
     if arguments[:2] == ["sandbox", "run"]:
-        from k8e.cli.options import read_plainly
+        from k8e.cli.run import read_plainly, run
 
         if (options := read_plainly(arguments[2:])) is not None:
-            from k8e.cli.run import run
-
             return run(options)
     if arguments == ["sandbox-mcp"]:
         from k8e.cli.mcp import bridge

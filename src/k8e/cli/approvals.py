@@ -1,29 +1,28 @@
-"""`k8e sandbox confirm`, `approve` and `approvals`: a program asks, a person answers, elsewhere.
+"""`k8e sandbox confirm`, `approve` and `approvals`: a program asks for an approval, a person answers elsewhere.
 
-What is to be approved comes from a program, perhaps one that wants to be misunderstood. It is shown without anything
-that a terminal acts on, though the service has seen to that already: the gateway may be somebody else's.
+The action comes from a program, perhaps one that wants to be misunderstood. It is shown without anything that a
+terminal acts on, though the service has seen to that already: the gateway may be another party's.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
 
-from k8e.cli.client.http import JSON, Client, aim, open_client, quieten_grpc, quote, run_dir
-from k8e.cli.client.response import read_object
-from k8e.cli.process import FAILED, UNREACHABLE, Failure, read_some, write_all
-from k8e.cli.sessions import finish, print_json
+from k8e.cli.client import open_client, run_dir
+from k8e.cli.process import FAILED, UNREACHABLE, Failure, print_json, read_some, write_all
+from k8e.cli.sessions import name_session, show
+from k8e.profiles.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from typing import Any
 
-    from k8e.cli.client.http import AnyClient
+    from k8e.cli.client.service import Service
 
 WAIT = 30.0
-LEEWAY = 5.0  # for a service that is started anew in the last moment
+LEEWAY = 5.0  # for a service that is restarted in the last moment
 PAUSE = 0.2
 
 
@@ -32,14 +31,7 @@ def confirm(options: argparse.Namespace) -> int:
     seconds: float | None = options.timeout
     if seconds is None and not options.no_wait:
         seconds = WAIT
-    wanted: dict[str, Any] = {"action": read_argument(options.action)}
-    if seconds is not None:
-        wanted["timeout"] = seconds
-    target = aim(f"/v1/sessions/{quote(options.sid)}/approvals", options)
-    response = client.request("POST", target, json.dumps(wanted).encode(), JSON)
-    if response.status >= 300:
-        return finish(response)
-    approval = read_object(response)
+    approval = client.request_approval(name_session(options), options.action, seconds).parse()
     write_all(2, describe(approval, client).encode())
     if options.no_wait:
         print_json(approval)
@@ -49,17 +41,13 @@ def confirm(options: argparse.Namespace) -> int:
     return 0 if approval["approved"] else FAILED
 
 
-def await_answer(client: AnyClient, approval: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The question outlives the service: one that went away is asked again."""
+def await_answer(client: Service, approval: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The approval outlives the service: if the service goes away, it is asked again."""
     end = time.monotonic() + seconds
     while approval["status"] == "pending":
         rest = end - time.monotonic()
         try:
-            response = client.request("GET", f"/v1/approvals/{approval['approval_id']}?wait={max(rest, 0):.3f}")
-            answer = read_object(response)
-            if response.status >= 300:
-                raise Failure.of(answer)
-            approval = answer
+            approval = client.get_approval(approval["approval_id"], max(rest, 0)).parse()
         except Failure as failure:
             if failure.status != UNREACHABLE or rest < -LEEWAY:
                 raise
@@ -73,7 +61,7 @@ def await_answer(client: AnyClient, approval: dict[str, Any], seconds: float) ->
     return approval
 
 
-def reopen(client: AnyClient) -> AnyClient:
+def reopen(client: Service) -> Service:
     try:
         return open_client()
     except Failure:
@@ -82,28 +70,25 @@ def reopen(client: AnyClient) -> AnyClient:
 
 def approve(options: argparse.Namespace) -> int:
     client = open_as_person() if options.key else open_client()
-    target = f"/v1/approvals/{quote(options.approval_id)}"
     if not options.reject and (options.key or not client.place):
-        response = client.request("GET", target)
-        if response.status >= 300:
-            return finish(response)
-        approval = read_object(response)
+        approval = client.get_approval(options.approval_id).parse()
         if approval["status"] == "pending" and (options.key or approval["asked_by"] == f"uid:{os.geteuid()}"):
             ask_at_terminal(approval)
-    wanted = {"approved": not options.reject, "reason": read_argument(options.reason)}
-    return finish(client.request("POST", target, json.dumps(wanted).encode(), JSON))
+    return show(client.answer_approval(options.approval_id, options.reason, approved=not options.reject))
 
 
-def open_as_person() -> AnyClient:
-    """With a key that is typed, and kept nowhere: what lies in this user's files is the agent's to use, too."""
+def open_as_person() -> Service:
+    """Reads a key from the terminal, which is stored nowhere: what lies in this user's files is the agent's to use,
+    too."""
     key = read_secret("API key: ")
     endpoint = os.environ.get("K8E_SANDBOX_ENDPOINT", "")
     if not endpoint:
-        endpoint = read_object(Client().request("GET", "/v1/status"))["gateway"]["endpoint"] or ""
+        from k8e.cli.client.local import LocalClient
+
+        endpoint = LocalClient().status().parse()["gateway"]["endpoint"] or ""
         if not endpoint:
             hint = "[gateway] in k8e.toml turns it on; `k8e sandbox status` says why it is off"
             raise Failure("gateway_closed", "a key is for the gateway, and this machine has none open", hint=hint)
-    quieten_grpc()
     from k8e.cli.remote.client import RemoteClient
     from k8e.cli.remote.connection import log_in, read_endpoint, read_key
     from k8e.cli.remote.discovery import of
@@ -111,11 +96,11 @@ def open_as_person() -> AnyClient:
     return RemoteClient(of(log_in(read_endpoint(endpoint), read_key(key))))
 
 
-def approvals(options: argparse.Namespace) -> int:
+def list_approvals(options: argparse.Namespace) -> int:
     client = open_client()
     if options.approval_id:
-        return finish(client.request("GET", f"/v1/approvals/{quote(options.approval_id)}"))
-    return finish(client.request("GET", f"/v1/approvals?status={'all' if options.all else 'pending'}"))
+        return show(client.get_approval(options.approval_id))
+    return show(client.list_approvals("all" if options.all else "pending"))
 
 
 def open_own_terminal() -> int:
@@ -132,12 +117,12 @@ def open_own_terminal() -> int:
 
 
 def ask_at_terminal(approval: dict[str, Any]) -> None:
-    """A process of the same user asked: the person has to read the question, and to type that they mean it."""
+    """A process of the same user asked: the person has to read the action, and to type that they mean it."""
     import termios
 
     terminal = open_own_terminal()
     try:
-        text = f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
+        text = f"Session {clean(approval['session_id'])} wants to:\n\n  {clean(approval['action'])}\n\n"
         write_all(terminal, text.encode())
         termios.tcflush(terminal, termios.TCIFLUSH)  # what was typed before this was read is no answer to it
         write_all(terminal, b"Type yes to approve it: ")
@@ -150,7 +135,7 @@ def ask_at_terminal(approval: dict[str, Any]) -> None:
 
 
 def read_secret(prompt: str) -> str:
-    """A line from the terminal, which does not show it."""
+    """Reads a line from the terminal without echo."""
     import termios
 
     terminal = open_own_terminal()
@@ -168,19 +153,19 @@ def read_secret(prompt: str) -> str:
         os.close(terminal)
 
 
-def describe(approval: dict[str, Any], client: AnyClient) -> str:
+def describe(approval: dict[str, Any], client: Service) -> str:
     command = name_command(approval, client)
     seconds = round(approval["expires_at"] - approval["asked_at"])
     return (
-        f"Session {show(approval['session_id'])} wants to:\n\n  {show(approval['action'])}\n\n"
-        f"Somebody else has to approve it within {seconds} s, in another terminal:\n\n  {command}\n\n"
+        f"Session {clean(approval['session_id'])} wants to:\n\n  {clean(approval['action'])}\n\n"
+        f"A person has to approve it within {seconds} s, in another terminal:\n\n  {command}\n\n"
         f"or to reject it:\n\n  {command} --reject\n"
     )
 
 
-def name_command(approval: dict[str, Any], client: AnyClient) -> str:
-    """Which the person can paste. This user cannot answer its own question: root answers for users, and for root a
-    person who has a key."""
+def name_command(approval: dict[str, Any], client: Service) -> str:
+    """A command line that the person can paste. A user cannot answer its own programs: root answers for users, and a
+    person with a key answers for root."""
     import shlex
 
     words = ["sandbox", "approve", approval["approval_id"]]
@@ -193,18 +178,9 @@ def name_command(approval: dict[str, Any], client: AnyClient) -> str:
 
 
 def find_program() -> str:
-    """As sudo finds it, which looks at root's places only."""
+    """The path of `k8e` as sudo finds it, which looks in root's directories only."""
     import shlex
     import shutil
 
     path = shutil.which("k8e") or "k8e"
     return "k8e" if os.path.dirname(path) in ("", "/usr/local/bin", "/usr/bin", "/bin") else shlex.quote(path)
-
-
-def show(text: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def read_argument(text: str) -> str:
-    """Whatever the locale, the bytes as they were typed."""
-    return os.fsencode(text).decode("utf-8", "surrogateescape")

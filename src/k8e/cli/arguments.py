@@ -9,11 +9,11 @@ from k8e.cli.process import Failure
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, NoReturn, TypeAlias
+    from typing import Any, NoReturn, TypeAlias, TypeVar
 
+    Options = TypeVar("Options")
     # What reads the value (None: a flag; list: may come several times), what it is called, what it is for.
     Table: TypeAlias = Mapping[str, tuple[Callable[[str], object] | None, str, str]]
-    Handler: TypeAlias = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,20 +27,20 @@ class Parser(argparse.ArgumentParser):
         raise Failure("usage", message, detail=" ".join(self.format_usage().split()), hint=hint)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """What is too much is said by the parser of the command that it was given to; argparse would leave it to the
-        outermost, which knows nothing of that command."""
+        """The parser of the command refuses unknown words; argparse would leave them to the outermost parser, which
+        knows nothing of that command."""
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}", self.advise(rest))
         return parsed, rest
 
     def advise(self, rest: list[str]) -> str:
-        """What is usually meant by words that are too much."""
+        """A hint for unknown words: what is usually meant by them."""
         return ""
 
 
 class Word(argparse.Action):
-    """Any but an empty one: `--session-id "$SID"` without a SID is a mistake, and does not mean another session."""
+    """Refuses an empty value: `--session-id "$SID"` without a SID is a mistake, and does not mean another session."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object) -> None:
         if not values:
@@ -49,7 +49,7 @@ class Word(argparse.Action):
 
 
 def read_with(read: Callable[[str], object], noun: str, about: str = "") -> Callable[[str], object]:
-    """argparse would name our function in its message, and not say what it takes."""
+    """Words the error: argparse would name our function, and not say what it takes."""
 
     def read_value(text: str) -> object:
         try:
@@ -61,7 +61,7 @@ def read_with(read: Callable[[str], object], noun: str, about: str = "") -> Call
 
 
 def add_table(parser: argparse.ArgumentParser, table: Table, defaults: object) -> None:
-    """Options that a plain reader knows as well, so that they stand in one table; `defaults` has their values."""
+    """Adds the options of a table that is also read without argparse; `defaults` has their values."""
     for name, (read, noun, about) in table.items():
         default = getattr(defaults, name[2:].replace("-", "_"))
         if read is None:
@@ -74,7 +74,8 @@ def add_table(parser: argparse.ArgumentParser, table: Table, defaults: object) -
             parser.add_argument(name, type=read_with(read, noun, about), default=default, metavar=noun, help=about)
 
 
-def take_over(parsed: argparse.Namespace, options: object) -> None:
-    """Sets what `options` has attributes for."""
+def take_over(parsed: argparse.Namespace, options: Options) -> Options:
+    """Sets every attribute that `options` has, and returns it."""
     for name in vars(options):
         setattr(options, name, getattr(parsed, name))
+    return options

@@ -1,31 +1,28 @@
-"""`k8e image`: what sandboxes can be made of. JSON on stdout; how far it is on stderr, a bar where somebody looks."""
+"""`k8e image`: images of sandboxes. The result is JSON on stdout; progress goes to stderr, as a bar on a terminal."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
-from k8e.cli.client.failures import lost, parse_answer
-from k8e.cli.client.http import BYTES, JSON, Client, open_client, quote
-from k8e.cli.client.response import Response, read_object
+from k8e.cli.client import Answer, open_client
+from k8e.cli.client.local import LocalClient
 from k8e.cli.credentials import find_credentials
 from k8e.cli.process import FAILED, Failure, read_some, write_all
-from k8e.cli.sessions import finish, print_json
+from k8e.cli.sessions import show
 from k8e.engine.reference import InvalidReference, parse_reference
 
-RESULT, ERROR, PROGRESS = 5, 6, 7  # kinds of frames
 PIECE = 1 << 20
 WIDTH = 30
 BASE = "k8e/base"
 
 
 class Meter:
-    """Shows how far it is."""
+    """Shows progress, until its context ends."""
 
     def __init__(self, title: str, descriptor: int = 2) -> None:
         self._title = title
@@ -49,7 +46,10 @@ class Meter:
         bar = f"[{'#' * filled}{' ' * (WIDTH - filled)}] {size(done)} of {size(total)}" if total else "..."
         self._write(f"\r\033[K{self._title}: {step} {bar}")
 
-    def clear(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._bar and self._step:
             self._write("\r\033[K")
 
@@ -65,36 +65,16 @@ def size(number: float) -> str:
     return f"{number:.1f} GiB"
 
 
-def open_daemon() -> Client:
-    """For everything but looking."""
+def open_daemon() -> LocalClient:
+    """For everything but `list`, which a gateway answers too."""
     client = open_client()
-    if not isinstance(client, Client):
+    if not isinstance(client, LocalClient):
         hint = "run this on the machine of the gateway (with --tenant for a tenant of its); `k8e image list` works here"
         raise Failure("not_over_a_gateway", "images are got on the machine that is to have them", hint=hint)
     return client
 
 
-def follow(response: Response, meter: Meter) -> dict[str, Any]:
-    """To the result; a Failure when it comes to none."""
-    if response.status >= 300:
-        raise Failure.of(read_object(response))
-    result: dict[str, Any] | None = None
-    try:
-        for kind, data in response.frames():
-            if kind == PROGRESS:
-                meter.show(parse_answer(data))
-            elif kind == ERROR:
-                raise Failure.of(parse_answer(data))
-            elif kind == RESULT:
-                result = parse_answer(data)
-    finally:
-        meter.clear()
-    if result is None:
-        raise lost()
-    return result
-
-
-def pull_image(client: Client, name: str, meter: Meter, tenant: str = "") -> dict[str, Any]:
+def pull_image(client: LocalClient, name: str, meter: Meter, tenant: str = "") -> Answer:
     wanted: dict[str, Any] = {"image": name, "tenant_id": tenant}
     try:
         reference = parse_reference(name)
@@ -103,48 +83,41 @@ def pull_image(client: Client, name: str, meter: Meter, tenant: str = "") -> dic
     else:
         if credentials := find_credentials(reference.host, reference.path):
             wanted["credentials"] = credentials
-    return follow(client.request("POST", "/v1/images/pull", json.dumps(wanted).encode(), JSON), meter)
-
-
-# Commands
+    with meter:
+        return client.pull_image(wanted, meter.show)
 
 
 def pull(options: argparse.Namespace) -> int:
-    print_json(pull_image(open_daemon(), options.name, Meter(options.name), options.tenant))
-    return 0
+    return show(pull_image(open_daemon(), options.name, Meter(options.name), options.tenant))
 
 
-def add(options: argparse.Namespace) -> int:
+def import_image(options: argparse.Namespace) -> int:
     client = open_daemon()
-    query = f"?name={quote(options.image)}&tenant_id={quote(options.tenant)}"
-    meter = Meter(options.image or options.file)
-    response = client.send("POST", f"/v1/images/import{query}", read_archive(options.file), BYTES)
-    print_json(follow(response, meter))
-    return 0
+    with Meter(options.image or options.file) as meter:
+        answer = client.import_image(options.image, options.tenant, read_archive(options.file), meter.show)
+    return show(answer)
 
 
 def build_base(options: argparse.Namespace) -> int:
-    print_json(follow(open_daemon().request("POST", "/v1/images/base", b"{}", JSON), Meter(BASE)))
-    return 0
+    with Meter(BASE) as meter:
+        answer = open_daemon().build_base(meter.show)
+    return show(answer)
 
 
 def list_images(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", "/v1/images"))
+    return show(open_client().list_images())
 
 
 def remove(options: argparse.Namespace) -> int:
-    return finish(
-        open_daemon().request("DELETE", f"/v1/images?name={quote(options.name)}&tenant_id={quote(options.tenant)}")
-    )
+    return show(open_daemon().remove_image(options.name, options.tenant))
 
 
 def prune(options: argparse.Namespace) -> int:
-    wanted = {"unused_for": options.unused_for, "tenant_id": options.tenant}
-    return finish(open_daemon().request("POST", "/v1/images/prune", json.dumps(wanted).encode(), JSON))
+    return show(open_daemon().prune_images(options.unused_for, options.tenant))
 
 
 def read_archive(place: str) -> Iterator[bytes]:
-    """A file, standard input (-), or a directory with an OCI layout."""
+    """Reads a file, standard input (-), or a directory with an OCI layout."""
     if place == "-":
         return iter(lambda: read_some(0), b"")
     if os.path.isdir(place):
@@ -164,7 +137,7 @@ def read_file(descriptor: int) -> Iterator[bytes]:
 
 
 def pack_directory(place: str) -> Iterator[bytes]:
-    """As a tar, without a copy of it on disk."""
+    """Packs the directory as a tar, without a copy of it on disk."""
     import subprocess
 
     command = ["tar", "-C", place, "-cf", "-", "--sort=name", "."]

@@ -1,4 +1,4 @@
-"""How the process ends: with the right code, quickly, and as a signal wants it."""
+"""The process around a command: its errors, its exit code, its standard streams, and its end by a signal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from k8e.errors import ExplainedError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 UNREACHABLE = 2
 FAILED = 1
@@ -18,65 +18,70 @@ SIGINT, SIGPIPE = 2, 13
 
 
 class Failure(ExplainedError):
-    """The request failed, or never reached the service. `status` is the exit code."""
+    """Ends the command. `status` is the exit code; `more` has further members of the body."""
 
-    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "", status: int = FAILED) -> None:
+    def __init__(
+        self,
+        code: str,
+        error: str,
+        *,
+        detail: str = "",
+        hint: str = "",
+        status: int = FAILED,
+        more: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(code, error, detail=detail, hint=hint)
         self.status = status
-        self._answer: dict[str, str] | None = None
-
-    @classmethod
-    def of(cls, answer: dict[str, str], status: int = FAILED) -> Failure:
-        """Takes over the error that the daemon or the gateway answered, with every member it has."""
-        if not all(isinstance(answer.get(name), str) for name in ("code", "error")):
-            from k8e.cli.client.failures import nonsense
-
-            return nonsense("an error without a code")
-        failure = cls(answer["code"], answer["error"], status=status)
-        failure._answer = answer
-        return failure
+        self.more = more or {}
 
     @property
-    def body(self) -> dict[str, str]:
-        return self._answer or super().body
+    def body(self) -> dict[str, Any]:
+        return super().body | self.more
+
+
+class ServiceError(Failure):
+    """The daemon or the gateway answered with this error: the request arrived, and was refused or failed."""
 
 
 class OutputLost(Exception):
-    """Standard output or error takes nothing any more, for another reason than that its reader left: a full disk."""
+    """Standard output or error cannot be written, for another reason than a closed pipe: a full disk."""
 
 
-def ending_well(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Returns the exit code. An error is printed as one JSON object."""
     open_standard_streams()
     try:
         try:
             return command(arguments)
         except ExplainedError as error:
-            from k8e.profiles.text import to_json
-
-            write_all(1, to_json(error.body))
+            print_json(error.body)
             return getattr(error, "status", FAILED)
     except KeyboardInterrupt:
         die_of(SIGINT)
     except BrokenPipeError:
         die_of(SIGPIPE)
     except OutputLost as lost:
-        return tell_of_lost_output(str(lost))
+        return report_lost_output(str(lost))
 
 
-def tell_of_lost_output(cause: str) -> int:
-    """On stderr, which is what is left."""
-    import json
-
+def report_lost_output(cause: str) -> int:
+    """On stderr: stdout is the stream that failed."""
     failure = Failure("output_lost", "the output cannot be written", detail=cause, hint="is the disk full?")
     try:
-        os.write(2, json.dumps(failure.body).encode() + b"\n")
-    except OSError:
+        print_json(failure.body, 2)
+    except (OSError, OutputLost):
         pass
     return failure.status
 
 
+def print_json(value: object, descriptor: int = 1) -> None:
+    from k8e.profiles.text import to_json
+
+    write_all(descriptor, to_json(value))
+
+
 def open_standard_streams() -> None:
-    """A shell can start us without some of them, and what we open next would be taken for one."""
+    """Opens /dev/null for each that a shell has closed; else the next file we open would take its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -85,10 +90,8 @@ def open_standard_streams() -> None:
 
 
 def die_of(number: int) -> NoReturn:
-    """As if we had never caught it, so that a shell sees what happened: `$?` is 128 + number, and its loop ends too.
-
-    The kernel closes our connection, and the daemon ends the command.
-    """
+    """Dies of the signal as if it had never been caught, so that a shell sees it: `$?` is 128 + number, and its loop
+    ends too. The kernel closes our connection, and the daemon ends the command."""
     import signal
 
     sys.stdout = sys.stderr = None
@@ -103,7 +106,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            # Somebody we share the terminal or pipe with made it non-blocking.
+            # Another process that shares the terminal or pipe made it non-blocking.
             import select
 
             poll = select.poll()
@@ -118,7 +121,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def read_some(descriptor: int) -> bytes:
-    """Nothing at the end."""
+    """Returns what can be read now; b"" at the end."""
     while True:
         try:
             return os.read(descriptor, 256 << 10)

@@ -1,75 +1,83 @@
-"""Every command but `run`: one request each, and its answer printed as it came."""
+"""The commands of `k8e sandbox` about sessions, their runs and their files: one request each, and its answer."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 
-from k8e.cli.client.http import BYTES, JSON, aim, open_client, quote
-from k8e.cli.client.response import Response, read_object
-from k8e.cli.process import FAILED, UNREACHABLE, Failure, read_all, write_all
-from k8e.cli.run import MESSAGE, check_object, describe_env
+from k8e.cli.client import SessionName, open_client
+from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json, read_all, write_all
+from k8e.cli.run import MESSAGE
 from k8e.cli.state import State
+from k8e.cli.values import read_env, split_hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    import argparse
+    from typing import Any, Protocol
 
-    from k8e.cli.remote.replies import Reply
+    from k8e.cli.client import Answer
+
+    class Content(Protocol):
+        manifest: str
+        git_repo: str
+        git_ref: str
 
 
-def describe_session(*, manifest: str = "", git_repo: str = "", git_ref: str = "") -> dict[str, Any]:
-    """What goes into a session from its beginning."""
-    if git_ref and not git_repo:
+def show(answer: Answer) -> int:
+    write_all(1, answer.text)
+    return 0
+
+
+def name_session(options: argparse.Namespace) -> SessionName:
+    return SessionName(options.sid, options.tenant_id, options.owner)
+
+
+def describe_content(options: Content) -> dict[str, Any]:
+    """The files and the repository that a session is created with."""
+    if options.git_ref and not options.git_repo:
         raise Failure("usage", "--git-ref is given without --git-repo")
     wanted: dict[str, Any] = {}
-    if manifest:
-        try:
-            with open(manifest, encoding="utf-8") as file:
-                wanted["manifest"] = file.read(MESSAGE)
-                if file.read(1):
-                    raise Failure("message_too_large", f"{manifest} has more than {MESSAGE} bytes")
-        except (OSError, UnicodeDecodeError) as error:
-            hint = "--manifest takes a YAML file"
-            raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error), hint=hint) from error
-    if git_repo:
-        wanted["git_repo"] = git_repo
-    if git_ref:
-        wanted["git_ref"] = git_ref
+    if options.manifest:
+        wanted["manifest"] = read_manifest(options.manifest)
+    if options.git_repo:
+        wanted["git_repo"] = options.git_repo
+    if options.git_ref:
+        wanted["git_ref"] = options.git_ref
     return wanted
 
 
-def split_hosts(values: list[str]) -> list[str]:
-    """a,b and repeated flags; an empty word is no host, so that '' is nothing at all."""
-    return [host.strip() for value in values for host in value.split(",") if host.strip()]
-
-
-def finish(response: Response | Reply) -> int:
-    write_all(1, check_object(response.read()))
-    return 0 if response.status < 300 else FAILED
+def read_manifest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MESSAGE + 1)
+        content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "--manifest takes a YAML file"
+        raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error), hint=hint) from error
+    if len(content) > MESSAGE:
+        raise Failure("message_too_large", f"{path} has more than {MESSAGE} bytes")
+    return os.fsdecode(content)  # as arguments are, because it travels with them
 
 
 def create(options: argparse.Namespace) -> int:
-    wanted = describe_session(manifest=options.manifest, git_repo=options.git_repo, git_ref=options.git_ref)
-    wanted.update(describe_wishes(options))
+    wanted = describe_content(options) | describe_sandbox(options)
     own = {
         "tenant_id": options.tenant,
         "secrets": read_secrets(options.secret),
         "persistent": options.persistent,
     }
     wanted.update({name: value for name, value in own.items() if value})
-    return finish(open_client().request("POST", "/v1/sessions", json.dumps(wanted).encode(), JSON))
+    return show(open_client().create_session(wanted))
 
 
-def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """What a session and a sub-agent's can both be asked to have."""
+def describe_sandbox(options: argparse.Namespace) -> dict[str, Any]:
+    """What can be asked of a session and of a child alike."""
     limits = {name: getattr(options, name) for name in ("cpus", "memory", "disk")}
     given = {
         "session_id": options.session_id,
         "runtime": options.runtime,
         "image": options.image,
-        "env": json.loads(f"{{{describe_env(options.env)}}}"),
+        "env": read_env(options.env),
         "limits": {name: value for name, value in limits.items() if value is not None},
     }
     wanted = {name: value for name, value in given.items() if value}
@@ -81,18 +89,18 @@ def describe_wishes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def subagent(options: argparse.Namespace) -> int:
-    wanted = describe_wishes(options)
+    wanted = describe_sandbox(options)
     if options.secret:  # no variable of a child is ever kept on a disk
         wanted["env"] = {**wanted.get("env", {}), **read_secrets(options.secret)}
     for name in ("agent_type", "workspace_path", "read_only", "powerless"):
         if value := getattr(options, name):
             wanted[name] = value
-    target = aim(f"/v1/sessions/{quote(options.parent)}/subagents", options)
-    return finish(open_client().request("POST", target, json.dumps(wanted).encode(), JSON))
+    parent = SessionName(options.parent, options.tenant_id, options.owner)
+    return show(open_client().create_child(parent, wanted))
 
 
 def read_secrets(names: list[str]) -> dict[str, str]:
-    """From our own environment: what stands on a command line can be seen by others."""
+    """Takes values from our own environment: other users can see a command line."""
     for name in names:
         if "=" in name:  # which is not repeated: the rest of it may be a secret
             raise Failure("usage", "--secret takes a NAME alone", hint="the value is that of our own variable NAME")
@@ -103,22 +111,21 @@ def read_secrets(names: list[str]) -> dict[str, str]:
 
 
 def stop(options: argparse.Namespace) -> int:
-    return finish(open_client().request("POST", aim(f"/v1/sessions/{quote(options.sid)}/stop", options), b"{}", JSON))
+    return show(open_client().stop_session(name_session(options)))
 
 
 def start(options: argparse.Namespace) -> int:
-    given = {"env": json.loads(f"{{{describe_env(options.env)}}}"), "secrets": read_secrets(options.secret)}
-    body = json.dumps({name: value for name, value in given.items() if value}).encode()
-    return finish(open_client().request("POST", aim(f"/v1/sessions/{quote(options.sid)}/start", options), body, JSON))
+    given = {"env": read_env(options.env), "secrets": read_secrets(options.secret)}
+    wanted = {name: value for name, value in given.items() if value}
+    return show(open_client().start_session(name_session(options), wanted))
 
 
 def get(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}", options)))
+    return show(open_client().get_session(name_session(options)))
 
 
 def allow_hosts(options: argparse.Namespace) -> int:
-    """Prints the list that is in force, after changing it if that was asked for."""
-    target = aim(f"/v1/sessions/{quote(options.sid)}/hosts", options)
+    """Prints the list of hosts that is in force, after changing it if that was asked for."""
     change: dict[str, Any] = {
         name: split_hosts(values)
         for name in ("add", "remove", "hosts")
@@ -127,96 +134,68 @@ def allow_hosts(options: argparse.Namespace) -> int:
     if options.clear:
         change["clear"] = True
     if not change:
-        return finish(open_client().request("GET", target))
+        return show(open_client().get_hosts(name_session(options)))
     if len(change) > 1 and set(change) != {"add", "remove"}:
         raise Failure("usage", "--hosts and --clear stand alone; only --add and --remove can be given together")
-    return finish(open_client().request("POST", target, json.dumps(change).encode(), JSON))
+    return show(open_client().change_hosts(name_session(options), change))
 
 
-def sessions(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions?phase={options.phase}", options)))
+def list_sessions(options: argparse.Namespace) -> int:
+    return show(open_client().list_sessions(options.phase, options.tenant_id, options.owner))
 
 
 def destroy(options: argparse.Namespace) -> int:
-    return finish(open_client().request("DELETE", aim(f"/v1/sessions/{quote(options.sid)}", options)))
+    return show(open_client().destroy_session(name_session(options)))
 
 
 def write(options: argparse.Namespace) -> int:
     content = read_all(0, MESSAGE)
-    target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}&mode={options.mode}"
-    return finish(open_client().request("PUT", aim(target, options), content, BYTES))
+    return show(open_client().write_file(name_session(options), options.path, content, options.mode))
 
 
 def read(options: argparse.Namespace) -> int:
-    target = f"/v1/sessions/{quote(options.sid)}/files?path={quote(options.path)}"
-    response = open_client().request("GET", aim(target, options), accept=BYTES if options.raw else JSON)
-    if not options.raw or response.status >= 300:
-        return finish(response)
-    write_all(1, response.read())
+    if not options.raw:
+        return show(open_client().read_file(name_session(options), options.path))
+    write_all(1, open_client().read_bytes(name_session(options), options.path))
     return 0
 
 
 def list_files(options: argparse.Namespace) -> int:
-    target = f"/v1/sessions/{quote(options.sid)}/entries?path={quote(options.path)}&since={options.since!r}"
-    return finish(open_client().request("GET", aim(target, options)))
+    return show(open_client().list_files(name_session(options), options.path, options.since))
 
 
 def status(options: argparse.Namespace) -> int:
-    """What a script asks before anything else: the keys are there whatever is wrong."""
+    """Scripts ask this first: the keys are there whatever is wrong."""
     answer: dict[str, Any] = {"available": False, "session_id": None, "tenant_id": State(options.tenant).tenant}
     try:
         client = open_client()
         answer["session_id"] = State(options.tenant, client.place).read() or None
-        service = read_object(client.request("GET", "/v1/status"))
+        service = client.status().parse()
     except Failure as failure:
         print_json(answer | failure.body)
         return failure.status
-    if "available" not in service:
-        print_json(answer | service)
-        return FAILED
-    found = client.request("GET", f"/v1/sessions/{quote(answer['session_id'])}") if answer["session_id"] else None
-    session = read_object(found) if found else {}
-    if session.get("phase") != "active":
-        answer["session_id"] = None
+    if answer["session_id"]:
+        try:
+            phase = client.get_session(SessionName(answer["session_id"])).parse()["phase"]
+        except ServiceError:
+            phase = ""
+        if phase != "active":
+            answer["session_id"] = None
     print_json(answer | service)
     return 0 if service["available"] else UNREACHABLE
 
 
 def poll(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", f"/v1/runs/{quote(options.run_id)}"))
+    return show(open_client().get_run(options.run_id))
 
 
 def kill(options: argparse.Namespace) -> int:
-    return finish(open_client().request("POST", f"/v1/runs/{quote(options.run_id)}/kill", b"{}", JSON))
+    return show(open_client().kill_run(options.run_id))
 
 
 def ps(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}/processes", options)))
+    return show(open_client().list_processes(name_session(options)))
 
 
 def log(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", aim(f"/v1/sessions/{quote(options.sid)}/runs", options)))
-
-
-def print_json(value: object) -> None:
-    from k8e.profiles.text import to_json
-
-    write_all(1, to_json(value))
-
-
-def create_key(options: argparse.Namespace) -> int:
-    wanted: dict[str, Any] = {"name": options.name, "scope": options.scope}
-    if options.ttl is not None:
-        wanted["ttl"] = options.ttl
-    wanted["for_ever"] = options.ttl is None
-    if options.tenant:
-        wanted["tenant_ids"] = options.tenant
-    return finish(open_client().request("POST", "/v1/keys", json.dumps(wanted).encode(), JSON))
-
-
-def list_keys(options: argparse.Namespace) -> int:
-    return finish(open_client().request("GET", "/v1/keys"))
-
-
-def delete_key(options: argparse.Namespace) -> int:
-    return finish(open_client().request("DELETE", f"/v1/keys/{quote(options.name)}"))
+    return show(open_client().list_runs(name_session(options)))

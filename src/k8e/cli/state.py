@@ -1,12 +1,11 @@
-"""Which session a shell means when it names none: a small file per tenant below ~/.k8e/sandbox.
+"""The id of the session that is used when none is named: a small file per tenant below ~/.k8e/sandbox.
 
-The file is a note, not a truth: it may be missing, broken, or name a session that is long gone. It is replaced under a
-lock on its directory, so that two commands at once end up in one session.
+The file may be missing, broken, or name a session that is long gone. It is replaced under a lock on its directory, so
+that two commands at once end up in one session.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 from k8e.cli.process import Failure
@@ -25,22 +24,22 @@ def is_name(text: str) -> bool:
 
 
 class State:
-    """The note for one tenant. As a context, nobody else replaces it meanwhile."""
+    """The file of one tenant. As a context it holds the lock."""
 
     def __init__(self, tenant: str, place: str = "") -> None:
-        """`place` is a gateway's own corner: its sessions are not this machine's."""
+        """`place` is the directory of a gateway, whose sessions are not this machine's."""
         if tenant and not is_name(tenant):
             error = "tenant: must be 1 to 63 of A-Z a-z 0-9 _ - and not begin with -"
-            raise Failure.of({"error": error, "detail": "", "code": "invalid_argument", "hint": "", "field": "tenant"})
+            raise Failure("invalid_argument", error, more={"field": "tenant"})
         self.tenant = tenant or DEFAULT
         self._directory = os.path.join(os.path.expanduser("~"), ".k8e", "sandbox", place, self.tenant)
         self._path = os.path.join(self._directory, "state.json")
         self._lock = -1
 
     def read(self) -> str:
-        """The session's id, or nothing."""
+        """The session's id; empty if there is none."""
         try:
-            # Not blocking, because somebody may have put a pipe there.
+            # Not blocking, because the file may be a pipe.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return ""
@@ -67,6 +66,8 @@ class State:
             raise unusable(self._path, error) from error
 
     def __enter__(self) -> Self:
+        import fcntl
+
         try:
             for directory in self._parents():
                 try:

@@ -1,37 +1,47 @@
-"""The command line `agentkernel`: a second front door to the same daemon (docs/agentkernel.md).
+"""The command line `agentkernel`: a second command line for the same daemon (docs/agentkernel.md).
 
-Every command is a module of its own with `main(arguments)`, found by the table in `commands.py` and imported when it is
-asked for: a person or an agent waits for this process (see k8e.cli for what imports cost).
+commands.py has the table of commands; each is a module of its own, imported when it is called: a person or an agent
+waits for this process (see k8e.cli for what imports cost).
 """
 
 from __future__ import annotations
 
 import sys
 
+# Exit codes of run, exec and attach, as shells have them.
+NO_PROGRAM = {"program_not_found": 127, "program_not_executable": 126}
+
 
 def main() -> int:
-    from k8e.cli.process import ending_well
+    from k8e.cli.process import run_command
 
-    return ending_well(choose, sys.argv[1:])
+    return run_command(choose, sys.argv[1:])
 
 
 def choose(arguments: list[str]) -> int:
-    from k8e.cli.agentkernel.commands import COMMANDS, show_help
-    from k8e.cli.agentkernel.output import tell
+    """Errors are for people here, on stderr: stdout belongs to results."""
+    if arguments == ["mcp", "server"]:  # as agents start it: without argparse
+        from k8e.cli.mcp import bridge
+
+        return bridge("", "agentkernel")
+    from k8e.cli.agentkernel.commands import COMMANDS, dispatch
     from k8e.cli.process import FAILED, OutputLost
     from k8e.errors import ExplainedError
 
-    word = arguments[0] if arguments else "--help"
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    failed = command.failed if command is not None else 0
     try:
-        if word not in COMMANDS:
-            return show_help(word)
-        return COMMANDS[word].load()(arguments[1:])
+        return dispatch(arguments)
     except ExplainedError as error:
+        from k8e.cli.agentkernel.output import tell
+
         tell(error.body)
-        return COMMANDS[word].failed if word in COMMANDS and COMMANDS[word].failed else getattr(error, "status", FAILED)
+        return NO_PROGRAM.get(error.code, failed) if failed else getattr(error, "status", FAILED)
     except OutputLost as lost:
+        from k8e.cli.agentkernel.output import tell
+
         try:
             tell({"error": "the output cannot be written", "code": "output_lost", "detail": str(lost)})
         except OutputLost:
-            pass  # nobody is left to tell
-        return COMMANDS[word].failed or FAILED if word in COMMANDS else FAILED
+            pass  # stderr is lost too
+        return failed or FAILED

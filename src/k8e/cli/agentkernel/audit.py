@@ -7,9 +7,6 @@ import os
 import time
 
 from k8e.cli.agentkernel.output import show_table
-from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.amounts import read_span
-from k8e.cli.arguments import read_with
 from k8e.cli.process import Failure, write_all
 
 TYPE_CHECKING = False
@@ -18,29 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-ABOUT = """\
-Shows who did what to which sandbox, and what sandboxes were refused: the last 100 events, oldest first. The log is
-root's (audit.log and audit-refusals.log in the state directory).
-
-  sudo agentkernel audit
-  sudo agentkernel audit --sandbox my-sandbox --event refused
-  sudo agentkernel audit --since 1h --json
-"""
 
 AT, EVENT, SUBJECT = "at", "event", "session"
 LOGS = ("audit.log", "audit-refusals.log")
 
 
-def main(arguments: list[str]) -> int:
-    parser = make_parser("audit", ABOUT)
-    parser.add_argument("--sandbox", default="", metavar="NAME", help="only what concerns this one")
-    parser.add_argument("--event", action="append", default=[], metavar="NAME", help="only these, such as run_started")
-    span = read_with(read_span, "span of time", "such as 90s, 15m, 1h")
-    parser.add_argument("--since", type=span, default=None, metavar="TIME", help="only the last 90s, 15m, 1h, 2d")
-    count = read_with(read_count, "number", "0 or more")
-    parser.add_argument("-n", "--last", type=count, default=100, metavar="N", help="so many; 0: all; default: 100")
-    parser.add_argument("--json", action="store_true", help="print the lines as they are in the log")
-    parsed = parser.parse_args(arguments)
+def main(parsed: argparse.Namespace) -> int:
     found = [event for event in read_events() if fits(event, parsed)]
     if parsed.last > 0:
         found = found[-parsed.last :]
@@ -49,12 +29,6 @@ def main(arguments: list[str]) -> int:
     else:
         show_table(("TIME", "EVENT", "SANDBOX", "BY", "MORE"), [describe(event) for event in found])
     return 0
-
-
-def read_count(text: str) -> int:
-    if (count := int(text)) < 0:
-        raise ValueError(text)
-    return count
 
 
 def fits(event: dict[str, Any], wanted: argparse.Namespace) -> bool:

@@ -1,7 +1,7 @@
-"""`agentkernel cp`: files and folders, into a sandbox and out of it.
+"""`agentkernel cp`: files and directories, into a sandbox and out of it.
 
-Inside, every step is the agent's, as the sandbox's user. Links and special files are left out, in both directions, and
-said: a link would mean something else on the other side.
+Inside, the agent does every step, as the sandbox's user. Links and special files are left out and reported, in both
+directions: a link would mean something else on the other side.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import stat
 
-from k8e.cli.agentkernel.destination import Landing, split_name
+from k8e.cli.agentkernel.destination import Destination, split_name
 from k8e.cli.agentkernel.exec import explain
 from k8e.cli.agentkernel.leading_options import show_help, take_options, wants_help
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.paths import FOLDER
-from k8e.cli.client.http import BYTES, Client, quote
-from k8e.cli.client.response import read_object
-from k8e.cli.process import FAILED, Failure
+from k8e.cli.client import SessionName
+from k8e.cli.client.local import LocalClient
+from k8e.cli.process import FAILED, Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,10 +41,13 @@ def main(words: list[str]) -> int:
     rest = take_options(words, {}, object())
     if len(rest) == 2:
         source, destination = map(split_place, rest)
-        if source[0] and not destination[0]:
-            return Out(source[0], source[1]).copy(rest[1])
-        if destination[0] and not source[0]:
-            return In(destination[0], destination[1]).copy(rest[0])
+        try:
+            if source[0] and not destination[0]:
+                return Download(source[0], source[1]).copy(rest[1])
+            if destination[0] and not source[0]:
+                return Upload(destination[0], destination[1]).copy(rest[0])
+        except ServiceError as error:
+            raise explain(error, source[0] or destination[0]) from None
     raise Failure("usage", "one of both is in a sandbox, the other one here", hint=f"agentkernel {USAGE}")
 
 
@@ -56,23 +59,12 @@ def split_place(text: str) -> tuple[str, str]:
     return name, path or "."
 
 
-class Sandbox:
+class Copy:
     def __init__(self, name: str, path: str) -> None:
-        self._name = name
+        self._session = SessionName(name)
         self._path = path
-        self._client = Client()
+        self._client = LocalClient()
         self._left_out: list[str] = []
-
-    def _ask(self, method: str, verb: str, path: str, *, ok: tuple[str, ...] = ()) -> dict[str, Any]:
-        target = f"/v1/sessions/{quote(self._name)}/{verb}?path={quote(path)}"
-        response = self._client.request(method, target, b"", BYTES if method == "PUT" else "")
-        answer = read_object(response)
-        if response.status != 200 and answer["code"] not in ok:
-            raise Failure.of(explain(answer, self._name))
-        return answer
-
-    def _is_folder(self, path: str) -> bool:
-        return self._ask("GET", "tree", path, ok=("file_not_found", "not_a_directory")).get("type") == "directory"
 
     def _leave_out(self, name: str, kind: str) -> None:
         self._left_out.append(f"{name} ({kind})")
@@ -85,7 +77,7 @@ class Sandbox:
         return FAILED if self._left_out else 0
 
 
-class In(Sandbox):
+class Upload(Copy):
     def copy(self, source: str) -> int:
         try:
             found = os.stat(source)
@@ -103,11 +95,19 @@ class In(Sandbox):
             raise Failure("source_unreadable", f"{source} is no file and no folder")
         return self._report()
 
-    def _send_folder(self, folder: int, source: str, target: str) -> None:
-        """Which is closed afterwards. We go down on open descriptors: a sandbox that has this folder, too, can put a
-        link where a folder just was."""
+    def _is_folder(self, path: str) -> bool:
         try:
-            self._ask("PUT", "folder", target)
+            return bool(self._client.get_tree(self._session, path).parse()["type"] == "directory")
+        except ServiceError as error:
+            if error.code not in ("file_not_found", "not_a_directory"):
+                raise
+            return False
+
+    def _send_folder(self, folder: int, source: str, target: str) -> None:
+        """Sends the directory and closes its descriptor. It descends on open descriptors: a sandbox in which this
+        directory is mounted can put a link where a directory just was."""
+        try:
+            self._client.create_directory(self._session, target)
             for entry in list_folder(folder, source):
                 place, below = os.path.join(source, entry.name), f"{target.rstrip('/')}/{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
@@ -125,19 +125,15 @@ class In(Sandbox):
             if not stat.S_ISREG(found.st_mode):
                 self._leave_out(source, "a special file")
                 return
-            permissions = f"&permissions={stat.S_IMODE(found.st_mode) & 0o777:o}"
-            place = f"/v1/sessions/{quote(self._name)}/content?path={quote(target)}{permissions}"
-            response = self._client.send("PUT", place, read_pieces(descriptor), BYTES)
+            permissions = stat.S_IMODE(found.st_mode) & 0o777
+            self._client.write_pieces(self._session, target, read_pieces(descriptor), permissions)
         finally:
             os.close(descriptor)
-        answer = read_object(response)
-        if response.status != 200:
-            raise Failure.of(explain(answer, self._name))
 
 
-class Out(Sandbox):
+class Download(Copy):
     def copy(self, destination: str) -> int:
-        found = self._ask("GET", "tree", self._path)
+        found = self._client.get_tree(self._session, self._path).parse()
         base = os.path.basename(os.path.normpath(self._path))
         into = destination.endswith("/") or os.path.isdir(destination)
         if base in ("", ".", "..") or not into:
@@ -147,36 +143,35 @@ class Out(Sandbox):
         if found["type"] == "directory":
             if base in ("", ".", "..") and os.path.isdir(destination):
                 folder, name = destination, ""
-            self._fetch_folder(Landing(folder or "."), split_name(name) if name else [], found["entries"])
+            self._fetch_folder(Destination(folder or "."), split_name(name) if name else [], found["entries"])
         elif found["type"] == "file":
-            self._fetch(Landing(folder or "."), split_name(name), self._path, found)
+            self._fetch(Destination(folder or "."), split_name(name), self._path, found)
         else:
             raise Failure("source_unreadable", f"{self._path} is no file and no folder", detail=found["type"])
         return self._report()
 
-    def _fetch_folder(self, landing: Landing, top: list[str], entries: list[dict[str, Any]]) -> None:
-        landing.make_folder(top)
+    def _fetch_folder(self, to: Destination, top: list[str], entries: list[dict[str, Any]]) -> None:
+        to.make_folder(top)
         for entry in entries:
             words = split_name(entry["path"])
             if entry["type"] == "directory":
-                landing.make_folder([*top, *words])
+                to.make_folder([*top, *words])
                 if entry["unreadable"]:
                     self._leave_out(entry["path"], "it cannot be read")
             elif entry["type"] == "file":
-                self._fetch(landing, [*top, *words], f"{self._path.rstrip('/')}/{entry['path']}", entry)
+                self._fetch(to, [*top, *words], f"{self._path.rstrip('/')}/{entry['path']}", entry)
             else:
                 self._leave_out(entry["path"], "a link" if entry["type"] == "symlink" else "a special file")
 
-    def _fetch(self, landing: Landing, words: list[str], path: str, entry: dict[str, Any]) -> None:
-        target = f"/v1/sessions/{quote(self._name)}/content?path={quote(path)}"
-        response = self._client.request("GET", target)
-        if response.status != 200:
-            answer = read_object(response)
-            if answer["code"] != "permission_denied":
-                raise Failure.of(explain(answer, self._name))
+    def _fetch(self, to: Destination, words: list[str], path: str, entry: dict[str, Any]) -> None:
+        try:
+            pieces = self._client.read_pieces(self._session, path)
+        except ServiceError as error:
+            if error.code != "permission_denied":
+                raise
             self._leave_out(path, "it cannot be read")
             return
-        landing.write(words, bounded(response.pieces(), int(entry["size"]) + SLACK, path), int(entry["permissions"]))
+        to.write(words, bounded(pieces, int(entry["size"]) + SLACK, path), int(entry["permissions"]))
 
 
 def open_source(name: str, flags: int, folder: int | None = None, shown: str = "") -> int:

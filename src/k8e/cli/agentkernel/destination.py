@@ -1,8 +1,8 @@
-"""Files from a sandbox, written on this machine: below the folder that somebody named, and nowhere else.
+"""The directory of this machine into which files from a sandbox are written: below it, and nowhere else.
 
-Names, kinds and sizes are what a sandbox says, and it may be able to change the folder while we write (a mounted
-project). So no name is used that is not one plain word after another, every step down is taken on an open descriptor
-without following links, and a file takes its place complete, replacing whatever had the name.
+The sandbox chooses names, kinds and sizes, and it may be able to change the directory while we write (a mounted
+project). So only plain names are used, every step down is taken on an open descriptor without following links, and a
+file is moved to its name when it is complete, replacing what had the name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def split_name(name: str) -> list[str]:
-    """The words of a relative name. Failure when it could lead anywhere but down."""
+    """Splits a relative name. Raises Failure when it could lead anywhere but down."""
     words = name.split("/")
     if any(word in ("", ".", "..") or "\0" in word for word in words):
         raise Failure("name_refused", f"the sandbox has a name that leads elsewhere: {name!r}")
     return words
 
 
-class Landing:
+class Destination:
     def __init__(self, folder: str) -> None:
-        """The folder is the user's to name, links in it are theirs."""
+        """The user names the directory; links on the way to it are followed."""
         try:
             self._top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from k8e.cli.agentkernel import terminal
-from k8e.cli.agentkernel.foreground import Follower, Refused
-from k8e.cli.agentkernel.jsontext import pack
+from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
 from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
-from k8e.cli.agentkernel.output import tell
-from k8e.cli.agentkernel.run import describe_terminal
-from k8e.cli.client.http import quote
-from k8e.cli.process import Failure
+from k8e.cli.client import SessionName
+from k8e.cli.client.local import LocalClient
+from k8e.cli.process import Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ TABLE = {
 }
 ATTACH_TABLE = {**TABLE, "--shell": (str, "PROGRAM", "default: bash, where the sandbox has none sh")}
 
-# Whichever there is. It reads what we are given, be it a terminal or not.
+# It reads our standard input, be it a terminal or not.
 FIND_SHELL = "command -v bash > /dev/null && exec bash; exec sh"
 
 
@@ -64,29 +62,28 @@ def attach(words: list[str]) -> int:
 
 
 def execute(name: str, command: list[str], options: ExecOptions) -> int:
-    from k8e.cli.agentkernel.options import split_assignment
+    from k8e.cli.values import read_env
 
-    console = terminal.Console() if terminal.is_there() else None
-    members: dict[str, Any] = {"argv": command, "timeout": options.timeout}
+    own_terminal = terminal.Terminal() if terminal.is_there() else None
+    wanted: dict[str, Any] = {"argv": command, "timeout": options.timeout}
     if options.env:
-        members["env"] = dict(split_assignment(each) for each in options.env)
+        wanted["env"] = read_env(options.env)
     if options.workdir:
-        members["workdir"] = options.workdir
-    text = pack(members)[1:-1]
-    if console is not None:
-        text += f', "terminal": {describe_terminal()}'
-    follower = Follower(f"/v1/sessions/{quote(name)}/runs", console)
+        wanted["workdir"] = options.workdir
+    if own_terminal is not None:
+        wanted["terminal"] = terminal.describe()
     try:
-        return follower.follow(follower.start(text))
-    except Refused as refused:
-        tell(explain(refused.body, name))
-        return refused.status
+        stream = LocalClient().stream_run(SessionName(name), wanted, feeds=not stdin_is_null())
+    except ServiceError as error:
+        raise explain(error, name) from None
+    return ForegroundRun(stream, own_terminal).follow()
 
 
-def explain(body: dict[str, str], name: str) -> dict[str, str]:
-    """In this front door's words."""
+def explain(error: ServiceError, name: str) -> ServiceError:
+    """Gives the error a hint in the words of this command line."""
     hints = {
         "session_stopped": f"agentkernel sandbox start {name}",
         "session_not_found": "agentkernel sandbox list",
     }
-    return {**body, "hint": hints.get(body["code"], body["hint"])}
+    error.hint = hints.get(error.code, error.hint)
+    return error

@@ -1,110 +1,105 @@
-"""From a plan to a session: made, fetching the image where it is missing, or on the machine's own tools."""
+"""The image of a new sandbox: pulled if the machine lacks it, else replaced by the machine's own tools.
+
+To find out that a registry is out of reach takes seconds, which every run on a machine without a way to it would pay
+again. So the user's state directory keeps a note of it, which counts for ten minutes; images that the user names are
+tried nevertheless.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import time
 
 from k8e.cli.agentkernel.output import say
-from k8e.cli.client.http import JSON
-from k8e.cli.client.response import read_object
+from k8e.cli.agentkernel.plan import state_folder
+from k8e.cli.images import Meter, pull_image
 from k8e.cli.process import Failure
+from k8e.profiles.fallback import NOT_HERE, fall_back
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from k8e.cli.agentkernel.plan import Plan
-    from k8e.cli.client.http import Client
-    from k8e.cli.images import Meter
+    from k8e.cli.client.local import LocalClient
+    from k8e.cli.process import ServiceError
     from k8e.profiles.sandbox_policy import SandboxPolicy
-
 
 MISSING = "image_not_found"
 UNREACHABLE = "registry_unreachable"
+NOTE_SECONDS = 600.0
+NOTE_SIZE = 300
 
 
-def open_session(client: Client, plan: Plan) -> tuple[SandboxPolicy, dict[str, Any]]:
-    """The cage as it was made (the image may be another one), and the service's answer. Raises Failure."""
-    cage = plan.cage
-    if cage.env_left_out:
-        say(f"no room for these variables: {', '.join(cage.env_left_out)}")
-    answer = attempt(client, plan, cage)
-    if "session_id" not in answer and is_about_image(answer):
-        cage = obtain(client, cage, answer)
-        answer = attempt(client, plan, cage)
-    if answer.get("code") == "session_exists":
-        use, end = f"agentkernel exec {cage.name} COMMAND", f"agentkernel sandbox remove {cage.name}"
-        answer["hint"] = f"choose another name, use it (`{use}`), or end it first (`{end}`)"
-    if "session_id" not in answer:
-        raise Failure.of(answer)
-    return cage, answer
+def is_about_image(error: ServiceError) -> bool:
+    return error.code.startswith("image_") or error.detail.startswith("image ")
 
 
-def attempt(client: Client, plan: Plan, cage: SandboxPolicy) -> dict[str, Any]:
-    body = cage.to_request()
-    if plan.files:
-        from k8e.cli.agentkernel.project_files import describe_file
-
-        body["files"] = [describe_file(file, content) for file, content in plan.files]
-    response = client.request("POST", "/v1/sessions", json.dumps(body).encode(), JSON)
-    return read_object(response)
-
-
-def is_about_image(problem: dict[str, Any]) -> bool:
-    return str(problem.get("code", "")).startswith("image_") or str(problem.get("detail", "")).startswith("image ")
-
-
-def obtain(client: Client, cage: SandboxPolicy, problem: dict[str, Any]) -> SandboxPolicy:
-    """The cage with which to try again, after its image was not there: fetched, or else on the machine's own tools,
-    where that is allowed and possible. Else the problem stands: Failure."""
-    from k8e.profiles.fallback import fall_back
-
-    failure = Failure.of(problem)
-    if problem["code"] == MISSING:
+def obtain(client: LocalClient, policy: SandboxPolicy, error: Failure) -> SandboxPolicy:
+    """The policy with which to try again after its image was missing: unchanged if the image could be pulled, else on
+    the machine's own tools where that is allowed and possible. Raises Failure if neither helps."""
+    if error.code == MISSING:
         try:
-            fetch(client, cage)
-        except Failure as error:
-            failure = error
+            pull(client, policy)
+        except Failure as failure:
+            error = failure
         else:
-            return cage
-    found = fall_back(cage, failure.body.get("detail") or failure.body["error"], is_program)
+            return policy
+    found = fall_back(policy, error.detail or error.error, is_program)
     if found is None:
-        raise failure
-    cage, line = found
+        raise error
+    policy, line = found
     say(line)
-    return cage
+    return policy
 
 
-def fetch(client: Client, cage: SandboxPolicy) -> None:
-    """The image, from its registry. One that nobody asked for is not tried again while its registry is out of reach."""
-    from k8e.cli.agentkernel.outages import find_outage, note_outage
-    from k8e.profiles.fallback import NOT_HERE
-
-    if cage.detected and (cause := find_outage(cage.image)):
-        raise Failure(UNREACHABLE, f"fetching {cage.image} failed a short while ago", detail=cause, hint=NOT_HERE)
-    from k8e.cli.images import pull_image
-
+def pull(client: LocalClient, policy: SandboxPolicy) -> None:
+    if policy.detected and (cause := find_outage(policy.image)):
+        raise Failure(UNREACHABLE, f"fetching {policy.image} failed a short while ago", detail=cause, hint=NOT_HERE)
     try:
-        pull_image(client, cage.image, make_meter(cage.image))
+        pull_image(client, policy.image, PullMeter(f"agentkernel: {policy.image}"))
     except Failure as failure:
-        if failure.body["code"] == UNREACHABLE:
-            note_outage(cage.image, failure.body.get("detail") or failure.body["error"])
+        if failure.code == UNREACHABLE:
+            note_outage(policy.image, failure.detail or failure.error)
         raise
 
 
-def make_meter(image: str) -> Meter:
-    from k8e.cli.images import Meter
+class PullMeter(Meter):
+    """Shows nothing before there are bytes to pull: if there are none, another line says so."""
 
-    class Fetching(Meter):
-        """Says nothing before there is something to fetch: where there is nothing, one line is said, and not here."""
-
-        def show(self, progress: dict[str, Any]) -> None:
-            if progress["total"]:
-                super().show(progress)
-
-    return Fetching(f"agentkernel: {image}")
+    def show(self, progress: dict[str, Any]) -> None:
+        if progress["total"]:
+            super().show(progress)
 
 
 def is_program(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def find_outage(image: str) -> str:
+    """Why its registry could not be reached a short while ago; empty if there is no such note."""
+    path = name_note(image)
+    try:
+        age = time.time() - os.stat(path).st_mtime
+        if not 0 <= age < NOTE_SECONDS:
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(NOTE_SIZE)
+    except OSError:
+        return ""
+
+
+def note_outage(image: str, cause: str) -> None:
+    path = name_note(image)
+    try:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write(cause[:NOTE_SIZE])
+    except OSError:
+        pass  # then the next command finds out for itself
+
+
+def name_note(image: str) -> str:
+    first, slash, _ = image.partition("/")
+    registry = first if slash and ("." in first or ":" in first) else "docker.io"
+    plain = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in registry)
+    return os.path.join(state_folder(), f"unreachable-{plain[:100]}")

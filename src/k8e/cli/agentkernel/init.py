@@ -5,38 +5,24 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel.output import say
-from k8e.cli.agentkernel.parsing import make_parser
 from k8e.cli.agentkernel.plan import FILE_NAME, look_around
 from k8e.cli.process import Failure, write_all
-from k8e.profiles.config import AGENTS, read_config
+from k8e.profiles.config import read_config
 from k8e.profiles.detection import detect
-from k8e.profiles.mode import MODES
 from k8e.profiles.options import NO_OPTIONS
-from k8e.profiles.profile import PROFILES
 from k8e.profiles.sandbox_policy import NAME
 from k8e.profiles.trust import find_widenings
 
-ABOUT = """\
-Writes an agentkernel.toml for the project in this folder. One that is there already is left alone.
-
-  agentkernel init
-  agentkernel init --compatibility-mode claude && agentkernel trust
-"""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
-def main(arguments: list[str]) -> int:
-    parser = make_parser("init", ABOUT)
-    parser.add_argument("--name", default="", metavar="NAME", help="of its sandbox; default: the folder's")
-    parser.add_argument("--agent", choices=AGENTS, default="claude", help="the one you use; default: claude")
-    parser.add_argument("--profile", choices=tuple(PROFILES), default="moderate", help="default: moderate")
-    parser.add_argument("--compatibility-mode", choices=tuple(MODES), default="", help="default: none")
-    parser.add_argument("--dry-run", action="store_true", help="print it instead")
-    parser.add_argument("--force", action="store_true", help="replace the one that is there")
-    parsed = parser.parse_args(arguments)
-    scene = look_around()
-    found = detect((), scene.names)
+def main(parsed: argparse.Namespace) -> int:
+    context = look_around()
+    found = detect((), context.names)
     text = write_file(
-        name=make_name(parsed.name or os.path.basename(scene.cwd)),
+        name=make_name(parsed.name or os.path.basename(context.cwd)),
         runtime=found.language or "base",
         reason=found.reason,
         agent=parsed.agent,

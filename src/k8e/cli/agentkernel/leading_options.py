@@ -17,7 +17,7 @@ MOST_SECONDS = 86_400.0
 
 
 def read_span(text: str) -> float:
-    from k8e.cli.amounts import read_span
+    from k8e.cli.values import read_span
 
     seconds = read_span(text)
     if not 0 < seconds <= MOST_SECONDS:

@@ -1,15 +1,14 @@
-"""What `run` and `sandbox create` can be told about the cage: one table, for argparse and for a plain reader."""
+"""Options of `run` and `sandbox create` about the sandbox: one table, for argparse and for the reader of leading
+options."""
 
 from __future__ import annotations
 
-from k8e.cli.process import Failure
 from k8e.profiles.mode import MODES
 from k8e.profiles.options import SandboxOptions
 from k8e.profiles.profile import PROFILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
     from typing import Any
 
@@ -38,13 +37,25 @@ def read_cpus(text: str) -> float:
 
 
 def read_size(text: str) -> int:
-    from k8e.cli.amounts import read_size
+    from k8e.cli.values import read_size
 
     return read_size(text)
 
 
-class CageOptions:
-    """As the command line said it."""
+def read_hosts(texts: list[str]) -> tuple[str, ...]:
+    from k8e.cli.values import split_hosts
+
+    return tuple(split_hosts(texts))
+
+
+def read_variables(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    from k8e.cli.values import read_env
+
+    return tuple(read_env(texts).items())
+
+
+class CommandOptions:
+    """The values of the options, as the command line has them."""
 
     def __init__(self) -> None:
         self.image: str | None = None
@@ -68,12 +79,12 @@ class CageOptions:
             profile=self.profile,
             mode=self.compatibility_mode,
             network=False if self.no_network else None,
-            allowed_hosts=split_hosts(self.allowed_hosts) if self.allowed_hosts else None,
+            allowed_hosts=read_hosts(self.allowed_hosts) if self.allowed_hosts else None,
             cpus=self.cpus,
             memory=self.memory,
             disk=self.disk,
             pids=self.pids,
-            env=tuple(split_assignment(each) for each in self.env) or None,
+            env=read_variables(self.env) if self.env else None,
         )
 
 
@@ -84,7 +95,7 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
         "NAME",
         "an image instead of the one that fits the command; `host`: this machine's tools",
     ),
-    "--profile": (read_choice(PROFILES), "NAME", "restrictive, moderate (default) or permissive"),
+    "--profile": (read_choice(PROFILES), "NAME", "the security profile: restrictive, moderate (default) or permissive"),
     "--compatibility-mode": (read_choice(MODES), "NAME", "native (default), claude, codex or gemini"),
     "--config": (read_word, "FILE", "this agentkernel.toml, which you thereby trust, instead of the folder's own"),
     "--no-network": (None, "", "nothing but loopback"),
@@ -97,28 +108,3 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
     "--dry-run": (None, "", "show what the sandbox would be, and make none"),
     "--json": (None, "", "print JSON"),
 }
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    from k8e.cli.arguments import add_table
-
-    add_table(parser, OPTIONS, CageOptions())
-
-
-def read_parsed(parsed: argparse.Namespace) -> CageOptions:
-    from k8e.cli.arguments import take_over
-
-    options = CageOptions()
-    take_over(parsed, options)
-    return options
-
-
-def split_assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise Failure("usage", "--env takes NAME=VALUE", hint="--env DEBUG=1")
-    return name, value
-
-
-def split_hosts(values: list[str]) -> tuple[str, ...]:
-    return tuple(host.strip() for value in values for host in value.split(",") if host.strip())

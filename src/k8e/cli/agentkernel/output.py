@@ -1,10 +1,10 @@
-"""What is said to people, on stderr: stdout belongs to results. Names and errors may come from anywhere, so nothing in
-them acts on a terminal."""
+"""Messages for people, on stderr, and tables, on stdout. Names and errors may come from anywhere, so nothing in them
+acts on a terminal."""
 
 from __future__ import annotations
 
 from k8e.cli.process import write_all
-from k8e.profiles.text import clean, to_json
+from k8e.profiles.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def say(line: str) -> None:
 
 
 def tell(body: Mapping[str, str]) -> None:
-    """An error: what, why, what to do, and the code that programs look for."""
+    """Says an error, its detail and hint, and the code that programs look for."""
     say(f"{body['error']} [{body['code']}]")
     for name in ("detail", "hint"):
         if body.get(name):
@@ -29,7 +29,3 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
     write_all(1, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
-
-
-def show_json(value: object) -> None:
-    write_all(1, to_json(value))

@@ -1,5 +1,5 @@
-"""Opening what lies below a folder that a sandbox may be changing just now: each step on an open descriptor, none
-through a link. To look at a path first and open it then would be to believe that it is still the same one."""
+"""Opens paths below a directory that a sandbox may be changing: each step on an open descriptor, none through a link. A
+path that is checked first and opened then may be another one by then."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_below(top: str, words: Sequence[str], flags: int = FOLDER) -> int:
-    """Links on the way to the folder itself are its user's. The last word is opened with the flags; without words it is
-    the folder."""
+    """Opens the last word with the flags, or `top` if there are no words. Links on the way to `top` are followed."""
     here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for index, word in enumerate(words):
         try:

@@ -1,4 +1,5 @@
-"""From options to a cage: gathers what the pure rooms must know (folder, home, files, trust) and lets them decide."""
+"""From options to the policy of a sandbox: gathers the facts (directory, home, files, trust) with which k8e.profiles
+decides."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from k8e.profiles.trust import decide
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
-    from k8e.cli.agentkernel.options import CageOptions
+    from k8e.cli.agentkernel.options import CommandOptions
     from k8e.profiles.config import Config
     from k8e.profiles.options import FileCopy
     from k8e.profiles.sandbox_policy import SandboxPolicy
@@ -23,54 +25,64 @@ _SHOWN = 10  # paths
 
 
 class Plan:
-    """What is to be made: the cage, what goes into it, and where it came from."""
+    """A sandbox before it is made: its policy, the files it begins with, and the facts behind them."""
 
     def __init__(
-        self, cage: SandboxPolicy, files: list[tuple[FileCopy, bytes]], scene: Context, config: Config | None
+        self, policy: SandboxPolicy, files: list[tuple[FileCopy, bytes]], context: Context, config: Config | None
     ) -> None:
-        self.cage = cage
+        self.policy = policy
         self.files = files
-        self.scene = scene
+        self.context = context
         self.config = config
 
 
 def prepare(
-    options: CageOptions,
+    options: CommandOptions,
     command: Sequence[str] = (),
     *,
     name: str = "",
     persistent: bool = False,
     deciding: Callable[..., SandboxPolicy] = decide,
 ) -> Plan:
-    """Raises Failure. Nothing has been made when it returns."""
-    scene = look_around()
+    """Raises ExplainedError. No sandbox has been made when it returns."""
+    context = look_around()
     file, trusted = find_file(options.config)
     if persistent and not name and file is not None:
         name = file.options.name or ""
     user = read_user_config()
-    wishes = user.options if user else NO_OPTIONS
-    cage = deciding(
+    own = user.options if user else NO_OPTIONS
+    policy = deciding(
         options.sandbox_options,
-        scene,
+        context,
         command,
-        user=wishes,
+        user=own,
         file=file,
         trusted=trusted,
         name=name,
         persistent=persistent,
     )
-    if not cage.files:
-        return Plan(cage, [], scene, file)
+    if not policy.files:
+        return Plan(policy, [], context, file)
     from k8e.cli.agentkernel.project_files import read_files
 
-    return Plan(cage, read_files(cage, file, trusted=trusted), scene, file)
+    return Plan(policy, read_files(policy, file, trusted=trusted), context, file)
+
+
+def describe_session(plan: Plan, policy: SandboxPolicy) -> dict[str, Any]:
+    """As a request has it."""
+    session = policy.to_request()
+    if plan.files:
+        from k8e.cli.agentkernel.project_files import describe_file
+
+        session["files"] = [describe_file(file, content) for file, content in plan.files]
+    return session
 
 
 def look_around() -> Context:
     try:
         cwd = os.path.realpath(os.getcwd())
         names = frozenset(os.listdir(cwd))
-    except OSError:  # gone, or not ours to look into: then it is no project
+    except OSError:  # gone, or closed to this user: then it is no project
         cwd, names = "", frozenset()
     return Context(cwd, find_home(), names, os.environ, read_start)
 
@@ -81,7 +93,7 @@ def find_home() -> str:
 
 
 def read_start(path: str) -> bytes:
-    """Nothing when it is not a file that can be read; without waiting for anybody."""
+    """The first bytes of a file; none if it cannot be read at once."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -95,16 +107,16 @@ def read_start(path: str) -> bytes:
 
 
 def tell_new(plan: Plan, since: float) -> None:
-    """After a command that could write the project: what it made there that runs by itself is to be looked at first."""
-    if not any(mount.writable for mount in plan.cage.mounts):
+    """Warns after a command that could write to the project: what it made there may run by itself."""
+    if not any(mount.writable for mount in plan.policy.mounts):
         return
     from k8e.cli.agentkernel.output import say
     from k8e.cli.agentkernel.review import find_nested
     from k8e.profiles.protection import find_new
 
     try:
-        found = find_new(plan.scene.names, os.listdir(plan.scene.cwd))
-        nested, complete = find_nested(plan.scene.cwd, since)
+        found = find_new(plan.context.names, os.listdir(plan.context.cwd))
+        nested, complete = find_nested(plan.context.cwd, since)
     except OSError:
         return
     if found:
@@ -117,7 +129,7 @@ def tell_new(plan: Plan, since: float) -> None:
 
 
 def find_file(named: str | None) -> tuple[Config | None, bool]:
-    """The project's file, and whether it is trusted: because it was named, or because somebody said so."""
+    """The project's file, and whether it is trusted: because it was named, or by `agentkernel trust`."""
     if named is None and not os.path.lexists(FILE_NAME):
         return None, False
     from k8e.cli.agentkernel.config_files import find_named, find_own

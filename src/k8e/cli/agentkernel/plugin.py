@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from k8e.cli.agentkernel.output import say, show_json
-from k8e.cli.agentkernel.parsing import make_parser
+from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import find_file, read_user_config
-from k8e.cli.process import Failure
+from k8e.cli.process import Failure, print_json
 from k8e.cli.skill import jsontext
 from k8e.cli.skill.install import Agent, drop_entry, put_entry
 from k8e.cli.skill.jsontext import NotJson
@@ -20,15 +19,10 @@ from k8e.cli.skill.place import Place
 from k8e.cli.skill.tomltext import NotToml
 from k8e.profiles.config import AGENTS
 
-ABOUT = """\
-Tells an agent about our sandboxes: an entry in its list of MCP servers, and for claude which tools may be used without
-a question. Nothing else in its files is changed, and what was there before is kept beside them.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
-  agentkernel plugin install claude
-  agentkernel plugin install claude --global
-  agentkernel plugin install codex --dry-run
-  agentkernel plugin install gemini --uninstall
-"""
 
 SERVER: Final = "agentkernel"
 COMMAND: Final[dict[str, Any]] = {"command": "agentkernel", "args": ["mcp", "server"]}
@@ -42,16 +36,7 @@ PERMISSIONS: Final = {
 Edit = Callable[[str], str]
 
 
-def main(arguments: list[str]) -> int:
-    parser = make_parser("plugin", ABOUT)
-    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    install = subcommands.add_parser("install", help="write it, or take it out again")
-    install.add_argument("agent", nargs="?", choices=AGENTS, help="default: `preferred` of agentkernel.toml")
-    install.add_argument("--global", dest="everywhere", action="store_true", help="for all projects, not for this one")
-    install.add_argument("--dry-run", action="store_true", help="only say what would be written")
-    install.add_argument("--uninstall", action="store_true", help="take it out again")
-    install.add_argument("--json", action="store_true", help="print JSON")
-    parsed = parser.parse_args(arguments)
+def install(parsed: argparse.Namespace) -> int:
     name = parsed.agent or find_preferred()
     told = []
     places = [(Place(path, within), put, drop) for path, within, put, drop in list_changes(name, parsed.everywhere)]
@@ -61,7 +46,7 @@ def main(arguments: list[str]) -> int:
     for (place, put, _), text in zip(places, texts, strict=True):
         told.append(write(place, text, put, uninstall=parsed.uninstall, dry_run=parsed.dry_run))
     if parsed.json:
-        show_json({"ok": True, "agent": name, "dry_run": parsed.dry_run, "files": told})
+        print_json({"ok": True, "agent": name, "dry_run": parsed.dry_run, "files": told})
     else:
         for each in told:
             say(f"{each['path']}: {each['action']}" + (" (dry run)" if parsed.dry_run else ""))

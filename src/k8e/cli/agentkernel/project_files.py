@@ -1,7 +1,7 @@
-"""The files that an agentkernel.toml brings into a new sandbox.
+"""The files that an agentkernel.toml copies into a new sandbox.
 
-They are read here, as the user, and written there by the agent, as the sandbox's user. What a file that is not trusted
-may name is decided before (profiles/trust.py) by its name; here nothing is followed that would lead out of the project.
+They are read here, as the user, and written there by the agent, as the sandbox's user. profiles/trust.py has decided
+which names a file without trust may use; here no link is followed that leads out of the project.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 LARGEST = 32 << 20  # base64 takes a third more, and the request has to fit into a message
 
 
-def read_files(cage: SandboxPolicy, config: Config | None, *, trusted: bool) -> list[tuple[FileCopy, bytes]]:
-    """Before a sandbox is made: what cannot be read makes none."""
+def read_files(policy: SandboxPolicy, config: Config | None, *, trusted: bool) -> list[tuple[FileCopy, bytes]]:
+    """Reads all before the sandbox is made: if one cannot be read, none is made."""
     folder = os.path.realpath(os.path.dirname(config.file) or ".") if config else ""
-    return [(file, read_file(file.source, folder, trusted=trusted)) for file in cage.files]
+    return [(file, read_file(file.source, folder, trusted=trusted)) for file in policy.files]
 
 
 def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
@@ -38,7 +38,7 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
         )
     try:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        # A sandbox that has the project may put a link there after we looked.
+        # A sandbox in which the project is mounted may put a link there after the check.
         below = os.path.relpath(os.path.normpath(path), folder).split("/")
         descriptor = os.open(path, flags) if trusted else open_below(folder, below, flags)
     except OSError as error:
@@ -54,7 +54,7 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
 
 
 def describe_file(file: FileCopy, content: bytes) -> dict[str, object]:
-    """As a request brings it."""
+    """As a request has it."""
     from binascii import b2a_base64
 
     text = b2a_base64(content, newline=False).decode("ascii")

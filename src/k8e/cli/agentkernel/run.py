@@ -6,18 +6,20 @@ import os
 import time
 
 from k8e.cli.agentkernel import terminal
-from k8e.cli.agentkernel.foreground import ONCE, Follower, Refused
-from k8e.cli.agentkernel.jsontext import pack
+from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
 from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
-from k8e.cli.agentkernel.options import OPTIONS, CageOptions
-from k8e.cli.agentkernel.output import say, tell
-from k8e.cli.agentkernel.plan import prepare, tell_new
-from k8e.cli.process import Failure
+from k8e.cli.agentkernel.options import OPTIONS, CommandOptions
+from k8e.cli.agentkernel.output import say
+from k8e.cli.agentkernel.plan import describe_session, prepare, tell_new
+from k8e.cli.client.local import LocalClient
+from k8e.cli.process import Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from k8e.cli.agentkernel.plan import Plan
-    from k8e.cli.client.response import Response
+    from k8e.cli.client.local import LocalStream
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
 USAGE = "run [options] COMMAND [ARGUMENT ...]"
@@ -36,7 +38,7 @@ TABLE = {
 }
 
 
-class RunOptions(CageOptions):
+class RunOptions(CommandOptions):
     def __init__(self) -> None:
         super().__init__()
         self.timeout = MOST_SECONDS
@@ -58,73 +60,47 @@ def main(words: list[str]) -> int:
     if options.dry_run:
         from k8e.cli.agentkernel.sandbox import show_plan
 
-        show_plan(plan.cage, as_json=options.json)
+        show_plan(plan.policy, as_json=options.json)
         return 0
-    if plan.cage.env_left_out:
-        say(f"no room for these variables: {', '.join(plan.cage.env_left_out)}")
-    return Run(options, command, plan).finish()
+    if plan.policy.env_left_out:
+        say(f"no room for these variables: {', '.join(plan.policy.env_left_out)}")
+    return execute(options, command, plan)
 
 
-class Run:
-    def __init__(self, options: RunOptions, command: list[str], plan: Plan) -> None:
-        self._options = options
-        self._command = command
-        self._plan = plan
-        self._begun = time.time()
-        self._console = terminal.Console() if terminal.is_there() else None
-        self._follower = Follower(ONCE, self._console)
-
-    def finish(self) -> int:
-        try:
-            response = self._start(self._plan.cage)
-        except Refused as refused:
-            tell(refused.body)
-            return refused.status
-        try:
-            return self._follower.follow(response)
-        finally:
-            tell_new(self._plan, self._begun)
-            if self._options.keep and self._follower.session_id:
-                name = self._follower.session_id
-                say(f"kept as {name}: agentkernel exec {name} COMMAND, agentkernel sandbox remove {name}")
-
-    def _start(self, cage: SandboxPolicy) -> Response:
-        """In one request. Only when it says that the image is missing is there more to do: nothing has been run."""
-        try:
-            return self._follower.start(self._describe(cage))
-        except Refused as refused:
-            if not refused.body["code"].startswith("image_"):
-                raise
-            from k8e.cli.agentkernel.images import obtain
-            from k8e.cli.client.http import Client
-
-            cage = obtain(Client(), cage, refused.body)
-        return self._follower.start(self._describe(cage))
-
-    def _describe(self, cage: SandboxPolicy) -> str:
-        """The members of the request."""
-        command = self._command
-        entrypoint = cage.image_by == "asked"
-        if self._options.entrypoint is not None:
-            command = [self._options.entrypoint, *command] if self._options.entrypoint else command
-            entrypoint = False
-        if self._options.keep:
-            cage = cage.but(name=f"run-{os.urandom(4).hex()}", persistent=True)
-        session = cage.to_request()
-        if self._plan.files:
-            from k8e.cli.agentkernel.project_files import describe_file
-
-            session["files"] = [describe_file(file, content) for file, content in self._plan.files]
-        members = f'"session": {pack(session)}, "argv": {pack(command)}, "timeout": {self._options.timeout!r}'
-        if entrypoint:
-            members += ', "entrypoint": true'
-        if self._options.keep:
-            members += ', "keep": true'
-        if self._console is not None:
-            members += f', "terminal": {describe_terminal()}'
-        return members
+def execute(options: RunOptions, command: list[str], plan: Plan) -> int:
+    begun = time.time()
+    own_terminal = terminal.Terminal() if terminal.is_there() else None
+    stream = start(options, command, plan, describe_terminal=own_terminal is not None)
+    try:
+        return ForegroundRun(stream, own_terminal, once=True).follow()
+    finally:
+        tell_new(plan, begun)
+        if options.keep:
+            name = stream.session_id
+            say(f"kept as {name}: agentkernel exec {name} COMMAND, agentkernel sandbox remove {name}")
 
 
-def describe_terminal() -> str:
-    rows, columns = terminal.measure()
-    return pack({"rows": rows, "columns": columns, "term": os.environ.get("TERM", "")})
+def start(options: RunOptions, command: list[str], plan: Plan, *, describe_terminal: bool) -> LocalStream:
+    """Sends one request. Only if it fails because the image is missing is there another: nothing has been run."""
+    client, feeds = LocalClient(), not stdin_is_null()
+    others = {"terminal": terminal.describe()} if describe_terminal else {}
+    try:
+        return client.stream_once(describe_run(options, command, plan, plan.policy) | others, feeds=feeds)
+    except ServiceError as error:
+        if not error.code.startswith("image_"):
+            raise
+        from k8e.cli.agentkernel.images import obtain
+
+        policy = obtain(LocalClient(), plan.policy, error)
+    return client.stream_once(describe_run(options, command, plan, policy) | others, feeds=feeds)
+
+
+def describe_run(options: RunOptions, command: list[str], plan: Plan, policy: SandboxPolicy) -> dict[str, Any]:
+    entrypoint = policy.image_by == "asked"
+    if options.entrypoint is not None:
+        command = [options.entrypoint, *command] if options.entrypoint else command
+        entrypoint = False
+    if options.keep:
+        policy = policy.but(name=f"run-{os.urandom(4).hex()}", persistent=True)
+    wanted = {"session": describe_session(plan, policy), "argv": command, "timeout": options.timeout}
+    return wanted | ({"entrypoint": True} if entrypoint else {}) | ({"keep": True} if options.keep else {})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from k8e.cli.agentkernel.options import add_options, read_parsed
-from k8e.cli.agentkernel.output import say, show_json, show_table
-from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.plan import prepare
-from k8e.cli.client.http import JSON, Client, quote
-from k8e.cli.client.response import read_object
-from k8e.cli.process import Failure, write_all
+from k8e.cli.agentkernel.options import CommandOptions
+from k8e.cli.agentkernel.output import say, show_table
+from k8e.cli.agentkernel.plan import describe_session, prepare
+from k8e.cli.client import SessionName
+from k8e.cli.client.local import LocalClient
+from k8e.cli.process import Failure, ServiceError, print_json, write_all
 from k8e.profiles.sandbox_policy import FRONT, check_name
 
 TYPE_CHECKING = False
@@ -16,124 +15,106 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-ABOUT = """\
-Sandboxes that last: their files stay when they are stopped, and when the machine is.
-
-  agentkernel sandbox create my-sandbox
-  agentkernel sandbox start my-sandbox
-  agentkernel exec my-sandbox npm test
-  agentkernel sandbox stop my-sandbox
-  agentkernel sandbox remove my-sandbox
-"""
-
-
-def main(arguments: list[str]) -> int:
-    parser = make_parser("sandbox", ABOUT)
-    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    making = subcommands.add_parser("create", help="make a sandbox and start it")
-    making.add_argument("name", nargs="?", default="", metavar="NAME", help="default: the name in agentkernel.toml")
-    add_options(making)
-    making.set_defaults(handler=create)
-    for word, about, handler in (
-        ("start", "start a sandbox that was stopped, on its own files", start),
-        ("stop", "end everything in it, and keep its files", stop),
-        ("remove", "end it, with all its files", remove),
-    ):
-        added = subcommands.add_parser(word, help=about)
-        added.add_argument("name", metavar="NAME")
-        added.add_argument("--json", action="store_true", help="print JSON")
-        added.set_defaults(handler=handler)
-    listing = subcommands.add_parser("list", help="list your sandboxes")
-    listing.add_argument("--json", action="store_true", help="print JSON, with the policy that is in force")
-    listing.set_defaults(handler=list_sandboxes)
-    parsed = parser.parse_args(arguments)
-    handled: int = parsed.handler(parsed)
-    return handled
+    from k8e.cli.agentkernel.plan import Plan
+    from k8e.profiles.sandbox_policy import SandboxPolicy
 
 
 def create(parsed: argparse.Namespace) -> int:
-    options = read_parsed(parsed)
+    from k8e.cli.arguments import take_over
+
+    options = take_over(parsed, CommandOptions())
     plan = prepare(options, name=parsed.name, persistent=True)
-    if not plan.cage.name:
+    if not plan.policy.name:
         raise Failure("usage", "a sandbox needs a name", hint="agentkernel sandbox create NAME, or `name` in [sandbox]")
     if options.dry_run:
-        show_plan(plan.cage, as_json=options.json)
+        show_plan(plan.policy, as_json=options.json)
         return 0
-    from k8e.cli.agentkernel.images import open_session
-
-    cage, answer = open_session(Client(), plan)
+    policy, answer = create_session(LocalClient(), plan)
     if options.json:
-        show_json({"name": cage.name, **answer, "effective": cage.to_json()})
+        print_json({"name": policy.name, **answer, "effective": policy.to_json()})
     else:
-        say(f"{cage.name} runs on {answer['runtime']}, image {cage.image} ({cage.image_reason})")
-        write_all(1, f"{cage.name}\n".encode())
+        say(f"{policy.name} runs on {answer['runtime']}, image {policy.image} ({policy.image_reason})")
+        write_all(1, f"{policy.name}\n".encode())
     return 0
 
 
-def show_plan(cage: Any, *, as_json: bool) -> None:
+def create_session(client: LocalClient, plan: Plan) -> tuple[SandboxPolicy, dict[str, Any]]:
+    """Returns the policy as it is in force (the image may be another one), and the service's answer."""
+    policy = plan.policy
+    if policy.env_left_out:
+        say(f"no room for these variables: {', '.join(policy.env_left_out)}")
+    try:
+        try:
+            return policy, client.create_session(describe_session(plan, policy)).parse()
+        except ServiceError as error:
+            from k8e.cli.agentkernel.images import is_about_image, obtain
+
+            if not is_about_image(error):
+                raise
+            policy = obtain(client, policy, error)
+        return policy, client.create_session(describe_session(plan, policy)).parse()
+    except ServiceError as error:
+        if error.code == "session_exists":
+            use, end = f"agentkernel exec {policy.name} COMMAND", f"agentkernel sandbox remove {policy.name}"
+            error.hint = f"choose another name, use it (`{use}`), or end it first (`{end}`)"
+        raise
+
+
+def show_plan(policy: SandboxPolicy, *, as_json: bool) -> None:
     if as_json:
-        show_json(cage.to_json())
+        print_json(policy.to_json())
     else:
-        write_all(1, cage.describe().encode("utf-8", "backslashreplace"))
+        write_all(1, policy.describe().encode("utf-8", "backslashreplace"))
 
 
 def start(parsed: argparse.Namespace) -> int:
-    return change(parsed, "POST", "/start", "runs")
+    client, name = find(parsed.name)
+    client.start_session(SessionName(name), {})
+    return report(parsed, "runs")
 
 
 def stop(parsed: argparse.Namespace) -> int:
-    return change(parsed, "POST", "/stop", "is stopped; its files are kept")
+    client, name = find(parsed.name)
+    client.stop_session(SessionName(name))
+    return report(parsed, "is stopped; its files are kept")
 
 
 def remove(parsed: argparse.Namespace) -> int:
-    return change(parsed, "DELETE", "", "is gone")
+    client, name = find(parsed.name)
+    client.destroy_session(SessionName(name))
+    return report(parsed, "is gone")
 
 
-def change(parsed: argparse.Namespace, method: str, path: str, done: str) -> int:
-    name = read_name(parsed.name)
-    client = Client()
-    find(client, name)
-    body = (b"{}", JSON) if method == "POST" else (b"", "")
-    ask(client, method, f"/v1/sessions/{quote(name)}{path}", *body)
+def report(parsed: argparse.Namespace, done: str) -> int:
     if parsed.json:
-        show_json({"ok": True, "name": name})
+        print_json({"ok": True, "name": parsed.name})
     else:
-        say(f"{name} {done}")
+        say(f"{parsed.name} {done}")
     return 0
 
 
-def read_name(text: str) -> str:
-    return check_name(text)
-
-
-def find(client: Any, name: str) -> dict[str, Any]:
-    """One of ours: other sessions are not touched by this front door."""
-    response = client.request("GET", f"/v1/sessions/{quote(name)}")
-    answer = read_object(response)
-    if response.status == 200 and answer.get("labels", {}).get("front") == FRONT:
-        return answer
-    if response.status not in (200, 404):
-        raise Failure.of(answer)
+def find(name: str) -> tuple[LocalClient, str]:
+    """Raises Failure unless the session was made by this command line: it does not touch others."""
+    client = LocalClient()
+    try:
+        session = client.get_session(SessionName(check_name(name))).parse()
+        if session.get("labels", {}).get("front") == FRONT:
+            return client, name
+    except ServiceError as error:
+        if error.code != "session_not_found":
+            raise
     raise Failure("sandbox_not_found", f"there is no sandbox {name}", hint="agentkernel sandbox list")
 
 
-def ask(client: Any, method: str, target: str, body: bytes = b"", content_type: str = "") -> dict[str, Any]:
-    response = client.request(method, target, body, content_type)
-    answer = read_object(response)
-    if response.status >= 300:
-        raise Failure.of(answer)
-    return answer
-
-
 def list_sandboxes(parsed: argparse.Namespace) -> int:
-    listed = ask(Client(), "GET", "/v1/sessions?phase=all")["sessions"]
+    listed = LocalClient().list_sessions("all").parse()["sessions"]
     ours = [
         each
         for each in listed
         if each.get("labels", {}).get("front") == FRONT and each["phase"] not in ("destroying", "destroyed")
     ]
     if parsed.json:
-        show_json({"sandboxes": [describe(each) for each in ours]})
+        print_json({"sandboxes": [describe(each) for each in ours]})
         return 0
     rows = [
         (
@@ -154,7 +135,7 @@ PHASES = {"active": "running", "creating": "starting"}
 
 
 def describe(session: dict[str, Any]) -> dict[str, Any]:
-    """With the policy that is in force, as the service has it."""
+    """A sandbox with the policy that is in force, as the service reports it."""
     labels = session["labels"]
     return {
         "name": session["session_id"],

@@ -1,4 +1,4 @@
-"""The terminal that somebody sits at, handed to a command: raw while it has it, as it was whenever it has not."""
+"""The user's terminal, handed to a command: raw while the command has it, as it was before and after."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ def is_there() -> bool:
     return os.isatty(INPUT) and os.isatty(OUTPUT)
 
 
+def describe() -> dict[str, object]:
+    """As a request has it."""
+    rows, columns = measure()
+    return {"rows": rows, "columns": columns, "term": os.environ.get("TERM", "")}
+
+
 def measure() -> tuple[int, int]:
     """Rows and columns."""
     try:
@@ -26,12 +32,12 @@ def measure() -> tuple[int, int]:
     return rows, columns
 
 
-class Console:
+class Terminal:
     def __init__(self) -> None:
         self._before: list[Any] | None = None
 
     def hand_over(self) -> None:
-        """Every key is the command's from now on, ^C too."""
+        """Sends every key to the command from now on, ^C too."""
         try:
             self._before = self._before or termios.tcgetattr(INPUT)
             mode = [*self._before[:CC], list(self._before[CC])]
@@ -42,7 +48,7 @@ class Console:
             mode[CC][termios.VMIN], mode[CC][termios.VTIME] = 1, 0
             termios.tcsetattr(INPUT, termios.TCSADRAIN, mode)
         except termios.error:
-            pass  # gone, and with it whoever would have typed
+            pass  # it is gone
 
     def take_back(self) -> None:
         if self._before is not None:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel.config_files import change_trusted, load_trusted, parse, read_bytes
-from k8e.cli.agentkernel.output import say, show_json, show_table
-from k8e.cli.agentkernel.parsing import make_parser
-from k8e.cli.agentkernel.plan import FILE_NAME, read_user_config
-from k8e.cli.process import write_all
+from k8e.cli.agentkernel.output import say, show_table
+from k8e.cli.agentkernel.plan import read_user_config
+from k8e.cli.process import print_json, write_all
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.options import NO_OPTIONS
 from k8e.profiles.text import clean
 from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust
 
-ABOUT = """\
-Lets the agentkernel.toml of a project ask for more than you do: mounts, hosts, an image, resources. It shows what the
-file opens and remembers the file by its place and content: when it changes, it is not trusted any more.
-
-  agentkernel trust
-  agentkernel trust --list
-  agentkernel trust --revoke
-"""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
-def main(arguments: list[str]) -> int:
-    parser = make_parser("trust", ABOUT)
-    parser.add_argument("file", nargs="?", default=FILE_NAME, metavar="FILE", help=f"default: {FILE_NAME}")
-    parser.add_argument("--revoke", action="store_true", help="trust it no longer")
-    parser.add_argument("--list", action="store_true", help="show what you trust")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parsed = parser.parse_args(arguments)
+def main(parsed: argparse.Namespace) -> int:
     if parsed.list:
         return show_trusted(as_json=parsed.json)
     path = os.path.realpath(parsed.file)
@@ -45,7 +33,7 @@ def give(named: str, path: str, *, as_json: bool) -> int:
     opens = find_widenings(NO_OPTIONS, user.options if user else NO_OPTIONS, config)
     change_trusted(lambda entries: trust(entries, path, content))
     if as_json:
-        show_json({"ok": True, "path": path, "opens": [{"where": each.where, "what": each.way} for each in opens]})
+        print_json({"ok": True, "path": path, "opens": [{"where": each.where, "what": each.way} for each in opens]})
         return 0
     for each in opens:
         write_all(1, f"{clean(each.where)}: {clean(each.way)}\n".encode("utf-8", "backslashreplace"))
@@ -58,7 +46,7 @@ def take_back(named: str, path: str, *, as_json: bool) -> int:
         raise ProfileError("not_trusted", f"{path} was not trusted", hint="agentkernel trust --list")
     change_trusted(lambda entries: revoke(entries, path))
     if as_json:
-        show_json({"ok": True, "path": path})
+        print_json({"ok": True, "path": path})
     else:
         say(f"{path} is not trusted any more")
     return 0
@@ -67,7 +55,7 @@ def take_back(named: str, path: str, *, as_json: bool) -> int:
 def show_trusted(*, as_json: bool) -> int:
     rows = [(each.path, describe(each.path)) for each in load_trusted()]
     if as_json:
-        show_json({"trusted": [{"path": path, "state": state} for path, state in rows]})
+        print_json({"trusted": [{"path": path, "state": state} for path, state in rows]})
     else:
         show_table(("FILE", "STATE"), rows)
     return 0

@@ -1,17 +1,17 @@
-"""What is wrong with the daemon at the other end of a connection: it went away, it is silent, or it talks nonsense.
+"""Failures of a connection to the daemon: it cannot be reached, went away, is silent, or sends nonsense.
 
-Loaded only then. A command may be silent for hours, so silence on its connection says nothing by itself: a second
+Imported only then. A command may be silent for hours, so silence on its connection says nothing by itself: a second
 connection asks for `/healthz`, which a daemon answers at once whatever its sandboxes do.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 from _socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
-from k8e.cli.client.http import find_patience, run_dir, set_patience
-from k8e.cli.process import FAILED, UNREACHABLE, Failure
+from k8e.cli.client import run_dir
+from k8e.cli.client.http import find_patience, set_patience
+from k8e.cli.process import FAILED, UNREACHABLE, Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 PROBE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 OFTEN = 6  # times in a row; after that, one silence in six is looked into: an agent's connection is quiet for days
-PLACES = (errno.ENOENT, errno.ECONNREFUSED, errno.EACCES)
-OUTQ = 0x5411  # ioctl: how much of what was sent the other end has not read
+NO_DAEMON = (FileNotFoundError, ConnectionRefusedError, PermissionError)
+OUTQ = 0x5411  # ioctl: how many of the sent bytes the peer has not read
 
 
 def check_presence(connection: socket, times: int, *, harmless: bool) -> None:
-    """After another silence on this connection, the `times`-th in a row. Raises Failure when the daemon is silent too.
-    `harmless`: what was asked for changes nothing."""
+    """Called after each silence on this connection, the `times`-th in a row. Raises Failure when the daemon is silent
+    on a second connection too. `harmless`: the request changes nothing."""
     if times > OFTEN and times % OFTEN:
         return
     answered = probe(find_daemon(connection))
@@ -35,8 +35,8 @@ def check_presence(connection: socket, times: int, *, harmless: bool) -> None:
 
 
 def probe(daemon: int) -> bool | None:
-    """Whether the daemon answers. None: another one, or none, is at its socket; it may be about to end, and finish what
-    it was asked before that."""
+    """Whether the daemon answers. None: another daemon, or none, is at its socket; the first one may be about to end,
+    and may still finish the request."""
     other = socket(AF_UNIX, SOCK_STREAM)
     try:
         set_patience(other, find_patience() * 2 / 3)
@@ -45,14 +45,16 @@ def probe(daemon: int) -> bool | None:
             return None
         other.send(PROBE)
         return bool(other.recv(64))
-    except OSError as error:
-        return None if error.errno in PLACES else False
+    except NO_DAEMON:
+        return None
+    except OSError:
+        return False
     finally:
         other.close()
 
 
 def find_daemon(connection: socket) -> int:
-    """Its process id, as the kernel noted it; 0 when it is not known."""
+    """The daemon's process id, as the kernel knows it; 0 when it is unknown."""
     try:
         return int.from_bytes(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)[:4], "little")
     except OSError:
@@ -60,7 +62,7 @@ def find_daemon(connection: socket) -> int:
 
 
 def was_read(connection: socket) -> bool:
-    """Whether the daemon has taken all that we sent. What it has not taken, it drops when it finds us gone."""
+    """Whether the daemon has read all that we sent. What it has not read, it drops when it finds us gone."""
     try:
         left = fcntl.ioctl(connection.fileno(), OUTQ, bytes(4))
     except OSError:
@@ -82,8 +84,40 @@ def silent(connection: socket, *, harmless: bool) -> Failure:
     )
 
 
+def not_connected(path: str, error: OSError) -> Failure:
+    if isinstance(error, BlockingIOError):
+        return crowded(path)
+    if isinstance(error, PermissionError):
+        return Failure(
+            "daemon_not_allowed",
+            "you may not use the daemon of this machine",
+            detail=f"{path}: {error.strerror}",
+            hint=suggest_group(),
+            status=UNREACHABLE,
+        )
+    return Failure(
+        "daemon_unreachable",
+        "the daemon cannot be reached",
+        detail=f"{path}: {error.strerror or error}",
+        hint="`sudo k8e server` runs it in the foreground and says what is wrong",
+        status=UNREACHABLE,
+    )
+
+
+def suggest_group() -> str:
+    """The daemon gives its socket to the group k8e when it starts, if there is that group then."""
+    import grp
+
+    join = "`sudo usermod -aG k8e USER`, then log in again"
+    try:
+        grp.getgrnam("k8e")
+    except KeyError:
+        return f"use sudo; or root makes the group k8e (`sudo groupadd --system k8e`, {join}) and restarts the daemon"
+    return f"ask to be added to the group k8e ({join}), or use sudo"
+
+
 def crowded(path: str) -> Failure:
-    """The daemon took no connection from its queue, and the queue is full."""
+    """The queue of the socket is full, and the daemon accepts no connection from it."""
     return Failure(
         "daemon_silent",
         "the daemon does not answer",
@@ -94,7 +128,7 @@ def crowded(path: str) -> Failure:
 
 
 def lost(error: OSError | None = None, *, nothing: bool = False) -> Failure:
-    """`nothing`: it is known that nothing was done."""
+    """`nothing`: the daemon has certainly done nothing."""
     known = "nothing was done: try again"
     unknown = "a command that was running may still be: `k8e sandbox log SESSION` lists them"
     return Failure(
@@ -115,19 +149,28 @@ def nonsense(cause: str) -> Failure:
     )
 
 
-class Answer(dict["str", "Any"]):
+class Members(dict["str", "Any"]):
     def __missing__(self, key: str) -> Any:
         raise nonsense(f"an object without {key!r}")
 
 
-def parse_answer(content: bytes) -> dict[str, Any]:
-    """The object that an answer is. A member that is not there is nonsense when it is asked for."""
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Parses one JSON object. A member that it lacks is nonsense once it is looked up."""
     import json
 
     try:
-        found = json.loads(content, object_pairs_hook=Answer)
+        found = json.loads(text, object_pairs_hook=Members)
     except (ValueError, RecursionError) as error:
         raise nonsense(f"no JSON: {error}") from None
     if not isinstance(found, dict):
         raise nonsense("JSON, but no object")
     return found
+
+
+def read_error(text: bytes) -> Failure:
+    """The error that the service answered, with every member it has."""
+    more = parse_object(text)
+    body = {name: more.pop(name, "") for name in ("code", "error", "detail", "hint")}
+    if not body["code"] or not all(isinstance(value, str) for value in body.values()):
+        return nonsense("an error without a code")
+    return ServiceError(**body, more=more)

@@ -1,8 +1,7 @@
-"""The daemon on demand: started by the first command that misses it, detached, once."""
+"""The daemon on demand: the first command that finds no daemon starts it, detached, once."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -13,49 +12,18 @@ import sys
 import time
 from pathlib import Path
 
-from k8e.cli.client.failures import crowded
+from k8e.cli.client.failures import crowded, not_connected
 from k8e.cli.client.http import find_patience, set_patience
 from k8e.cli.process import UNREACHABLE, Failure
 
 LOOK = 0.02
 PATIENCE = 60.0  # for a daemon that recovers what a crash left behind
-# All that the daemon gets of our environment: it outlives us and works for others, so nothing of ours may leak into it.
+# All that the daemon gets of our environment: it outlives us and works for other users, so nothing of ours may leak.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "K8E_STATE_DIR", "K8E_RUN_DIR", "K8E_CONFIG")
 
 
-def explain(path: str, error: OSError) -> Failure:
-    """Why the daemon cannot be reached, for people."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return Failure(
-            "daemon_not_allowed",
-            "you may not use the daemon of this machine",
-            detail=f"{path}: {error.strerror}",
-            hint=suggest_group(),
-            status=UNREACHABLE,
-        )
-    return Failure(
-        "daemon_unreachable",
-        "the daemon cannot be reached",
-        detail=f"{path}: {error.strerror or error}",
-        hint="`sudo k8e server` runs it in the foreground and says what is wrong",
-        status=UNREACHABLE,
-    )
-
-
-def suggest_group() -> str:
-    """The daemon gives its socket to the group when it starts, if there is one then."""
-    import grp
-
-    join = "`sudo usermod -aG k8e USER`, then log in again"
-    try:
-        grp.getgrnam("k8e")
-    except KeyError:
-        return f"use sudo; or root makes the group k8e (`sudo groupadd --system k8e`, {join}) and restarts the daemon"
-    return f"ask to be added to the group k8e ({join}), or use sudo"
-
-
 def start_daemon(path: str) -> socket.socket:
-    """A connection to the daemon, which one of those who miss it at the same moment starts."""
+    """Returns a connection to the daemon. Of several commands that find no daemon at once, one starts it."""
     if os.geteuid() != 0:
         raise Failure(
             "daemon_not_running",
@@ -70,14 +38,14 @@ def start_daemon(path: str) -> socket.socket:
         paths = Paths.from_environment()
         paths.prepare()
     except StartRefused as refused:
-        raise Failure.of(refused.body, UNREACHABLE) from refused
-    # Nobody else's to open: whoever holds a lock on it keeps the daemon from being started.
+        raise Failure(**refused.body, status=UNREACHABLE) from refused
+    # Only root can open it: who holds a lock on it keeps the daemon from being started.
     with open(paths.run_dir / "start.lock", "w", opener=open_private) as lock:
         wait_for_turn(lock.fileno(), path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         set_patience(connection, find_patience())
         try:
-            connection.connect(path)  # somebody else was faster
+            connection.connect(path)  # another command was faster
             return connection
         except OSError:
             pass
@@ -85,12 +53,12 @@ def start_daemon(path: str) -> socket.socket:
         try:
             connection.connect(path)
         except OSError as error:
-            raise explain(path, error) from error
+            raise not_connected(path, error) from error
         return connection
 
 
 def wait_for_turn(lock: int, path: str) -> None:
-    """Its holder starts the daemon, which may take its time, and may hang."""
+    """The holder of the lock starts the daemon, which may take its time, and may hang."""
     deadline = time.monotonic() + PATIENCE + find_patience()
     while True:
         try:
@@ -102,7 +70,7 @@ def wait_for_turn(lock: int, path: str) -> None:
 
 
 def spawn(log: Path) -> None:
-    """Returns when it listens."""
+    """Starts the daemon, and returns when it listens."""
     ours, theirs = os.pipe()
     # -P, because the directory a person happens to stand in is no place to import root's modules from.
     command = [sys.executable, "-P", "-m", "k8e.daemon", "--ready-fd", str(theirs)]
@@ -125,13 +93,13 @@ def spawn(log: Path) -> None:
             os.close(theirs)
         message = read_to_end(ready.fileno())
         if message == b"ready\n":
-            process.returncode = 0  # it is nobody's child from here on, and is not to be warned about
+            process.returncode = 0  # it outlives us, and subprocess is not to warn about that
             return
     raise failed_start(message, log)
 
 
 def read_to_end(ready: int) -> bytes:
-    """What the daemon says before it closes its end: that it is ready, why it is not, or nothing."""
+    """Returns what the daemon writes before it closes its end: that it is ready, why it is not, or nothing."""
     message = b""
     poll = select.poll()
     poll.register(ready, select.POLLIN)
@@ -149,10 +117,9 @@ def open_private(path: str, flags: int) -> int:
 
 def failed_start(message: bytes, log: Path) -> Failure:
     try:
-        problem = json.loads(message)
-    except ValueError:
-        cause = "it ended without a word" if not message else repr(message)
+        return Failure(**json.loads(message), status=UNREACHABLE)
+    except (ValueError, TypeError):
+        cause = repr(message) if message else "it ended without a word"
         return Failure(
             "daemon_not_started", "the daemon did not start", detail=cause, hint=f"see {log}", status=UNREACHABLE
         )
-    return Failure.of(problem, UNREACHABLE)

@@ -1,18 +1,14 @@
-"""What the daemon answers on its socket: HTTP/1.1, read with care. What is at the socket may be of another version, or
-something else altogether; nothing that it sends may hang us, fill our memory or end in a traceback."""
+"""An HTTP/1.1 answer, read with care. The peer at the socket may be a daemon of another version, or another program;
+nothing that it sends may hang us, fill our memory or end in a traceback."""
 
 from __future__ import annotations
-
-import errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from k8e.cli.process import Failure
-    from k8e.cli.remote.replies import Reply
 
 PIECE = 256 << 10
 HEAD = 64 << 10  # of an answer
@@ -20,11 +16,11 @@ ANSWER = 256 << 20  # a body that is kept in memory
 
 
 class Response:
-    """The head, and the body as far as it was asked for. Raises Failure when the daemon goes away, is silent or talks
+    """The head, and the body as far as it was read. Raises Failure when the daemon goes away, is silent or sends
     nonsense (failures.py).
 
-    `harmless`: what was asked for changes nothing; `whole`: all of it was sent; `early`: it is begun before all of it
-    has come."""
+    `harmless`: the request changes nothing; `whole`: all of it was sent; `early`: the daemon begins to act before it
+    has read all of it."""
 
     def __init__(self, connection: socket, *, harmless: bool = False, whole: bool = True, early: bool = False) -> None:
         self._connection = connection
@@ -45,7 +41,7 @@ class Response:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the command. With frames it comes after them. None is unknown, which is never success."""
+        """The command's; with frames it follows them. None is unknown, which is never success."""
         text = self.headers.get("k8e-exit-code")
         return None if text is None else read_number(text, 10, 255)
 
@@ -66,7 +62,7 @@ class Response:
             yield from self._take(read_number(self.headers.get("content-length", ""), 10, 1 << 62))
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        """(kind, some of its bytes). What is JSON (kind 3 and up) comes whole, output as it comes."""
+        """Yields (kind, bytes). JSON (kind 3 and up) comes whole, output in pieces of any length."""
         pending = b""
         kind, missing = 0, 0
         for piece in self.pieces():
@@ -154,11 +150,11 @@ class Response:
         self._buffer += data
 
     def _lost(self, error: OSError | None = None) -> Failure:
-        """The kernel says ECONNRESET where the daemon ended with something unread: most requests are read before they
-        are begun."""
+        """The kernel resets the connection if the daemon ended before it had read everything; the daemon reads most
+        requests to their end before it acts on them."""
         from k8e.cli.client.failures import lost
 
-        unread = not self._whole or (error is not None and error.errno == errno.ECONNRESET)
+        unread = not self._whole or isinstance(error, ConnectionResetError)
         begun = self.status >= 200 or self._early
         return lost(error, nothing=self._harmless or (unread and not begun))
 
@@ -175,10 +171,3 @@ def nonsense(cause: str) -> Failure:
     from k8e.cli.client import failures
 
     return failures.nonsense(cause)
-
-
-def read_object(response: Response | Reply) -> dict[str, Any]:
-    """The JSON object that the answer is."""
-    from k8e.cli.client.failures import parse_answer
-
-    return parse_answer(response.read())

@@ -1,5 +1,10 @@
-"""The command line against a gateway on another machine. Imported only when one is meant: gRPC alone takes longer
-than a local command does.
+"""The command line at a gateway on another machine. Imported only when a gateway is meant: gRPC alone takes longer to
+import than a local command runs."""
 
-`RemoteClient` answers the requests that the local door answers, so the commands do not know the difference.
-"""
+from __future__ import annotations
+
+import os
+
+# Before gRPC is imported: it would write messages of its own to stderr, and its fork handlers can hang.
+os.environ["GRPC_VERBOSITY"] = "NONE"
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

@@ -1,351 +1,291 @@
-"""What `Client` is for the daemon of this machine, for a gateway: the same requests, the same answers."""
+"""The service over gRPC, at a gateway (docs/gateway.md)."""
 
 from __future__ import annotations
 
-import json
 import threading
-import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from k8e.cli.client.http import BYTES
+from k8e.cli.client import Answer, SessionName
 from k8e.cli.process import Failure, read_some
 from k8e.cli.remote import connection, messages
-from k8e.cli.remote.discovery import Target
-from k8e.cli.remote.replies import LiveReply, Reply
-from k8e.core.errors import Fault
+from k8e.cli.remote.messages import decode, readable
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
-from k8e.doors.http import answers, requests
-from k8e.doors.http.errors import describe
-from k8e.doors.http.fields import Fields
+from k8e.doors.http import answers
+
+if TYPE_CHECKING:
+    from k8e.cli.client.service import Wanted
+    from k8e.cli.remote.discovery import Target
 
 MARGIN: Final = 60.0
-
-_STATUS: Final = {
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.ALREADY_EXISTS: 409,
-    grpc.StatusCode.FAILED_PRECONDITION: 409,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.UNAUTHENTICATED: 401,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    parts: tuple[str, ...]
-    query: Mapping[str, str]
-    body: bytes
-    accept: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
+CREATE: Final = 1800.0
+START: Final = 300.0
+FILE: Final = 600.0
+Explain = Callable[[Any], Failure]
 
 
 class RemoteClient:
-    """One request after the other. A request is never sent twice."""
+    """Sends one request after the other on one channel. No request is sent twice."""
 
     def __init__(self, target: Target) -> None:
         self.place = target.place
         self.endpoint = target.endpoint
         self._channel = connection.open_channel(target.endpoint, target.roots, target.key, target.certificate)
-        self._feeding = threading.Event()
-        self._descriptor = -1
-        self._harmless = True
-        self._meant: tuple[tuple[str, str], ...] = ()  # whose sessions the request is about
-        self._table: Mapping[tuple[str, ...], Callable[[Asked], Reply]] = {
-            ("GET", "status"): self._status,
-            ("POST", "sessions"): self._create,
-            ("GET", "sessions"): self._list_sessions,
-            ("GET", "sessions", "*"): self._get,
-            ("DELETE", "sessions", "*"): self._destroy,
-            ("POST", "sessions", "*", "stop"): self._stop,
-            ("POST", "sessions", "*", "start"): self._start,
-            ("POST", "sessions", "*", "subagents"): self._run_subagent,
-            ("GET", "sessions", "*", "hosts"): self._get_hosts,
-            ("POST", "sessions", "*", "hosts"): self._set_hosts,
-            ("POST", "sessions", "*", "runs"): self._run,
-            ("GET", "sessions", "*", "runs"): self._log,
-            ("GET", "sessions", "*", "processes"): self._ps,
-            ("GET", "sessions", "*", "files"): self._read_file,
-            ("PUT", "sessions", "*", "files"): self._write_file,
-            ("GET", "sessions", "*", "entries"): self._list_files,
-            ("GET", "runs", "*"): self._poll,
-            ("POST", "runs", "*", "kill"): self._kill,
-            ("POST", "sessions", "*", "approvals"): self._ask,
-            ("GET", "approvals"): self._list_approvals,
-            ("GET", "approvals", "*"): self._await_answer,
-            ("POST", "approvals", "*"): self._answer,
-            ("GET", "images"): self._list_images,
-            ("POST", "keys"): self._create_key,
-            ("GET", "keys"): self._list_keys,
-            ("DELETE", "keys", "*"): self._delete_key,
-        }
 
-    def request(
-        self, method: str, target: str, body: bytes = b"", content_type: str = "", *, accept: str = "*/*"
-    ) -> Reply:
-        path, _, query = target.partition("?")
-        words = [urllib.parse.unquote(word, errors="surrogateescape") for word in path.split("/")[2:]]
-        values = self._take_meant(words, query)
-        self._harmless = method == "GET"
-        handler = self._table.get((method, *("*" if index == 1 else word for index, word in enumerate(words))))
-        if handler is None:
-            raise Failure("not_remote", "this is not possible over a gateway", hint="use it on the gateway's machine")
-        try:
-            return handler(Asked(tuple(words), values, body, accept))
-        except grpc.RpcError as error:
-            return self._explain(error)
-        except Fault as fault:  # what is wrong with the request can be seen from here
-            status, problem = describe(fault)
-            return Reply(status, answers.encode(problem))
-
-    def _take_meant(self, words: list[str], query: str) -> dict[str, str]:
-        """Notes whose sessions are meant; the rest of the query."""
-        values = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
-        said = [(TENANT_KEY, values.pop("tenant_id", "")), (OWNER_KEY, values.pop("owner", ""))]
-        self._meant = tuple((key, plain(value)) for key, value in said if value) if words[0] == "sessions" else ()
-        return values
-
-    def upload(self, target: str, first: bytes) -> Reply:
-        """A run whose stdin follows (`feed`)."""
-        path, _, query = target.partition("?")
-        session_id = urllib.parse.unquote(path.split("/")[3], errors="surrogateescape")
-        self._take_meant(["sessions"], query)
-        self._harmless = False
-        try:
-            spec = requests.read_run_spec(session_id, Fields(json.loads(first)))
-            start = pb.ExecInput(start=messages.write_run(spec))
-            method = METHODS["ExecInteractive"]
-            call = self._channel.stream_stream(method.path, _serialize, method.response.FromString)
-            return LiveReply(
-                call(self._stdin(start), timeout=spec.timeout + MARGIN, metadata=self._meant), self._explain
-            )
-        except grpc.RpcError as error:
-            return self._explain(error)
-
-    def feed(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._feeding.set()
-
-    def _stdin(self, start: pb.ExecInput) -> Iterator[pb.ExecInput]:
-        """Read in a thread of gRPC's, which asks for more when it has sent what it had."""
-        yield start
-        self._feeding.wait()
-        while piece := read_some(self._descriptor):
-            yield pb.ExecInput(stdin=piece)
-
-    def _explain(self, error: Any) -> Reply:
-        detail = connection.read_detail(error)
-        if detail is None:
-            failure = connection.explain(self.endpoint, error, harmless=self._harmless)
-            if failure.body["code"] != "message_too_large":
-                raise failure from error
-            return Reply(413, answers.encode(failure.body))
-        return Reply(_STATUS.get(error.code(), 500), answers.encode(connection.show_detail(detail)))
-
-    def _call(self, name: str, message: Any, *, seconds: float = 120.0) -> Any:
-        method = METHODS[name]
-        call = self._channel.unary_unary(method.path, _serialize, method.response.FromString)
-        return call(message, timeout=seconds, metadata=self._meant)
-
-    # The service
-
-    def _status(self, asked: Asked) -> Reply:
-        status = answers.show_status(messages.read_status(self._call("Status", pb.StatusRequest())))
-        return Reply(200, answers.encode({**status, "gateway": {"endpoint": self.endpoint, "problem": ""}}))
+    def status(self) -> Answer:
+        status = answers.show_status(messages.read_status(self._ask("Status", pb.StatusRequest())))
+        return write({**status, "gateway": {"endpoint": self.endpoint, "problem": ""}})
 
     # Sessions
 
-    def _create(self, asked: Asked) -> Reply:
-        answer = self._call("CreateSession", messages.write_session(asked.json), seconds=1800.0)
-        return Reply(201, answers.encode(answers.show_created(messages.read_session(answer.session))))
+    def create_session(self, wanted: Wanted) -> Answer:
+        answer = self._call("CreateSession", messages.write_session(wanted), seconds=CREATE)
+        return write(answers.show_created(messages.read_session(answer.session)))
 
-    def _list_sessions(self, asked: Asked) -> Reply:
-        answer = self._call("ListSessions", pb.ListSessionsRequest(phase=asked.query.get("phase", "")))
+    def create_child(self, parent: SessionName, wanted: Wanted) -> Answer:
+        request = messages.write_child(parent.session_id, wanted)
+        answer = self._call("RunSubAgent", request, parent, seconds=CREATE)
+        return write(answers.show_child(messages.read_session(answer.session)))
+
+    def list_sessions(self, phase: str, tenant_id: str, owner: str) -> Answer:
+        answer = self._ask("ListSessions", pb.ListSessionsRequest(phase=phase), SessionName("", tenant_id, owner))
         found = [answers.show_session(messages.read_session(session)) for session in answer.sessions]
-        return Reply(200, answers.encode({"sessions": found}))
+        return write({"sessions": found})
 
-    def _get(self, asked: Asked) -> Reply:
-        answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))
-        return Reply(200, answers.encode(answers.show_session_with_denials(messages.read_session(answer.session))))
+    def get_session(self, session: SessionName) -> Answer:
+        request = pb.GetSessionRequest(session_id=readable(session.session_id))
+        answer = self._ask("GetSession", request, session)
+        return write(answers.show_session_with_denials(messages.read_session(answer.session)))
 
-    def _destroy(self, asked: Asked) -> Reply:
-        self._call("DestroySession", pb.DestroySessionRequest(session_id=name(asked)))
+    def stop_session(self, session: SessionName) -> Answer:
+        request = pb.StopSessionRequest(session_id=readable(session.session_id))
+        answer = self._call("StopSession", request, session)
+        return write(answers.show_session(messages.read_session(answer.session)))
+
+    def start_session(self, session: SessionName, wanted: Wanted) -> Answer:
+        request = messages.write_start(session.session_id, wanted)
+        answer = self._call("StartSession", request, session, seconds=START)
+        return write(answers.show_session(messages.read_session(answer.session)))
+
+    def destroy_session(self, session: SessionName) -> Answer:
+        request = pb.DestroySessionRequest(session_id=readable(session.session_id))
+        self._call("DestroySession", request, session)
         return DONE
 
-    def _stop(self, asked: Asked) -> Reply:
-        answer = self._call("StopSession", pb.StopSessionRequest(session_id=name(asked)))
-        return Reply(200, answers.encode(answers.show_session(messages.read_session(answer.session))))
+    def get_hosts(self, session: SessionName) -> Answer:
+        request = pb.GetSessionRequest(session_id=readable(session.session_id))
+        answer = self._ask("GetSession", request, session)
+        return write(answers.show_hosts(messages.read_session(answer.session)))
 
-    def _start(self, asked: Asked) -> Reply:
-        env, secrets = requests.read_start(Fields(asked.json))
-        answer = self._call("StartSession", messages.write_start(name(asked), env, secrets), seconds=300.0)
-        return Reply(200, answers.encode(answers.show_session(messages.read_session(answer.session))))
-
-    def _run_subagent(self, asked: Asked) -> Reply:
-        request = messages.write_child(name(asked), requests.read_child_spec(Fields(asked.json)))
-        answer = self._call("RunSubAgent", request, seconds=1800.0)
-        return Reply(201, answers.encode(answers.show_child(messages.read_session(answer.session))))
-
-    def _get_hosts(self, asked: Asked) -> Reply:
-        answer = self._call("GetSession", pb.GetSessionRequest(session_id=name(asked)))
-        return Reply(200, answers.encode(answers.show_hosts(messages.read_session(answer.session))))
-
-    def _set_hosts(self, asked: Asked) -> Reply:
-        change = asked.json
-        hosts = change.get("hosts")
+    def change_hosts(self, session: SessionName, change: Wanted) -> Answer:
+        sid, hosts = readable(session.session_id), change.get("hosts")
         request = pb.UpdateAllowedHostsRequest(
-            session_id=name(asked),
-            allowed_hosts=hosts or (),
+            session_id=sid,
+            allowed_hosts=map(readable, hosts or ()),
             clear=change.get("clear", False) or hosts == [],
-            add=change.get("add", ()),
-            remove=change.get("remove", ()),
+            add=map(readable, change.get("add", ())),
+            remove=map(readable, change.get("remove", ())),
         )
-        answer = self._call("UpdateAllowedHosts", request)
-        shown = {"session_id": name(asked), "policy": {"allowed_hosts": list(answer.allowed_hosts)}}
-        return Reply(200, answers.encode(shown))
+        answer = self._call("UpdateAllowedHosts", request, session)
+        return write({"session_id": sid, "policy": {"allowed_hosts": list(answer.allowed_hosts)}})
 
     # Runs
 
-    def _run(self, asked: Asked) -> Reply:
-        fields = Fields(asked.json)
-        live = fields.take_flag("stream")
-        spec = requests.read_run_spec(asked.parts[1], fields)
-        request = messages.write_run(spec)
-        if live:
-            method = METHODS["ExecStream"]
-            call = self._channel.unary_stream(method.path, _serialize, method.response.FromString)
-            return LiveReply(call(request, timeout=spec.timeout + MARGIN, metadata=self._meant), self._explain)
-        run = messages.read_run(self._call("Exec", request, seconds=spec.timeout + MARGIN))
-        return Reply(200, answers.encode(answers.show_run(run)), run.exit_code)
+    def run(self, session: SessionName, wanted: Wanted, stdin: bytes) -> Answer:
+        request = messages.write_run(session.session_id, wanted, stdin)
+        run = messages.read_run(self._call("Exec", request, session, seconds=wanted["timeout"] + MARGIN))
+        return write(answers.show_run(run), run.exit_code)
 
-    def _log(self, asked: Asked) -> Reply:
-        answer = self._call("Log", pb.LogRequest(session_id=name(asked)))
-        runs = [answers.show_run_summary(messages.read_run(run)) for run in answer.runs]
-        return Reply(200, answers.encode({"runs": runs}))
+    def stream_run(self, session: SessionName, wanted: Wanted, *, feeds: bool) -> RemoteStream:
+        request = messages.write_run(session.session_id, wanted)
+        stdin = Stdin(pb.ExecInput(start=request))
+        method = METHODS["ExecInteractive" if feeds else "ExecStream"]
+        kind = self._channel.stream_stream if feeds else self._channel.unary_stream
+        call: Any = kind(method.path, _serialize, method.response.FromString)
+        seconds = wanted["timeout"] + MARGIN
+        started = call(stdin.messages() if feeds else request, timeout=seconds, metadata=name_owner(session))
+        return RemoteStream(started, stdin, self._explain)
 
-    def _ps(self, asked: Asked) -> Reply:
-        answer = self._call("Ps", pb.PsRequest(session_id=name(asked)))
-        processes = [answers.show_command(messages.read_process(process)) for process in answer.processes]
-        return Reply(200, answers.encode({"processes": processes}))
+    def get_run(self, run_id: str) -> Answer:
+        run = messages.read_run(self._ask("PollRun", pb.PollRunRequest(run_id=readable(run_id))).run)
+        return write(answers.show_run(run), run.exit_code)
 
-    def _poll(self, asked: Asked) -> Reply:
-        run = messages.read_run(self._call("PollRun", pb.PollRunRequest(run_id=name(asked))).run)
-        return Reply(200, answers.encode(answers.show_run(run)), run.exit_code)
-
-    def _kill(self, asked: Asked) -> Reply:
-        self._call("KillRun", pb.KillRunRequest(run_id=name(asked)))
+    def kill_run(self, run_id: str) -> Answer:
+        self._call("KillRun", pb.KillRunRequest(run_id=readable(run_id)))
         return DONE
+
+    def list_runs(self, session: SessionName) -> Answer:
+        answer = self._ask("Log", pb.LogRequest(session_id=readable(session.session_id)), session)
+        return write({"runs": [answers.show_run_summary(messages.read_run(run)) for run in answer.runs]})
+
+    def list_processes(self, session: SessionName) -> Answer:
+        answer = self._ask("Ps", pb.PsRequest(session_id=readable(session.session_id)), session)
+        processes = [answers.show_command(messages.read_process(process)) for process in answer.processes]
+        return write({"processes": processes})
 
     # Files
 
-    def _read_file(self, asked: Asked) -> Reply:
-        path = asked.query["path"]
-        request = pb.ReadFileRequest(session_id=name(asked), **messages.split_text("path", path))
-        content = self._call("ReadFile", request, seconds=600.0).content
-        return Reply(200, content if asked.accept == BYTES else answers.encode(answers.show_file(path, content)))
+    def read_file(self, session: SessionName, path: str) -> Answer:
+        return write(answers.show_file(decode(path), self.read_bytes(session, path)))
 
-    def _write_file(self, asked: Asked) -> Reply:
-        path = asked.query["path"]
-        request = pb.WriteFileRequest(
-            session_id=name(asked),
-            **messages.split_text("path", path),
-            content=asked.body,
-            mode=asked.query.get("mode", ""),
-        )
-        size = self._call("WriteFile", request, seconds=600.0).bytes
-        return Reply(200, answers.encode({"ok": True, "path": path, "bytes": size}))
+    def read_bytes(self, session: SessionName, path: str) -> bytes:
+        where = messages.split_text("path", path)
+        request = pb.ReadFileRequest(session_id=readable(session.session_id), **where)
+        return bytes(self._ask("ReadFile", request, session, seconds=FILE).content)
 
-    def _list_files(self, asked: Asked) -> Reply:
-        where = messages.split_text("path", asked.query.get("path", ""))
-        request = pb.ListFilesRequest(session_id=name(asked), **where, since=float(asked.query.get("since", "0")))
-        answer = self._call("ListFiles", request)
-        return Reply(200, answers.encode({"files": [messages.show_file(file) for file in answer.files]}))
+    def write_file(self, session: SessionName, path: str, content: bytes, mode: str) -> Answer:
+        where = messages.split_text("path", path)
+        request = pb.WriteFileRequest(session_id=readable(session.session_id), **where, content=content, mode=mode)
+        size = self._call("WriteFile", request, session, seconds=FILE).bytes
+        return write({"ok": True, "path": decode(path), "bytes": size})
+
+    def list_files(self, session: SessionName, path: str, since: float) -> Answer:
+        where = messages.split_text("path", path)
+        request = pb.ListFilesRequest(session_id=readable(session.session_id), **where, since=since)
+        answer = self._ask("ListFiles", request, session)
+        return write({"files": [messages.show_file(file) for file in answer.files]})
 
     # Approvals
 
-    def _ask(self, asked: Asked) -> Reply:
-        wanted = asked.json
+    def request_approval(self, session: SessionName, action: str, timeout: float | None) -> Answer:
         request = pb.ConfirmActionRequest(
-            session_id=name(asked), action=readable(wanted["action"]), expires_in=wanted.get("timeout", 0)
+            session_id=readable(session.session_id), action=readable(action), expires_in=timeout or 0
         )
-        answer = self._call("ConfirmAction", request)
-        return Reply(201, answers.encode(answers.show_approval(messages.read_approval(answer.approval))))
+        return show_approval(self._call("ConfirmAction", request, session))
 
-    def _await_answer(self, asked: Asked) -> Reply:
-        seconds = float(asked.query.get("wait", "0"))
-        request = pb.ConfirmActionRequest(approval_id=name(asked), timeout=seconds)
-        answer = self._call("ConfirmAction", request, seconds=seconds + MARGIN)
-        return Reply(200, answers.encode(answers.show_approval(messages.read_approval(answer.approval))))
+    def get_approval(self, approval_id: str, wait: float = 0) -> Answer:
+        request = pb.ConfirmActionRequest(approval_id=readable(approval_id), timeout=wait)
+        return show_approval(self._ask("ConfirmAction", request, seconds=wait + MARGIN))
 
-    def _list_approvals(self, asked: Asked) -> Reply:
-        answer = self._call("ListApprovals", pb.ListApprovalsRequest(status=asked.query.get("status", "")))
+    def list_approvals(self, status: str) -> Answer:
+        answer = self._ask("ListApprovals", pb.ListApprovalsRequest(status=status))
         found = [answers.show_approval(messages.read_approval(approval)) for approval in answer.approvals]
-        return Reply(200, answers.encode({"approvals": found}))
+        return write({"approvals": found})
 
-    def _answer(self, asked: Asked) -> Reply:
-        wanted = asked.json
-        request = pb.ApproveActionRequest(
-            approval_id=name(asked), approved=wanted["approved"], reason=readable(wanted.get("reason", ""))
-        )
-        answer = self._call("ApproveAction", request)
-        shown = answers.show_approval(messages.read_approval(answer.approval))
-        return Reply(200, answers.encode({"ok": True, **shown}))
+    def answer_approval(self, approval_id: str, reason: str, *, approved: bool) -> Answer:
+        request = pb.ApproveActionRequest(approval_id=readable(approval_id), approved=approved, reason=readable(reason))
+        return show_approval(self._call("ApproveAction", request), ok=True)
 
-    # Images
+    # Images and API keys
 
-    def _list_images(self, asked: Asked) -> Reply:
-        answer = self._call("ListImages", pb.ListImagesRequest(name=asked.query.get("name", "")))
-        found = [answers.show_image(messages.read_image(image)) for image in answer.images]
-        return Reply(200, answers.encode({"images": found}))
+    def list_images(self) -> Answer:
+        answer = self._ask("ListImages", pb.ListImagesRequest())
+        return write({"images": [answers.show_image(messages.read_image(image)) for image in answer.images]})
 
-    # Keys
-
-    def _create_key(self, asked: Asked) -> Reply:
-        wanted = asked.json
+    def create_key(self, wanted: Wanted) -> Answer:
         request = pb.CreateApiKeyRequest(
-            name=wanted.get("name", ""),
-            ttl=-1 if wanted.get("for_ever") else wanted.get("ttl", 0),
-            scope=wanted.get("scope", ""),
-            tenant_ids=wanted.get("tenant_ids", ()),
+            name=readable(wanted["name"]),
+            ttl=-1 if wanted["for_ever"] else wanted["ttl"],
+            scope=wanted["scope"],
+            tenant_ids=map(readable, wanted.get("tenant_ids", ())),
         )
         answer = self._call("CreateApiKey", request)
-        return Reply(
-            201, answers.encode(answers.show_new_key(messages.show_key(answer.api_key), answer.key, self.endpoint))
-        )
+        return write(answers.show_new_key(messages.show_key(answer.api_key), answer.key, self.endpoint))
 
-    def _list_keys(self, asked: Asked) -> Reply:
-        answer = self._call("ListApiKeys", pb.ListApiKeysRequest())
-        return Reply(200, answers.encode({"keys": [messages.show_key(key) for key in answer.api_keys]}))
+    def list_keys(self) -> Answer:
+        answer = self._ask("ListApiKeys", pb.ListApiKeysRequest())
+        return write({"keys": [messages.show_key(key) for key in answer.api_keys]})
 
-    def _delete_key(self, asked: Asked) -> Reply:
-        self._call("DeleteApiKey", pb.DeleteApiKeyRequest(name=name(asked)))
+    def delete_key(self, name: str) -> Answer:
+        self._call("DeleteApiKey", pb.DeleteApiKeyRequest(name=readable(name)))
         return DONE
 
+    def _ask(self, name: str, message: Any, session: SessionName | None = None, *, seconds: float = 120.0) -> Any:
+        """A call that changes nothing."""
+        return self._call(name, message, session, seconds=seconds, harmless=True)
 
-DONE: Final = Reply(200, answers.encode({"ok": True}))
+    def _call(
+        self,
+        name: str,
+        message: Any,
+        session: SessionName | None = None,
+        *,
+        seconds: float = 120.0,
+        harmless: bool = False,
+    ) -> Any:
+        method = METHODS[name]
+        call = self._channel.unary_unary(method.path, _serialize, method.response.FromString)
+        try:
+            return call(message, timeout=seconds, metadata=name_owner(session))
+        except grpc.RpcError as error:
+            raise connection.explain(self.endpoint, error, harmless=harmless) from error
+
+    def _explain(self, error: Any) -> Failure:
+        return connection.explain(self.endpoint, error, harmless=False)
 
 
-def name(asked: Asked) -> str:
-    """The id in the path. What is no text is no id: the service says so."""
-    return readable(asked.parts[1])
+class RemoteStream:
+    """A run whose output is still coming. Until it has started, an error is the whole answer."""
+
+    def __init__(self, call: Any, stdin: Stdin, explain: Explain) -> None:
+        self._call = call
+        self._explain = explain
+        self.result = Answer(b"")
+        self.feed = stdin.feed
+        try:
+            started = next(call).started
+        except grpc.RpcError as error:
+            raise explain(error) from error
+        self.run_id, self.session_id = started.run_id, started.session_id
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            for frame in self._call:
+                if frame.HasField("output"):
+                    yield frame.output.stream, frame.output.data
+                else:
+                    result = messages.read_run(frame.result)
+                    self.result = write(answers.show_run_summary(result), result.exit_code)
+                    return
+        except grpc.RpcError as error:
+            raise self._explain(error) from error
 
 
-def readable(text: str) -> str:
-    """For what is text and nothing else."""
-    return text.encode("utf-8", "replace").decode()
+class Stdin:
+    """The messages of a run that is fed: its start, then the command's stdin from `feed` on."""
+
+    def __init__(self, start: pb.ExecInput) -> None:
+        self._start = start
+        self._fed = threading.Event()
+        self._descriptor = -1
+
+    def feed(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._fed.set()
+
+    def messages(self) -> Iterator[pb.ExecInput]:
+        """Runs in a thread of gRPC, which asks for more when it has sent what it had."""
+        yield self._start
+        self._fed.wait()
+        while piece := read_some(self._descriptor):
+            yield pb.ExecInput(stdin=piece)
 
 
-def plain(text: str) -> str:
-    """For metadata, which takes nothing else. What is not plain is nobody's name, and still is not."""
-    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text)
+def write(value: answers.Json, exit_code: int | None = None) -> Answer:
+    return Answer(answers.encode(value), exit_code)
+
+
+DONE: Final = write({"ok": True})
+
+
+def show_approval(answer: Any, *, ok: bool = False) -> Answer:
+    shown = answers.show_approval(messages.read_approval(answer.approval))
+    return write({"ok": True, **shown} if ok else shown)
+
+
+def name_owner(session: SessionName | None) -> tuple[tuple[str, str], ...]:
+    """Whose session is meant, as metadata. Metadata is plain ASCII; what is not, is no tenant's name either."""
+    if session is None:
+        return ()
+    said = [(TENANT_KEY, session.tenant_id), (OWNER_KEY, session.owner)]
+    return tuple(
+        (key, "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in value))
+        for key, value in said
+        if value
+    )
 
 
 def _serialize(message: Any) -> bytes:

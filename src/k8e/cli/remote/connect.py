@@ -9,10 +9,9 @@ from typing import Any
 
 import grpc
 
-from k8e.cli.process import Failure, read_all
+from k8e.cli.process import Failure, print_json, read_all
 from k8e.cli.remote import connection, discovery
 from k8e.cli.remote.profiles import Credentials, Profiles
-from k8e.cli.sessions import print_json
 from k8e.cli.state import is_name
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS

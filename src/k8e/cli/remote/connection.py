@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from k8e.cli.client.http import find_patience
-from k8e.cli.process import FAILED, UNREACHABLE, Failure
+from k8e.cli.process import FAILED, UNREACHABLE, Failure, ServiceError
 from k8e.cli.remote.profiles import Credentials
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
@@ -167,33 +167,33 @@ def _exchange(channel: grpc.Channel, endpoint: str, private: bytes, message: pb.
 
 
 def read_detail(error: grpc.RpcError) -> pb.ErrorDetail | None:
-    """What the gateway says about it; None when it is gRPC that failed."""
+    """The gateway's own description of the error; None when gRPC failed."""
     for name, value in getattr(error, "trailing_metadata", lambda: ())() or ():
         if name == ERROR_KEY and isinstance(value, bytes):
             return pb.ErrorDetail.FromString(value)
     return None
 
 
-def show_detail(detail: pb.ErrorDetail) -> dict[str, Any]:
-    """As the local door says it."""
-    body: dict[str, Any] = {"error": detail.error, "detail": detail.detail, "code": detail.code, "hint": detail.hint}
+def read_error(detail: pb.ErrorDetail) -> ServiceError:
+    """With the members that the HTTP door gives it."""
+    more: dict[str, Any] = {}
     if detail.field:
-        body["field"] = detail.field
+        more["field"] = detail.field
     if detail.retry_after:
-        body["retry_after"] = detail.retry_after
+        more["retry_after"] = detail.retry_after
     if detail.denied:
         from k8e.cli.remote.messages import read_denials
         from k8e.doors.http.answers import show_denials
 
-        body |= show_denials(read_denials(detail.denied, detail.denied_more))
-    return body
+        more |= show_denials(read_denials(detail.denied, detail.denied_more))
+    return ServiceError(detail.code, detail.error, detail=detail.detail, hint=detail.hint, more=more)
 
 
 def explain(endpoint: str, error: Any, *, harmless: bool = True) -> Failure:
-    """`harmless`: what was asked for changes nothing, so that it may be asked again."""
+    """`harmless`: the call changes nothing, so that it may be repeated."""
     detail = read_detail(error)
     if detail is not None:
-        return Failure.of(show_detail(detail))
+        return read_error(detail)
     code, text = error.code(), error.details()
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Failure("message_too_large", "a message has more than 64 MiB", detail=text, hint="send it in parts")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k8e.cli.client.http import JSON, Client
-from k8e.cli.client.response import read_object
-from k8e.cli.process import Failure
+from k8e.cli.client import run_dir
+from k8e.cli.client.local import LocalClient
+from k8e.cli.process import Failure, ServiceError
 from k8e.cli.remote import connection
 from k8e.cli.remote.profiles import Cache, Credentials, Profiles
 from k8e.identity import anonymous
@@ -104,7 +103,7 @@ def renew(credentials: Credentials) -> Credentials:
     try:
         return connection.renew(credentials)
     except Failure as failure:
-        found = log_in_here(credentials.endpoint) if failure.body["code"] == AT_SOCKET else None
+        found = log_in_here(credentials.endpoint) if failure.code == AT_SOCKET else None
         if found is None:
             raise
         return found
@@ -136,15 +135,16 @@ def use_local_daemon(endpoint: str) -> Target | None:
 def log_in_here(endpoint: str) -> Credentials | None:
     """A user of this machine needs no key for its own gateway. None where it is another's, or closed to this user."""
     host, port = connection.split_endpoint(endpoint)
-    socket_path = Path(os.environ.get("K8E_RUN_DIR") or "/run/k8e") / "k8e.sock"
-    if host not in LOOPBACK or not os.access(socket_path, os.W_OK):
+    if host not in LOOPBACK or not os.access(f"{run_dir()}/k8e.sock", os.W_OK):
         return None
     from k8e.identity.authority import make_request
 
     private, request = make_request()
-    answer = Client().request("POST", "/v1/login", json.dumps({"csr": request}).encode(), JSON)
-    login = read_object(answer)
-    if answer.status != 200 or connection.split_endpoint(login["endpoint"])[1] != port:
+    try:
+        login = LocalClient().log_in(request).parse()
+    except ServiceError:
+        return None
+    if connection.split_endpoint(login["endpoint"])[1] != port:
         return None
     return Credentials(
         endpoint=endpoint,

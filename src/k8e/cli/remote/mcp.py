@@ -16,7 +16,7 @@ from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
 
 
-def bridge_far(profile: str, tenant: str) -> int:
+def bridge_to_gateway(profile: str, tenant: str) -> int:
     """Raises Failure. A connection is never made twice: what an agent has there ends with it."""
     target = find_target(profile)
     method = METHODS["ConnectAgent"]

@@ -1,25 +1,24 @@
-"""From the requests of the local door to messages, and from messages to the JSON that the local door answers with.
+"""From the arguments of a client's methods to gRPC messages, and from messages to the data of core.
 
-The way back goes through the service's own data, so that both doors' answers are made by the same functions.
+The JSON of that data is made by the functions that the HTTP door uses, so that a command prints the same everywhere.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from k8e.core.errors import Fault, Kind
+from k8e.cli.process import Failure
 from k8e.core.model import (
     Approval,
     ApprovalStatus,
-    ChildSpec,
     Denial,
     Denials,
     NamedImage,
     Phase,
     RunResult,
-    RunSpec,
     ServiceStatus,
     Session,
     Status,
@@ -30,14 +29,27 @@ from k8e.engine import Limits, Runtime, RuntimeReport, Shape
 from k8e.link.model import CommandInfo
 from k8e.policy import HostList
 
+if TYPE_CHECKING:
+    from k8e.cli.client.service import Wanted
+
+
+def decode(text: str) -> str:
+    """The text that the user typed, in UTF-8; a byte that is none becomes a lone surrogate."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def readable(text: str) -> str:
+    """For names and the like, which are text and nothing else: the service refuses what is no name."""
+    return os.fsencode(text).decode("utf-8", "replace")
+
 
 def split_text(name: str, text: str) -> dict[str, Any]:
-    """As text where it is, else as the bytes that were meant."""
+    """The field for text if it is valid UTF-8, else the field for bytes."""
+    content = os.fsencode(text)
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return {f"{name}_bytes": text.encode("utf-8", "surrogateescape")}
-    return {name: text}
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_bytes": content}
 
 
 def split_env(env: Mapping[str, str], field: str = "env") -> dict[str, Any]:
@@ -50,60 +62,52 @@ def split_env(env: Mapping[str, str], field: str = "env") -> dict[str, Any]:
     return {field: texts, f"{field}_bytes": contents}
 
 
-def write_session(wanted: Json) -> pb.CreateSessionRequest:
+SANDBOX: Final = ("session_id", "image", "ttl", "read_only", "powerless")
+SESSION: Final = (*SANDBOX, "tenant_id", "manifest", "git_repo", "git_ref", "persistent", "labels", "more_hosts")
+CHILD: Final = (*SANDBOX, "agent_type", "workspace_path")
+
+
+def write_session(wanted: Wanted) -> pb.CreateSessionRequest:
+    fields = write_sandbox(wanted, SESSION, "secrets")
+    return pb.CreateSessionRequest(**fields, **split_env(wanted.get("secrets") or {}, "secrets"))
+
+
+def write_child(parent: str, wanted: Wanted) -> pb.RunSubAgentRequest:
+    return pb.RunSubAgentRequest(parent_session_id=readable(parent), **write_sandbox(wanted, CHILD))
+
+
+def write_sandbox(wanted: Wanted, names: tuple[str, ...], *others: str) -> dict[str, Any]:
     hosts = wanted.get("allowed_hosts")
-    names = [
-        *("session_id", "tenant_id", "image", "ttl", "manifest", "git_repo", "git_ref"),
-        *("persistent", "labels", "more_hosts", "read_only", "powerless"),
-    ]
-    known = {*names, "env", "secrets", "runtime", "limits", "allowed_hosts"}
+    known = {*names, *others, "env", "runtime", "limits", "allowed_hosts"}
     if unknown := sorted(name for name, value in wanted.items() if value and name not in known):
         hint = "use it on the gateway's machine"
-        raise Fault(Kind.NOT_YET, "not_remote", f"{unknown[0]} cannot be asked for over a gateway", hint=hint)
-    return pb.CreateSessionRequest(
-        **{name: wanted[name] for name in names if wanted.get(name) is not None},
+        raise Failure("not_remote", f"{unknown[0]} cannot be asked for over a gateway", hint=hint)
+    values = {name: wanted[name] for name in names if wanted.get(name) is not None}
+    return {
+        **{name: readable(value) if isinstance(value, str) else value for name, value in values.items()},
         **split_env(wanted.get("env") or {}),
-        **split_env(wanted.get("secrets") or {}, "secrets"),
-        runtime_class=wanted.get("runtime") or "",
-        limits=pb.Limits(**wanted["limits"]) if wanted.get("limits") else None,
-        allowed_hosts=hosts or (),
-        deny_all_hosts=hosts is not None and not hosts,
-    )
+        "runtime_class": readable(wanted.get("runtime") or ""),
+        "limits": pb.Limits(**wanted["limits"]) if wanted.get("limits") else None,
+        "allowed_hosts": [readable(host) for host in hosts or ()],
+        "deny_all_hosts": hosts is not None and not hosts,
+    }
 
 
-def write_start(session_id: str, env: Mapping[str, str], secrets: Mapping[str, str]) -> pb.StartSessionRequest:
-    return pb.StartSessionRequest(session_id=session_id, **split_env(env), **split_env(secrets, "secrets"))
+def write_start(session_id: str, wanted: Wanted) -> pb.StartSessionRequest:
+    env, secrets = split_env(wanted.get("env", {})), split_env(wanted.get("secrets", {}), "secrets")
+    return pb.StartSessionRequest(session_id=readable(session_id), **env, **secrets)
 
 
-def write_child(parent: str, spec: ChildSpec) -> pb.RunSubAgentRequest:
-    return pb.RunSubAgentRequest(
-        parent_session_id=parent,
-        session_id=spec.session_id,
-        runtime_class=spec.runtime.value if spec.runtime else "",
-        image=spec.image,
-        **split_env(spec.env),
-        limits=pb.Limits(**spec.limits),  # type: ignore[arg-type]
-        ttl=spec.ttl or 0,
-        allowed_hosts=spec.allowed_hosts or (),
-        deny_all_hosts=spec.allowed_hosts is not None and not spec.allowed_hosts,
-        read_only=bool(spec.read_only),
-        powerless=bool(spec.powerless),
-        agent_type=spec.agent_type,
-        workspace_path=spec.workspace_path,
-    )
-
-
-def write_run(spec: RunSpec) -> pb.ExecRequest:
+def write_run(session_id: str, wanted: Wanted, stdin: bytes = b"") -> pb.ExecRequest:
     return pb.ExecRequest(
-        session_id=spec.session_id,
-        **split_text("command", spec.code),
-        language=spec.language.value,
-        argv=spec.argv,
-        timeout=spec.timeout,
-        **split_text("workdir", spec.workdir),
-        **split_env(spec.env),
-        stdin=spec.stdin,
-        background=spec.background,
+        session_id=readable(session_id),
+        **split_text("command", wanted["code"]),
+        language=wanted["language"],
+        timeout=wanted["timeout"],
+        **split_text("workdir", wanted.get("workdir", "")),
+        **split_env(wanted.get("env", {})),
+        stdin=stdin,
+        background=wanted.get("background", False),
     )
 
 

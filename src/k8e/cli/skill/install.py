@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from k8e.cli.process import FAILED, Failure
-from k8e.cli.sessions import print_json
+from k8e.cli.process import FAILED, Failure, print_json
 from k8e.cli.skill import jsontext, tomltext
 from k8e.cli.skill.jsontext import NotJson
 from k8e.cli.skill.place import Place

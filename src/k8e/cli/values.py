@@ -1,6 +1,8 @@
-"""Sizes and spans of time as people write them."""
+"""Values of options as people write them: sizes, spans of time, assignments, lists of hosts."""
 
 from __future__ import annotations
+
+from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +30,30 @@ def read_life(text: str) -> float | None:
     return None if text == "never" else read_span(text)
 
 
+def read_count(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise ValueError(text)
+    return count
+
+
 def multiply(text: str, units: Mapping[str, int]) -> float:
     unit = text.lstrip("0123456789.")
     if unit not in units:
         raise ValueError(text)
     return float(text.removesuffix(unit)) * units[unit]
+
+
+def read_env(assignments: list[str]) -> dict[str, str]:
+    """Of two assignments to one name the last counts."""
+    env = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise Failure("usage", "--env takes NAME=VALUE", hint="--env DEBUG=1")
+        env[name] = value
+    return env
+
+
+def split_hosts(values: list[str]) -> list[str]:
+    """a,b and repeated options; an empty word is no host, so that '' is an empty list."""
+    return [host.strip() for value in values for host in value.split(",") if host.strip()]

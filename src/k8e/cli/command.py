@@ -1,0 +1,66 @@
+"""The form in which both command lines declare their commands: a table from a word to a `Command`.
+
+What a command runs and the text of its `--help` are references ("module:name" below k8e.cli), which are imported when
+they are needed: a person or an agent waits for this process (see k8e.cli for what imports cost).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from k8e.cli.arguments import Parser
+
+
+class Command:
+    """`function` is called with what `options` made argparse read; with `plain`, with the words as they are.
+    `commands` are the commands below this one. `failed` is the exit code of an error, if that is not the error's."""
+
+    def __init__(
+        self,
+        about: str,
+        function: str = "",
+        *,
+        text: str = "",
+        options: Callable[[Parser], object] | None = None,
+        commands: Mapping[str, Command] | None = None,
+        plain: bool = False,
+        failed: int = 0,
+    ) -> None:
+        self.about = about
+        self.function = function
+        self.text = text
+        self.options = options
+        self.commands = commands
+        self.plain = plain
+        self.failed = failed
+
+    @property
+    def description(self) -> str:
+        return str(load(self.text)) if self.text else f"{self.about[0].upper()}{self.about[1:]}."
+
+    def call(self, given: Any) -> int:
+        return int(load(self.function)(given))
+
+    def declare(self, parser: Parser) -> None:
+        """Adds the options and commands to the parser; `handler` of what it reads calls the function."""
+        if self.options is not None:
+            self.options(parser)
+        if self.commands is None:
+            parser.set_defaults(handler=self.call)
+        else:
+            add_commands(parser, self.commands)
+
+
+def add_commands(parser: Parser, table: Mapping[str, Command]) -> None:
+    below = parser.add_subparsers(metavar="COMMAND", required=True)
+    for word, command in table.items():
+        command.declare(below.add_parser(word, help=command.about, description=command.description))
+
+
+def load(reference: str) -> Any:
+    """Without importlib, which costs as much as ten of our modules."""
+    module, _, name = reference.partition(":")
+    return getattr(__import__(f"k8e.cli.{module}", fromlist=[name]), name)
