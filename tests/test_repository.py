@@ -71,6 +71,8 @@ OFFENCES = [
     ("k8e.core.sessions.offender", "def lazily() -> None:\n    import k8e.engine.kubernetes.pods"),
     ("k8e.doors.offender", "import k8e.engine.local.runtime.runtime"),
     ("k8e.doors.offender", "import k8e.cli.main"),
+    ("k8e.doors.http.offender", "import k8e.doors.mcp.endpoint"),
+    ("k8e.doors.request_memory", "import k8e.doors.http.server"),
     ("k8e.engine.local.runtime.offender", "import k8e.core.service"),
     ("k8e.engine.local.runtime.offender", "import k8e.engine.kubernetes.pods"),
     ("k8e.engine.kubernetes.offender", "import k8e.engine.local.runtime.runtime"),

@@ -37,14 +37,14 @@ class Port:
 
 def test_a_single_peer_at_an_address_is_not_evicted_by_many_at_others() -> None:
     unauthenticated, evicted = UnauthenticatedLimit(10, 8), list[str]()
-    alone = unauthenticated.add("alone", lambda: evicted.append("alone"))
+    remove = unauthenticated.add("alone", lambda: evicted.append("alone"))
     for number in range(1000):
         source = f"many-{number % 3}"
         unauthenticated.add(source, lambda source=source: evicted.append(source))  # type: ignore[misc]
     assert unauthenticated.count == 10
     assert "alone" not in evicted
-    unauthenticated.remove(alone)
-    unauthenticated.remove(alone)
+    remove()
+    remove()
     assert unauthenticated.count == 9
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,44 +33,34 @@ class UnauthenticatedLimit:
     def __init__(self, most: int, each: int) -> None:
         self._most = most
         self._each = each
-        self._sources: dict[str, dict[Counted, None]] = {}  # of each source, oldest first
+        self._sources: dict[str, dict[object, Callable[[], None]]] = {}  # of each source, oldest first
         self.count = 0
 
-    def add(self, source: str, evict: Callable[[], None]) -> Counted:
-        """`evict` is called when a newer one needs the room."""
+    def add(self, source: str, evict: Callable[[], None]) -> Callable[[], None]:
+        """`evict` is called when a newer one needs the room. Returns what removes this one, evicted or not."""
         if len(self._sources.get(source, ())) >= self._each:
-            self._evict(self._sources[source])
+            self._evict(source)
         elif self.count >= self._most:
             self.evict_one()
-        counted = Counted(source, evict)
-        self._sources.setdefault(source, {})[counted] = None
+        key = object()
+        self._sources.setdefault(source, {})[key] = evict
         self.count += 1
-        return counted
-
-    def remove(self, counted: Counted) -> None:
-        """May be called for one that was evicted."""
-        same_source = self._sources.get(counted.source, {})
-        if counted in same_source:
-            del same_source[counted]
-            self.count -= 1
-            if not same_source:
-                del self._sources[counted.source]
+        return functools.partial(self._remove, source, key)
 
     def evict_one(self) -> None:
-        self._evict(max(self._sources.values(), key=len))
+        self._evict(max(self._sources, key=lambda source: len(self._sources[source])))
 
-    def _evict(self, same_source: dict[Counted, None]) -> None:
-        oldest = next(iter(same_source))
-        self.remove(oldest)
-        oldest.evict()
+    def _evict(self, source: str) -> None:
+        key, evict = next(iter(self._sources[source].items()))
+        self._remove(source, key)
+        evict()
 
-
-@dataclass(eq=False, slots=True)
-class Counted:
-    """One unauthenticated connection or call."""
-
-    source: str
-    evict: Callable[[], None] = field(repr=False)
+    def _remove(self, source: str, key: object) -> None:
+        same_source = self._sources.get(source, {})
+        if same_source.pop(key, None) is not None:
+            self.count -= 1
+            if not same_source:
+                del self._sources[source]
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +70,7 @@ class Peer:
     source: str
     descriptors: int  # that the connection uses; 0 once it has ended
     close: Callable[[], None] = field(repr=False)
-    unauthenticated: Counted | None = None
+    remove_unauthenticated: Callable[[], None] | None = field(default=None, repr=False)
     payer: Payer | None = None  # of an authenticated peer
     has_requested: bool = False
     deadline: asyncio.TimerHandle | None = None
@@ -122,7 +113,7 @@ class ConnectionLimits:
 
     def note_request(self, peer: Peer) -> None:
         """A request has come. Only the first one extends the deadline of an unauthenticated peer."""
-        if peer.unauthenticated is not None and not peer.has_requested:
+        if peer.remove_unauthenticated is not None and not peer.has_requested:
             self._set_deadline(peer, self._authentication)
         peer.has_requested = True
 
@@ -154,16 +145,16 @@ class ConnectionLimits:
             peer.descriptors = 0
 
     def _add_unauthenticated(self, peer: Peer, seconds: float) -> None:
-        peer.unauthenticated = self._unauthenticated.add(peer.source, peer.close)
+        peer.remove_unauthenticated = self._unauthenticated.add(peer.source, peer.close)
         self._set_deadline(peer, seconds)
 
     def _remove_unauthenticated(self, peer: Peer) -> None:
         if peer.deadline is not None:
             peer.deadline.cancel()
             peer.deadline = None
-        if peer.unauthenticated is not None:
-            self._unauthenticated.remove(peer.unauthenticated)
-            peer.unauthenticated = None
+        if peer.remove_unauthenticated is not None:
+            peer.remove_unauthenticated()
+            peer.remove_unauthenticated = None
 
     def _remove_authenticated(self, peer: Peer) -> None:
         if peer.payer is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from k8e.core.access.access import find_scope
 from k8e.core.access.keys import Certificate
 from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
+from k8e.doors.answers import pick
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.identity.register import KeyRecord
 from k8e.link.model import CommandInfo, Entry
@@ -41,60 +42,37 @@ def show_denials(denials: Denials) -> list[pb.Refusal]:
 
 def show_session(session: Session) -> pb.Session:
     return pb.Session(
-        session_id=session.session_id,
+        **pick(session, "session_id", "image", "env_keys", "owner", "created", "last_used", "ttl"),
+        **pick(session, "children", "labels", "persistent", "secret_keys"),
         tenant_id=session.tenant,
         phase=session.phase.value,
         runtime_class=session.runtime.value,
-        image=session.image,
         limits=pb.Limits(**asdict(session.limits)),
-        env_keys=session.env_keys,
-        owner=session.owner,
-        created=session.created,
-        last_used=session.last_used,
-        ttl=session.ttl,
         allowed_hosts=session.hosts.texts,
         denied=show_denials(session.denied),
         denied_more=session.denied.more,
         parent_session_id=session.parent,
-        children=session.children,
         read_only=session.shape.read_only,
         powerless=session.shape.powerless,
-        labels=session.labels,
-        persistent=session.persistent,
-        secret_keys=session.secret_keys,
     )
 
 
 def show_run(run: RunResult) -> pb.ExecResponse:
     return pb.ExecResponse(
-        stdout=run.stdout,
-        stderr=run.stderr,
-        exit_code=run.exit_code,
-        session_id=run.session_id,
-        run_id=run.run_id,
+        **pick(run, "stdout", "stderr", "stdout_bytes", "stderr_bytes", "truncated"),
+        **pick(run, "exit_code", "session_id", "run_id", "duration_ms", "reason"),
         status=run.status.value,
-        duration_ms=run.duration_ms,
-        truncated=run.truncated,
-        stdout_bytes=run.stdout_bytes,
-        stderr_bytes=run.stderr_bytes,
         denied=show_denials(run.denied),
         denied_more=run.denied.more,
-        reason=run.reason,
     )
 
 
 def show_process(command: CommandInfo) -> pb.ProcessInfo:
     text, content = show_text(command.name)
     return pb.ProcessInfo(
-        pid=command.pid,
         command=text,
         command_bytes=content,
-        running=command.running,
-        exit_code=command.exit_code,
-        signal=command.signal,
-        started=command.started,
-        stdout_bytes=command.stdout_bytes,
-        stderr_bytes=command.stderr_bytes,
+        **pick(command, "pid", "running", "exit_code", "signal", "started", "stdout_bytes", "stderr_bytes"),
     )
 
 
@@ -107,22 +85,15 @@ def show_file(entry: Entry) -> pb.FileInfo:
 
 def show_status(status: ServiceStatus, caller: Caller) -> pb.StatusResponse:
     return pb.StatusResponse(
-        available=status.available,
-        version=status.version,
+        **pick(status, "available", "version", "sessions", "warm"),
         runtime_class=status.runtime.value if status.runtime else "",
         runtimes=[
             pb.RuntimeInfo(
                 runtime_class=report.runtime.value,
-                available=report.available,
-                version=report.version,
-                reason=report.reason,
-                hint=report.hint,
-                notes=report.notes,
+                **pick(report, "available", "version", "reason", "hint", "notes"),
             )
             for report in status.runtimes
         ],
-        sessions=status.sessions,
-        warm=status.warm,
         tenant_id=caller.tenant,
         scope=find_scope(caller).value,
         name=caller.name or caller.label,
@@ -132,40 +103,29 @@ def show_status(status: ServiceStatus, caller: Caller) -> pb.StatusResponse:
 def show_image(image: NamedImage) -> pb.Image:
     return pb.Image(
         image=image.name,
-        digest=image.digest,
-        size=image.size,
-        owner=image.owner,
         tenant_id=image.tenant,
-        added=image.added,
-        last_used=image.last_used,
+        **pick(image, "digest", "size", "owner", "added", "last_used"),
     )
 
 
 def show_approval(approval: Approval) -> pb.Approval:
     return pb.Approval(
-        approval_id=approval.approval_id,
-        session_id=approval.session_id,
+        **pick(approval, "approval_id", "session_id", "action", "reason"),
         tenant_id=approval.tenant,
-        action=approval.action,
         status=approval.status.value,
         asked_by=approval.asker,
         asked_at=approval.asked,
         expires_at=approval.expires,
         answered_by=approval.answerer,
         answered_at=approval.answered or 0,
-        reason=approval.reason,
     )
 
 
 def show_key(record: KeyRecord) -> pb.ApiKey:
     return pb.ApiKey(
-        name=record.name,
-        key_id=record.key_id,
-        scope=record.scope,
+        **pick(record, "name", "key_id", "scope", "created", "last_used"),
         tenant_ids=record.tenants,
-        created=record.created,
         expires_at=record.expires or 0,
-        last_used=record.last_used,
     )
 
 

@@ -7,7 +7,7 @@ import enum
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from k8e.core.access.access import Payer
 from k8e.core.errors import Fault
@@ -17,6 +17,7 @@ from k8e.doors.grpc.backpressure import Pause, ProxySide
 from k8e.doors.grpc.buffered_bytes import REPLIES, BufferedBytes, estimate_message
 
 if TYPE_CHECKING:
+    from k8e.doors.grpc.call import Call
     from k8e.doors.grpc.proxy import Proxy
 
 UNAUTHENTICATED_BYTES: Final = 256 << 10  # that an unauthenticated peer may send
@@ -34,14 +35,6 @@ class Reading(enum.Enum):
     IDLE = enum.auto()  # the next message may come hours later
 
 
-class OpenCall(Protocol):
-    """The parts of a call that its connection uses."""
-
-    reading: Reading
-
-    def give_up(self, problem: Fault) -> None: ...
-
-
 class Connection:
     peer: Peer
 
@@ -55,7 +48,7 @@ class Connection:
         self._received = 0  # bytes, while the peer is unauthenticated
         self._dialled = False
         self._tasks: list[asyncio.Task[Any]] = []
-        self._calls: set[OpenCall] = set()
+        self._calls: set[Call] = set()
         self._buffered: BufferedBytes | None = None  # of an authenticated peer
         self._waiting: asyncio.Task[None] | None = None  # for memory
         self._cutting: asyncio.TimerHandle | None = None  # disconnects an unauthenticated peer that sent too much
@@ -102,7 +95,7 @@ class Connection:
     # Bytes of messages that gRPC has not handed on
 
     @contextmanager
-    def open_call(self, call: OpenCall, head: int) -> Iterator[None]:
+    def open_call(self, call: Call, head: int) -> Iterator[None]:
         """`head`: bytes of the call that belong to no message."""
         self._calls.add(call)
         if self._buffered is not None:

@@ -37,18 +37,14 @@ log = logging.getLogger("k8e.doors.grpc")
 
 class Dispatcher:
     def __init__(
-        self,
-        service: SandboxService,
-        keys: Keys,
-        message_limits: MessageLimits | None = None,
-        proxy: Proxy | None = None,
+        self, service: SandboxService, keys: Keys, limits: MessageLimits | None = None, proxy: Proxy | None = None
     ) -> None:
         """Without a proxy, connections are not counted."""
         self._proxy = proxy
         self._unauthenticated = UnauthenticatedLimit(UNAUTHENTICATED_CALLS, UNAUTHENTICATED_CALLS_EACH)
         self._service = service
         self._keys = keys
-        self._message_limits = message_limits or MessageLimits()
+        self._message_limits = limits or MessageLimits()
         self._by_identity: dict[str, set[Call]] = {}
         self._counts: collections.Counter[Payer] = collections.Counter()
         keys.watch(self._withdraw)
@@ -155,11 +151,11 @@ class Dispatcher:
         """Unauthenticated callers share a few calls. A new one evicts the oldest."""
         error = f"{UNAUTHENTICATED_CALLS} calls of callers who are not logged in, at once, is the most"
         too_many = Fault(Kind.EXHAUSTED, "too_many_calls", error, hint="Try again soon.", retry_after=1.0)
-        counted = self._unauthenticated.add(call.source, lambda: call.give_up(too_many))
+        remove = self._unauthenticated.add(call.source, lambda: call.give_up(too_many))
         try:
             yield
         finally:
-            self._unauthenticated.remove(counted)
+            remove()
             await call.close()
 
     def _log(self, name: str, who: str, problem: Fault | GrpcRefusal | None, seconds: float) -> None:

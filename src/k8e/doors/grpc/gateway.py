@@ -50,12 +50,8 @@ class Gateway:
         connection_limits: ConnectionLimits | None = None,
         memory: RequestMemory | None = None,
     ) -> None:
-        self._memory = memory
-        self._folder = folder
-        self._connection_limits = connection_limits
         self._service = service
-        self._agents = agents
-        self._keys = keys
+        self._parts = (service, keys, agents, folder, connection_limits, memory)
         self._settings = settings
         self._lock = asyncio.Lock()
         self._server: GrpcServer | None = None
@@ -91,7 +87,7 @@ class Gateway:
         prepare_environment()
         from k8e.doors.grpc.server import GrpcServer
 
-        return GrpcServer(self._service, self._keys, self._agents, self._folder, self._connection_limits, self._memory)
+        return GrpcServer(*self._parts)
 
     async def attempt(self) -> None:
         """Opens it; where that fails the daemon goes on, and its log and status tell why."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar
 
 from k8e.core.access.keys import DEFAULT_TTL, KeySpec
@@ -72,7 +72,7 @@ def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> Ses
         runtime=read_choice("runtime_class", request.runtime_class, Runtime),
         image=request.image or SessionSpec().image,
         env=read_env(request.env, request.env_bytes),
-        limits=read_limits(request.limits, defaults) if request.HasField("limits") else None,
+        limits=replace(defaults, **list_limits(request.limits)) if request.HasField("limits") else None,
         ttl=request.ttl or None,
         allowed_hosts=read_hosts(request),
         more_hosts=tuple(request.more_hosts),
@@ -106,13 +106,8 @@ def read_hosts(request: pb.CreateSessionRequest | pb.RunSubAgentRequest) -> tupl
     return tuple(request.allowed_hosts) if request.deny_all_hosts or request.allowed_hosts else None
 
 
-def read_limits(limits: pb.Limits, defaults: Limits) -> Limits:
-    return replace(defaults, **list_limits(limits))
-
-
 def list_limits(limits: pb.Limits) -> dict[str, Any]:
-    names = ("cpus", "memory", "pids", "disk", "inodes", "open_files")
-    return {name: value for name in names if (value := getattr(limits, name))}
+    return {field.name: value for field in fields(Limits) if (value := getattr(limits, field.name))}
 
 
 def read_manifest(request: pb.CreateSessionRequest) -> tuple[ManifestEntry, ...]:

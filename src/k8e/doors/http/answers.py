@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
+from k8e.doors.answers import pick
 from k8e.engine import Mount
 from k8e.link.model import CommandInfo, Entry
 from k8e.profiles.text import to_json
@@ -42,13 +43,7 @@ def show_policy(session: Session) -> Json:
 
 
 def show_mount(mount: Mount) -> Json:
-    return {
-        "source": mount.source,
-        "target": mount.target,
-        "writable": mount.writable,
-        "kept": list(mount.kept),
-        "hidden": list(mount.hidden),
-    }
+    return {**pick(mount, "source", "target", "writable"), "kept": list(mount.kept), "hidden": list(mount.hidden)}
 
 
 def show_hosts(session: Session) -> Json:
@@ -57,8 +52,7 @@ def show_hosts(session: Session) -> Json:
 
 def show_denials(denials: Denials) -> Json:
     """`denied_more` is left out where there are no more."""
-    names = ("host", "address", "port", "reason", "hint")
-    denied = [{name: getattr(denial, name) for name in names} for denial in denials.entries]
+    denied = [pick(denial, "host", "address", "port", "reason", "hint") for denial in denials.entries]
     return {"denied": denied, "denied_more": denials.more} if denials.more else {"denied": denied}
 
 
@@ -88,10 +82,7 @@ def show_session(session: Session) -> Json:
         "image": session.image,
         "limits": asdict(session.limits),
         "env_keys": list(session.env_keys),
-        "owner": session.owner,
-        "created": session.created,
-        "last_used": session.last_used,
-        "ttl": session.ttl,
+        **pick(session, "owner", "created", "last_used", "ttl"),
         "policy": show_policy(session),
         "parent_session_id": session.parent or None,
         "children": list(session.children),
@@ -117,14 +108,9 @@ def show_run(run: RunResult) -> Json:
 def show_run_summary(run: RunResult) -> Json:
     """Without the output."""
     return {
-        "exit_code": run.exit_code,
-        "session_id": run.session_id,
-        "run_id": run.run_id,
+        **pick(run, "exit_code", "session_id", "run_id"),
         "status": run.status.value,
-        "duration_ms": run.duration_ms,
-        "truncated": run.truncated,
-        "stdout_bytes": run.stdout_bytes,
-        "stderr_bytes": run.stderr_bytes,
+        **pick(run, "duration_ms", "truncated", "stdout_bytes", "stderr_bytes"),
         **({"reason": run.reason} if run.reason else {}),
         **show_denials(run.denied),
     }
@@ -134,12 +120,7 @@ def show_command(command: CommandInfo) -> Json:
     return {
         "pid": command.pid,
         **text_of("command", command.name),
-        "running": command.running,
-        "exit_code": command.exit_code,
-        "signal": command.signal,
-        "started": command.started,
-        "stdout_bytes": command.stdout_bytes,
-        "stderr_bytes": command.stderr_bytes,
+        **pick(command, "running", "exit_code", "signal", "started", "stdout_bytes", "stderr_bytes"),
     }
 
 
@@ -163,16 +144,11 @@ def show_status(status: ServiceStatus) -> Json:
     return {
         "available": status.available,
         "runtime": status.runtime.value if status.runtime else None,
-        "version": status.version,
-        "sessions": status.sessions,
-        "warm": status.warm,
+        **pick(status, "version", "sessions", "warm"),
         "runtimes": [
             {
                 "runtime": report.runtime.value,
-                "available": report.available,
-                "version": report.version,
-                "reason": report.reason,
-                "hint": report.hint,
+                **pick(report, "available", "version", "reason", "hint"),
                 "notes": list(report.notes),
             }
             for report in status.runtimes
@@ -187,8 +163,7 @@ def exit_header(exit_code: int | None) -> Mapping[str, str]:
 
 def show_approval(approval: Approval) -> Json:
     return {
-        "approved": approval.approved,
-        "approval_id": approval.approval_id,
+        **pick(approval, "approved", "approval_id"),
         "status": approval.status.value,
         "session_id": approval.session_id,
         "tenant_id": approval.tenant,
@@ -205,20 +180,15 @@ def show_approval(approval: Approval) -> Json:
 def show_image(image: NamedImage) -> Json:
     return {
         "image": image.name,
-        "digest": image.digest,
-        "size": image.size,
-        "owner": image.owner,
+        **pick(image, "digest", "size", "owner"),
         "tenant_id": image.tenant,
-        "added": image.added,
-        "last_used": image.last_used,
+        **pick(image, "added", "last_used"),
     }
 
 
 def show_key(record: KeyRecord) -> Json:
     return {
-        "name": record.name,
-        "key_id": record.key_id,
-        "scope": record.scope,
+        **pick(record, "name", "key_id", "scope"),
         "tenant_ids": list(record.tenants),
         "created": record.created,
         "expires_at": record.expires,

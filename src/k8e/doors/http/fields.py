@@ -79,6 +79,14 @@ class Fields:
     def take_fields(self, name: str) -> Fields:
         return Fields(self._take(name, dict, "an object", {}), f"{self._prefix}{name}.")
 
+    def take_each(self, name: str) -> list[Fields]:
+        """A list of objects."""
+        values = self.take_list(name)
+        for index, value in enumerate(values):
+            if not isinstance(value, dict):
+                raise self._wrong(f"{name}[{index}]", "is not an object")
+        return [Fields(value, f"{self._prefix}{name}[{index}].") for index, value in enumerate(values)]
+
     def take_object(self, name: str) -> dict[str, Any]:
         """As it is; the caller reads it."""
         return self._take(name, dict, "an object", {})

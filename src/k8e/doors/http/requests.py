@@ -154,17 +154,14 @@ def read_child_spec(fields: Fields) -> ChildSpec:
 
 def _read_shape(fields: Fields) -> Shape:
     return Shape(
-        mounts=tuple(_read_mount(index, value) for index, value in enumerate(fields.take_list("mounts"))),
+        mounts=tuple(map(_read_mount, fields.take_each("mounts"))),
         read_only=fields.take_flag("read_only"),
         powerless=fields.take_flag("powerless"),
     )
 
 
-def _read_mount(index: int, value: object) -> Mount:
+def _read_mount(fields: Fields) -> Mount:
     """Core sets the owner: the caller."""
-    if not isinstance(value, dict):
-        raise invalid(f"mounts[{index}]", f"mounts[{index}] is not an object")
-    fields = Fields(value, f"mounts[{index}].")
     mount = Mount(
         source=fields.take_text("source"),
         target=fields.take_text("target"),
@@ -199,15 +196,12 @@ def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
         entries.extend(parse_manifest(text))
     if repo:
         entries.append(ManifestRepo(name_clone(repo), repo, ref))
-    entries.extend(_read_file(index, value) for index, value in enumerate(fields.take_list("files")))
+    entries.extend(map(_read_file, fields.take_each("files")))
     return tuple(entries)
 
 
-def _read_file(index: int, value: object) -> ManifestFile:
+def _read_file(fields: Fields) -> ManifestFile:
     """A file of any bytes, which YAML cannot carry."""
-    if not isinstance(value, dict):
-        raise invalid(f"files[{index}]", f"files[{index}] is not an object")
-    fields = Fields(value, f"files[{index}].")
     file = ManifestFile(fields.take_text("path"), fields.take_bytes("content"), fields.take_count("mode", 0o644))
     fields.finish()
     return file
