@@ -70,7 +70,7 @@ async def test_a_line_that_does_not_end_is_refused_and_what_was_asked_before_is_
     async with open_rig(tmp_path) as rig:
         other = memory.allocate(Payer(0, ""))
         await other.add(EACH - 8 * MIB)  # of another agent of the same user
-        agent, allocation = Agent(EACH), memory.load(Payer(0, ""))
+        agent, allocation = Agent(EACH), memory.allocate(Payer(0, ""))
         await StdioTransport(agent, ProtocolServer(McpClient(rig.service, ROOT, known=True)), allocation).serve()
         first, second = sorted(map(json.loads, agent.heard.splitlines()), key=lambda each: "error" in each)
         assert first["id"] == INITIALIZE["id"]

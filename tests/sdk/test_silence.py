@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from tests.cli.test_silence import stopped
-from tests.gateway.test_silence import Place, place  # noqa: F401 - a fixture
+from tests.gateway.test_silence import Remote, remote  # noqa: F401 - a fixture
 from tests.sdk.conftest import TYPESCRIPT
 
 PROGRAM = """
@@ -33,7 +33,7 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here")
-def test_the_typescript_library_tells_both_apart(place: Place) -> None:  # noqa: F811
+def test_the_typescript_library_tells_both_apart(remote: Remote) -> None:  # noqa: F811
     folder = TYPESCRIPT / "build" / "silence"
     folder.mkdir(parents=True, exist_ok=True)
     source, bundle = (folder / f"program-{os.getpid()}.{end}" for end in ("ts", "mjs"))
@@ -42,13 +42,13 @@ def test_the_typescript_library_tells_both_apart(place: Place) -> None:  # noqa:
     rolldown = str(TYPESCRIPT / "node_modules" / ".bin" / "rolldown")
     subprocess.run([rolldown, str(source), *words], check=True, capture_output=True, cwd=TYPESCRIPT)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    arguments = [place.house.endpoint, place.key, place.session]
+    arguments = [remote.house.endpoint, remote.key, remote.session]
     with subprocess.Popen(["node", bundle, *arguments], text=True, bufsize=1, **pipes) as program:  # type: ignore[call-overload]
-        place.wait_for("ran")
-        with stopped(place.daemon):
+        remote.wait_for("ran")
+        with stopped(remote.daemon):
             print("hangs", file=program.stdin, flush=True)
             assert program.stdout.readline() == "hangs DeadlineExceeded\n", program.stderr.read()
-        place.kill()
+        remote.kill()
         print("killed", file=program.stdin, flush=True)
         assert program.stdout.read() == "killed RunLost\nagain Unavailable\n"
         assert program.wait(60) == 0
