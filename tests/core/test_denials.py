@@ -10,7 +10,7 @@ import pytest
 from k8e.core.egress.denials import KEPT, SHOWN, Notes, clean, write_hint
 from k8e.core.errors import Fault
 from k8e.core.model import Denials, ManifestRepo, RunResult, RunSpec, SessionSpec, Status
-from k8e.engine import EngineError, Refusal
+from k8e.engine import EngineError, Observation, Refusal
 from tests.core.rig import ALICE, Rig, open_rig
 from tests.sandboxes import needs_root
 
@@ -163,11 +163,11 @@ class TestRuns:
     async def test_an_engine_that_cannot_tell_is_in_nobodys_way(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def fail(sandbox: str) -> list[Refusal]:
+        async def fail(sandbox: str) -> Observation:
             raise EngineError("network", "netlink is full")
 
         session = await rig.create()
-        monkeypatch.setattr(rig.engine, "refusals", fail)
+        monkeypatch.setattr(rig.engine, "observe", fail)
         assert (await rig.run(session, "echo hi")).stdout == b"hi\n"
 
     async def test_what_nobody_waits_for_is_in_the_audit_log(self, rig: Rig) -> None:
@@ -194,15 +194,15 @@ async def test_a_repository_that_cannot_be_reached_says_why(rig: Rig, monkeypatc
 
     monkeypatch.setattr(rig.engine, "attach", refuse_meanwhile)
     spec = SessionSpec(manifest=[ManifestRepo("app", "https://code.evil.test/app.git")])
-    taken = rig.engine.refusals
+    observe = rig.engine.observe
     calls = 0
 
-    async def count(sandbox: str) -> object:
+    async def count(sandbox: str) -> Observation:
         nonlocal calls
         calls += 1
-        return [] if calls == 1 else await taken(sandbox)
+        return Observation(alive=True, oom_kills=0) if calls == 1 else await observe(sandbox)
 
-    monkeypatch.setattr(rig.engine, "refusals", count)
+    monkeypatch.setattr(rig.engine, "observe", count)
     with pytest.raises(Fault) as caught:
         await rig.create(spec=spec)
     got = caught.value

@@ -12,7 +12,7 @@ import pytest
 
 from k8e.core.errors import Kind
 from k8e.core.model import Phase, SessionSpec
-from k8e.core.pool import pool as pool_module
+from k8e.core.pool import quiet
 from k8e.core.pool.demand import HALF_LIFE, MEMORY
 from k8e.core.pool.memory import SystemMemory
 from k8e.core.pool.pool import Pool
@@ -248,8 +248,8 @@ async def test_a_list_that_cannot_be_put_in_force_is_no_session(folder: Path) ->
 
 
 async def test_nothing_is_made_ahead_while_somebody_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_PAUSE", 0.0)
-    monkeypatch.setattr(pool_module, "_COURTESY", 0.0)
+    monkeypatch.setattr(quiet, "_PAUSE", 0.0)
+    monkeypatch.setattr(quiet, "_COURTESY", 0.0)
     async with open_pool(folder, number=4) as rig:
         order: list[str] = []
         release = asyncio.Event()
