@@ -38,7 +38,9 @@ def start_daemon(path: str) -> socket.socket:
         paths = Paths.from_environment()
         paths.prepare()
     except StartRefused as refused:
-        raise Failure(**refused.body, status=UNREACHABLE) from refused
+        raise Failure(
+            refused.code, refused.error, detail=refused.detail, hint=refused.hint, status=UNREACHABLE
+        ) from refused
     # Only root can open it: who holds a lock on it keeps the daemon from being started.
     with open(paths.run_dir / "start.lock", "w", opener=open_private) as lock:
         wait_for_turn(lock.fileno(), path)
