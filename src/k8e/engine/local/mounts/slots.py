@@ -101,8 +101,7 @@ def fill_slots(
         with opened(point if native else paths.slots, PATH_OF_DIRECTORY) as shared:
             if not native:
                 point.mkdir(mode=0o755)
-            with cloned(paths.mounts / f"mount-{index}", recursive=True) as tree:
-                move_mount(tree, point)  # all of it at once
+            _pass_on(paths.mounts / f"mount-{index}", point)
             if native or point == points[-1]:
                 mount_setattr(shared, MOUNT_ATTR_RDONLY, recursive=True)  # private again: it has no slave any more
     for point in (*points, paths.slots):
@@ -110,6 +109,12 @@ def fill_slots(
     # The directories stay: to remove one would take away what is mounted on it anywhere, in the sandbox too.
     seal_mounts(paths)
     return binds
+
+
+def _pass_on(source: Path, point: Path) -> None:
+    """Mounts all of it at once, here and in the slaves."""
+    with cloned(source, recursive=True) as tree:
+        move_mount(tree, point)
 
 
 def _unmount(point: Path) -> None:
