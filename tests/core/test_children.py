@@ -11,7 +11,7 @@ import pytest
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, ChildSpec, RunSpec, SessionSpec
-from k8e.core.sessions.children import choose_limits, choose_runtime, choose_shape, choose_workdir
+from k8e.core.sessions.children import check_runtime, choose_limits, choose_shape, choose_workdir
 from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.settings import QuotasSettings, Settings
 from tests.core.family import PARENT, check_hosts, make_child, read_audit
@@ -95,15 +95,15 @@ async def test_a_file_is_no_directory_to_work_in(family: Rig) -> None:
 
 
 def test_a_runtime_is_not_weaker() -> None:
-    assert choose_runtime(Runtime.GVISOR, None) is Runtime.GVISOR
-    assert choose_runtime(Runtime.NATIVE, Runtime.GVISOR) is Runtime.GVISOR
+    assert check_runtime(Runtime.GVISOR, None) is Runtime.GVISOR
+    assert check_runtime(Runtime.NATIVE, Runtime.GVISOR) is Runtime.GVISOR
     for parent, wanted in [
         (Runtime.GVISOR, Runtime.NATIVE),
         (Runtime.FIRECRACKER, Runtime.KATA),
         (Runtime.KATA, Runtime.GVISOR),
     ]:
         with fault(Kind.DENIED, "beyond_parent", "runtime"):
-            choose_runtime(parent, wanted)
+            check_runtime(parent, wanted)
 
 
 def test_limits_are_not_larger() -> None:
