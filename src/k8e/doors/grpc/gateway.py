@@ -21,7 +21,7 @@ from k8e.doors.request_memory import RequestMemory
 from k8e.settings import GatewaySettings
 
 if TYPE_CHECKING:
-    from k8e.doors.grpc.handlers.agents import Attendance
+    from k8e.doors.grpc.handlers.agents import AgentDoor
     from k8e.doors.grpc.server import GrpcServer
 
 _ENVIRONMENT: Final = {
@@ -45,7 +45,7 @@ class Gateway:
         service: WholeService,
         keys: Keys,
         settings: GatewaySettings,
-        agents: Attendance,
+        agents: AgentDoor,
         folder: Path,
         connection_limits: ConnectionLimits | None = None,
         memory: RequestMemory | None = None,

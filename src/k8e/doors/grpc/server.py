@@ -24,7 +24,7 @@ from k8e.doors.grpc.call import Handler
 from k8e.doors.grpc.certificates import ServerCredentials
 from k8e.doors.grpc.dispatcher import Dispatcher
 from k8e.doors.grpc.handlers import list_handlers
-from k8e.doors.grpc.handlers.agents import Attendance
+from k8e.doors.grpc.handlers.agents import AgentDoor
 from k8e.doors.grpc.handlers.introspection import IntrospectionHandlers
 from k8e.doors.grpc.message_limits import MessageLimits
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
@@ -77,7 +77,7 @@ class GrpcServer:
         self,
         service: WholeService,
         keys: Keys,
-        agents: Attendance,
+        agents: AgentDoor,
         folder: Path,
         connection_limits: ConnectionLimits | None = None,
         memory: RequestMemory | None = None,

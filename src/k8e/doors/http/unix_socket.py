@@ -39,5 +39,5 @@ def open_to_group(path: Path) -> None:
     try:
         os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
     except (KeyError, PermissionError):
-        return  # no such group, or not ours to give: it stays with its owner
+        return  # no such group, or no right to use it: only the owner can connect
     path.chmod(0o660)

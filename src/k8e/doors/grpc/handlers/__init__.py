@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from k8e.core.access.keys import Keys
 from k8e.core.contract import WholeService
 from k8e.doors.grpc.call import Handler
-from k8e.doors.grpc.handlers.agents import AgentHandlers, Attendance
+from k8e.doors.grpc.handlers.agents import AgentDoor, AgentHandlers
 from k8e.doors.grpc.handlers.approvals import ApprovalHandlers
 from k8e.doors.grpc.handlers.files import FileHandlers
 from k8e.doors.grpc.handlers.keys import KeyHandlers
@@ -16,7 +16,7 @@ from k8e.doors.grpc.handlers.sessions import SessionHandlers
 from k8e.doors.grpc.handlers.status import StatusHandlers
 
 
-def list_handlers(service: WholeService, keys: Keys, agents: Attendance) -> Mapping[str, Handler]:
+def list_handlers(service: WholeService, keys: Keys, agents: AgentDoor) -> Mapping[str, Handler]:
     """By the name of the method."""
     return {
         **SessionHandlers(service).methods,

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 SECONDS: Final = 30 * 86_400.0  # of one connection; its certificate ends earlier
 
 
-class Attendance(Protocol):
+class AgentDoor(Protocol):
     """The part of the MCP door that other doors use."""
 
     async def serve(self, caller: Caller, tenant: str, stream: ByteStream) -> None: ...
 
 
-class Lines:
+class CallStream:
+    """The bytes of a call, as the MCP door reads and writes them."""
+
     def __init__(self, call: Call) -> None:
         self._call = call
         self.problem: GrpcRefusal | None = None  # why nothing more was read
@@ -45,8 +47,8 @@ class Lines:
 
 
 class AgentHandlers:
-    def __init__(self, attendance: Attendance) -> None:
-        self._attendance = attendance
+    def __init__(self, agents: AgentDoor) -> None:
+        self._agents = agents
 
     @property
     def methods(self) -> Mapping[str, Handler]:
@@ -57,7 +59,7 @@ class AgentHandlers:
         if first.WhichOneof("part") != "options":
             raise malformed("the first message has no options")
         with call.idle():
-            lines = Lines(call)
-            await self._attendance.serve(call.caller, first.options.tenant_id, lines)
-            if lines.problem is not None:
-                raise lines.problem
+            stream = CallStream(call)
+            await self._agents.serve(call.caller, first.options.tenant_id, stream)
+            if stream.problem is not None:
+                raise stream.problem

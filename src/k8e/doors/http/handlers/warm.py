@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from k8e.core.contract import SandboxService, WarmService
 from k8e.core.model import PoolStatus
+from k8e.doors.answers import pick
 from k8e.doors.http import requests
 from k8e.doors.http.answers import Json
 from k8e.doors.http.exchange import Exchange, Request
@@ -46,11 +47,7 @@ def show_pool(status: PoolStatus) -> Json:
             {
                 "name": each.name,
                 "runtime": each.runtime.value,
-                "image": each.image,
-                "asked": each.asked,
-                "wanted": each.wanted,
-                "ready": each.ready,
-                "trouble": each.trouble,
+                **pick(each, "image", "asked", "wanted", "ready", "trouble"),
             }
             for each in status.reservations
         ],
