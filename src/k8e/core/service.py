@@ -115,7 +115,14 @@ class Service:
             interpreters=interpreters,
         )
         children = Children(parts, sessions, creation, made_ahead, quotas)
-        self.sessions = SessionCalls(parts, sessions, lifecycle, creation, children, persistence, self._hosts)
+        self.sessions = SessionCalls(
+            *(parts, sessions, registry, lifecycle),
+            observer=observer,
+            creation=creation,
+            children=children,
+            persistence=persistence,
+            hosts=self._hosts,
+        )
         self._upkeep: asyncio.Task[None] | None = None
 
     @property

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from k8e.core.calls import call
+from k8e.core.checks import check_caller
 from k8e.core.model import Caller, ChildSpec, HostsChange, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.persistence import Persistence
+from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.sessions import Sessions
 
 
@@ -22,7 +26,10 @@ class SessionCalls:
         self,
         parts: Parts,
         sessions: Sessions,
+        registry: Registry,
         lifecycle: Lifecycle,
+        *,
+        observer: Observer,
         creation: Creation,
         children: Children,
         persistence: Persistence,
@@ -30,7 +37,9 @@ class SessionCalls:
     ) -> None:
         self._parts = parts
         self._sessions = sessions
+        self._registry = registry
         self._lifecycle = lifecycle
+        self._observer = observer
         self._creation = creation
         self._children = children
         self._persistence = persistence
@@ -46,11 +55,20 @@ class SessionCalls:
 
     @call("get")
     async def get(self, caller: Caller, session_id: str) -> Session:
-        return await self._sessions.get(caller, session_id)
+        live = self._sessions.find(caller, session_id)
+        if live.usable:
+            await self._observer.observe(live)
+        return replace(live.show(), denied=live.refusals.recent(live.session_id))
 
     @call("sessions")
     async def list(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
-        return await self._sessions.list(caller, all_phases=all_phases)
+        check_caller(caller)
+        visible = self._registry.visible(caller)
+        if not all_phases:
+            return [live.show() for live in visible if live.there]
+        living = [live.show() for live in visible]
+        ended = await self._parts.store.ended_sessions(caller)
+        return [*(record.session for record in ended), *living]
 
     @call("destroy")
     async def destroy(self, caller: Caller, session_id: str) -> None:

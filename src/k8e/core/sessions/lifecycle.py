@@ -14,16 +14,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Phase
 from k8e.core.parts import Parts
-from k8e.core.sessions.ends import (
-    ABANDONED,
-    DEAD,
-    DESTROYED,
-    EXPIRED,
-    FINISHED,
-    PARENT_ENDED,
-    describe_end,
-    describe_loss,
-)
+from k8e.core.sessions import ends
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.phases import Event
@@ -61,7 +52,7 @@ class Lifecycle:
             live.ended_by = by or live.ended_by
             live.advance(Event.STOP_BEGUN, reason)
             if goodbye is None:
-                live.part(describe_end(reason))
+                live.part(ends.describe_end(reason))
             live.step = self._parts.tasks.spawn(self._halt(live, goodbye))
             self._end_children(live)
         elif goodbye is not None:
@@ -79,7 +70,7 @@ class Lifecycle:
             leaving = self._parts.tasks.spawn(goodbye)
             await wait_first(leaving, live.gone)
             await stop(leaving)
-        live.part(describe_end(reason))
+        live.part(ends.describe_end(reason))
         await self._observer.observe(live)  # for the last time
         await self._wait_for_children(live)
         with translated("stopping the sandbox"):
@@ -100,8 +91,8 @@ class Lifecycle:
             # Another caller destroys it. When this answer is given it is gone, and that caller did it.
             await wait_done(live.ending)
             if not _failed(live.ending):
-                raise describe_loss(live)
-        await wait_result(self.end(live, DESTROYED, by))
+                raise ends.describe_loss(live)
+        await wait_result(self.end(live, ends.DESTROYED, by))
 
     def end(self, live: Live, reason: str, by: str = "") -> asyncio.Task[None]:
         """Begins to end a session, once; the first reason counts."""
@@ -109,22 +100,22 @@ class Lifecycle:
             live.ended_by = by or live.ended_by
             if live.phase is Phase.STARTING and live.step is not None:
                 live.step.cancel()  # a stop goes on to its end, which comes at once: nothing is waited for any more
-            live.advance(Event.END_BEGUN, ABANDONED if live.phase is Phase.CREATING else reason)
-            live.part(describe_end(live.record.reason))
+            live.advance(Event.END_BEGUN, ends.ABANDONED if live.phase is Phase.CREATING else reason)
+            live.part(ends.describe_end(live.record.reason))
             live.ending = self._parts.tasks.spawn(self._end(live))
             self._end_children(live)
         return live.ending
 
     async def _end(self, live: Live) -> None:
         if live.step is not None:
-            await (stop if live.record.reason == ABANDONED else wait_done)(live.step)
+            await (stop if live.record.reason == ends.ABANDONED else wait_done)(live.step)
         try:
             await self._parts.store.set_phase(live.sandbox, Phase.DESTROYING, live.record.reason)
         except Fault as fault:
             # Goes on: a full disk must not keep a caller from destroying. An active session whose sandbox is
             # gone is what the next daemon would find, and knows to clear up.
             warn("phase_not_written", sandbox=live.sandbox, detail=fault.detail)
-        if live.record.reason not in (ABANDONED, FINISHED):
+        if live.record.reason not in (ends.ABANDONED, ends.FINISHED):
             await self._observer.observe(live)  # for the last time
         await self._wait_for_children(live)
         with translated("destroying the sandbox"):
@@ -132,13 +123,13 @@ class Lifecycle:
         if live.session.persistent:
             await self._parts.environments.forget(live.sandbox)
         reason = live.record.reason
-        if reason == ABANDONED or live.record.fleeting:
+        if reason == ends.ABANDONED or live.record.fleeting:
             await self._parts.store.forget_session(live.sandbox)
         else:
             await self._parts.store.end_session(
-                live.sandbox, reason, self._parts.clock.wall(), keep_runs=reason in DEAD
+                live.sandbox, reason, self._parts.clock.wall(), keep_runs=reason in ends.DEAD
             )
-            self._registry.remember_end(live.name, describe_end(reason))
+            self._registry.remember_end(live.name, ends.describe_end(reason))
         live.advance(Event.ENDED)
         self._registry.remove(live)
         self._parts.metrics.destroys.add(reason)
@@ -148,7 +139,7 @@ class Lifecycle:
 
     def _end_children(self, live: Live) -> None:
         for child in live.children:
-            self.end(child, PARENT_ENDED, live.ended_by)
+            self.end(child, ends.PARENT_ENDED, live.ended_by)
 
     async def _wait_for_children(self, live: Live) -> None:
         """They are gone before their parent is, because what they share is the parent's."""
@@ -170,7 +161,7 @@ class Lifecycle:
         """Ends the sessions that were not used for longer than their ttl; returns their ids."""
         expired = [live for live in self._registry if live.expired]
         for live in expired:
-            self.end(live, EXPIRED)
+            self.end(live, ends.EXPIRED)
         await asyncio.gather(*(live.ending for live in expired if live.ending), return_exceptions=True)
         return [live.session_id for live in expired]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from k8e.core import checks
 from k8e.core.log.daemon_log import warn
-from k8e.core.model import Caller, Session
+from k8e.core.model import Caller
 from k8e.core.parts import Parts
 from k8e.core.sessions.ends import LOST, OUT_OF_MEMORY, SILENCE, UNRESPONSIVE, check_usable, describe_loss
 from k8e.core.sessions.lifecycle import Lifecycle
@@ -42,23 +42,6 @@ class Sessions:
         self._observer = observer
         self._lifecycle = lifecycle
         self._doubted: dict[str, asyncio.Task[None]] = {}  # by sandbox: it did not answer in time and is asked again
-
-    # Asking
-
-    async def get(self, caller: Caller, session_id: str) -> Session:
-        live = self.find(caller, session_id)
-        if live.usable:
-            await self._observer.observe(live)
-        return replace(live.show(), denied=live.refusals.recent(live.session_id))
-
-    async def list(self, caller: Caller, *, all_phases: bool) -> Sequence[Session]:
-        checks.check_caller(caller)
-        visible = self._registry.visible(caller)
-        if not all_phases:
-            return [live.show() for live in visible if live.there]
-        living = [live.show() for live in visible]
-        ended = await self._parts.store.ended_sessions(caller)
-        return [*(record.session for record in ended), *living]
 
     def find(self, caller: Caller, session_id: str) -> Live:
         checks.check_caller(caller)
