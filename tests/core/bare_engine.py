@@ -1,4 +1,4 @@
-"""An engine of test quality: real processes in bare namespaces that outlive whoever started them.
+"""An engine of test quality: real processes in bare namespaces that outlive the process that started them.
 
 Everything of a sandbox lies in one directory named after it, and its processes are found again by their command lines:
 it can be destroyed by a process that knows nothing but its name. A workspace is a directory there, so that a child can
@@ -54,7 +54,7 @@ def make_instance(sandbox: str) -> bytes:
 def has_mark(pid: int, *marks: str) -> bool:
     """Whether one of the marks is in its command line, or in the name of the file that it complains to: a process that
     is just becoming another program has no command line, which on a busy machine can take a while, and an agent's does
-    not say where it lives. Whoever is not found is not ended."""
+    not say where it lives. A process that is not found is not ended."""
     words = ""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
@@ -144,7 +144,7 @@ class BareEngine:
         arguments += ["/agent", "--listen", "/run/k8e/agent.sock"]
         arguments += ["--instance", make_instance(sandbox).hex()]
         with (top / "stderr").open("wb") as output:
-            # Nobody waits for it: it is to outlive us. The shell's child has init as its parent.
+            # This process does not wait for it: it is to outlive us. The shell's child has init as its parent.
             subprocess.run(
                 ["sh", "-c", '"$@" & exit 0', "sh", *arguments],
                 env={},
@@ -179,7 +179,7 @@ class BareEngine:
                 link = await AgentLink.open(dialer, instance=instance, deadline=10.0, timing=TIMING)
             except LinkError as error:
                 raise EngineError("agent", str(error)) from error
-            if sandbox in self._links:  # somebody was faster
+            if sandbox in self._links:  # another caller was faster
                 await link.close()
             else:
                 self._links[sandbox] = link

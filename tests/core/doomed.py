@@ -82,7 +82,7 @@ async def live_once(service: Service) -> None:
     tell("destroying", session="two")
     await service.sessions.destroy(ALICE, "two")
     tell("destroyed", session="two")
-    # In a session that nobody is told of: it must not be there afterwards, wherever this ends.
+    # In a session that no caller is told of: it must not be there afterwards, wherever this ends.
     await service.runs.run_once(ALICE, SessionSpec(env={"WORD": "gone"}), RunSpec("", "true"))
     await write_line(service, "one", "d")
 

@@ -32,7 +32,7 @@ PARTS = ONE, TWO = (REMOTE, "red/one"), (REMOTE, "red/two")
         (Caller(REMOTE, "red", ("blue",), Scope.ADMIN, "c", confined=True), {RED, BLUE}),
     ],
 )
-def test_what_somebody_sees(caller: Caller, seen: set[tuple[int, str]]) -> None:
+def test_what_a_caller_sees(caller: Caller, seen: set[tuple[int, str]]) -> None:
     everything = {MINE, (1000, "web"), OTHERS, RED, BLUE, GREEN}
     assert {one for one in everything if may_see(caller, *one)} == seen
 

@@ -44,7 +44,7 @@ async def begin_to_wait(rig: Rig, approval: Approval, caller: Caller = ALICE) ->
 
 
 class TestAnswering:
-    async def test_whoever_waits_hears_it(self, rig: Rig) -> None:
+    async def test_a_caller_that_waits_hears_it(self, rig: Rig) -> None:
         asked = await ask(rig)
         assert (asked.status, asked.approved, asked.action) == (ApprovalStatus.PENDING, False, ACTION)
         waiting = await begin_to_wait(rig, asked)
@@ -111,7 +111,7 @@ class TestEnds:
         with fault(Kind.CONFLICT, "approval_settled"):
             await rig.service.approvals.answer(ROOT, asked.approval_id, approved=True)
 
-    async def test_nobody_has_to_look_after_it_for_that(self, rig: Rig, clock: ManualClock) -> None:
+    async def test_that_needs_no_upkeep(self, rig: Rig, clock: ManualClock) -> None:
         asked = await ask(rig, seconds=30)
         clock.advance(30)
         with fault(Kind.CONFLICT, "approval_settled"):
@@ -190,7 +190,7 @@ class TestDaemons:
 
 class TestStrangers:
     @pytest.mark.parametrize("stranger", [BOB, BOSS_KEY, OTHER_BOSS])
-    async def test_somebody_elses_is_not_there(self, rig: Rig, stranger: Caller) -> None:
+    async def test_another_callers_is_not_there(self, rig: Rig, stranger: Caller) -> None:
         asked = await ask(rig)
         for call in (
             rig.service.approvals.get(stranger, asked.approval_id),
@@ -237,7 +237,7 @@ class TestStrangers:
 
 @contextmanager
 def process(*, terminal: bool) -> Iterator[int]:
-    """Somebody in a session of their own, as a program that shows terminals starts them."""
+    """A user in a session of their own, as a program that shows terminals starts them."""
     master, slave = os.openpty()
     command = ["setsid", *(["--ctty"] if terminal else []), "sleep", "600"]
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave) as started:

@@ -1,4 +1,4 @@
-"""The audit log: complete, without secrets, and in nobody's way unless it is required."""
+"""The audit log: complete, without secrets, and in no caller's way unless it is required."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_old_files_move_on_and_the_oldest_goes(tmp_path: Path, files: int) -> No
     assert found == dict(list(expected.items())[:files])
 
 
-def test_nobody_can_lead_it_elsewhere(tmp_path: Path) -> None:
+def test_no_link_leads_it_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "audit.log").symlink_to(tmp_path / "elsewhere")
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)

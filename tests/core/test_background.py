@@ -137,7 +137,7 @@ async def test_output_that_cannot_be_kept_is_told_once(rig: Rig, session: str, m
     assert (again.stdout, again.stdout_bytes, again.truncated, again.exit_code) == (b"", 2, True, 0)
 
 
-async def test_upkeep_collects_what_nobody_polls(rig: Rig, session: str) -> None:
+async def test_upkeep_collects_what_is_not_polled(rig: Rig, session: str) -> None:
     for _ in range(5):
         await rig.start_background(session, "echo a")
     link, _ = await rig.engine.attach(rig.sandbox_of(session))

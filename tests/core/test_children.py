@@ -173,7 +173,7 @@ async def test_a_child_has_no_children(family: Rig) -> None:
         await family.service.sessions.create_child(ALICE, child, ChildSpec())
 
 
-async def test_somebody_elses_parent_is_not_there(family: Rig) -> None:
+async def test_another_users_parent_is_not_there(family: Rig) -> None:
     for caller in (BOB, Caller(ALICE.uid, "another"), Caller(0, "x", confined=True)):
         with fault(Kind.NOT_FOUND, "session_not_found"):
             await make_child(family, caller=caller)
@@ -181,7 +181,7 @@ async def test_somebody_elses_parent_is_not_there(family: Rig) -> None:
         with fault(Kind.INVALID, "invalid_argument", "parent_session_id"):
             await family.service.sessions.create_child(ALICE, wrong, ChildSpec())
     child = await family.service.sessions.create_child(ROOT, PARENT, ChildSpec())
-    assert (child.owner, child.tenant) == (ALICE.uid, "default"), "whoever asks, it is the parent's owner's"
+    assert (child.owner, child.tenant) == (ALICE.uid, "default"), "it is the parent's owner's, also when root asks"
 
 
 @pytest.mark.parametrize(

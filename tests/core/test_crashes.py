@@ -188,7 +188,7 @@ async def check_commands(rig: Rig, story: Story, alive: set[str]) -> None:
         log = await rig.service.runs.list(ALICE, session)
         assert all(run.status is not Status.RUNNING for run in log)
         link, _ = await rig.engine.attach(rig.sandbox_of(session))
-        assert await link.commands() == [], "the agent was left with somebody's command"
+        assert await link.commands() == [], "the agent was left with a command"
 
 
 async def check_service(rig: Rig, alive: set[str]) -> None:

@@ -16,7 +16,7 @@ def ask(demand: Demand, template: Template, now: float, times: int = 1) -> None:
         demand.note(template, now, usual=template == USUAL)
 
 
-def test_nobody_asks_and_nothing_is_ready() -> None:
+def test_without_requests_nothing_is_ready() -> None:
     assert Demand(1, 8).targets(0) == {}
 
 
@@ -66,7 +66,7 @@ def test_a_caller_who_invents_kinds_fills_nothing() -> None:
     assert set(demand.targets(0).values()) == {0}
 
 
-def test_one_that_is_kept_needs_nobody_to_ask() -> None:
+def test_one_that_is_kept_needs_no_request() -> None:
     demand = Demand(3, 8)
     demand.keep(USUAL)
     assert demand.targets(0) == {USUAL: 3}

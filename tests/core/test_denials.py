@@ -160,7 +160,7 @@ class TestRuns:
             assert hosts_of((await rig.poll_to_the_end(running)).denied) == ["unheard.test"]
             assert (await rig.service.runs.poll(ALICE, ended)).denied == Denials()
 
-    async def test_an_engine_that_cannot_tell_is_in_nobodys_way(
+    async def test_an_engine_that_cannot_tell_is_in_no_commands_way(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def fail(sandbox: str) -> Observation:
@@ -170,7 +170,7 @@ class TestRuns:
         monkeypatch.setattr(rig.engine, "observe", fail)
         assert (await rig.run(session, "echo hi")).stdout == b"hi\n"
 
-    async def test_what_nobody_waits_for_is_in_the_audit_log(self, rig: Rig) -> None:
+    async def test_what_no_caller_waits_for_is_in_the_audit_log(self, rig: Rig) -> None:
         sessions = [await rig.create() for _ in range(3)]
         for session in sessions:
             rig.engine.refuse(rig.sandbox_of(session), refusal(f"{session}.test"))

@@ -27,7 +27,7 @@ UNBOUND = SessionSpec(shape=Shape(slots=("/workspace",), read_only=True, powerle
 
 
 @needs_root
-async def test_one_kind_is_for_everybody_s_projects(folder: Path) -> None:
+async def test_one_kind_is_for_all_projects(folder: Path) -> None:
     async with open_pool(folder, number=1) as rig:
         await rig.service.warm.reserve(ALICE, "codex", UNBOUND, 1)
         await settle(rig)

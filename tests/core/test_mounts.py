@@ -27,12 +27,12 @@ def test_what_may_be_shown_is_shown_as_the_callers() -> None:
 
 
 @pytest.mark.parametrize("shape", [PLAIN, Shape(read_only=True), Shape(powerless=True)])
-def test_what_shows_nothing_is_everybodys(shape: Shape) -> None:
+def test_what_shows_nothing_is_for_all_callers(shape: Shape) -> None:
     for caller in (USER, Caller(REMOTE, tenant="t", name="key")):
         assert check_shape(caller, shape) is shape
 
 
-def test_whoever_is_no_user_of_the_machine_sees_nothing_of_it() -> None:
+def test_a_caller_that_is_no_user_of_the_machine_sees_nothing_of_it() -> None:
     with pytest.raises(Fault) as raised:
         check_shape(Caller(REMOTE, tenant="t", name="key"), Shape(mounts=(PROJECT,)))
     assert (raised.value.kind, raised.value.code, raised.value.field) == (Kind.DENIED, "mounts_denied", "mounts")

@@ -1,4 +1,4 @@
-"""One command in a session of its own, which is gone with it whatever happens to whoever waits."""
+"""One command in a session of its own, which is gone with it whatever happens to the caller."""
 
 from __future__ import annotations
 
@@ -189,5 +189,5 @@ async def test_an_entrypoint_comes_first_where_that_was_asked_for(rig: Rig, monk
 
     assert await run() == b"its own 1\n"
     assert await run(b"sh", b"-c", b"echo $A") == b"1\n"
-    assert await run(b"env", b"sh", b"-c", b"echo $A.") == b".\n", "somebody has typed it already"
+    assert await run(b"env", b"sh", b"-c", b"echo $A.") == b".\n", "the caller has typed it already"
     assert await run(b"sh", b"-c", b"echo $A.", entrypoint=False) == b".\n"

@@ -168,7 +168,9 @@ async def test_who_leaves_while_claiming_leaves_nothing(folder: Path) -> None:
         assert set(await rig.engine.list()) == set(ready(rig)) == {row.sandbox for row in await rig.store.warm()}
 
 
-async def test_one_that_cannot_be_put_on_record_is_nobodys_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_cannot_be_put_on_record_is_no_sessions_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
 
@@ -247,7 +249,7 @@ async def test_a_list_that_cannot_be_put_in_force_is_no_session(folder: Path) ->
 # Priority
 
 
-async def test_nothing_is_made_ahead_while_somebody_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_made_ahead_while_a_caller_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "_PAUSE", 0.0)
     monkeypatch.setattr(quiet, "_COURTESY", 0.0)
     async with open_pool(folder, number=4) as rig:
@@ -325,7 +327,7 @@ async def test_a_refill_that_fails_is_tried_again_later(folder: Path, monkeypatc
 # Fewer
 
 
-async def test_what_nobody_asks_for_any_more_is_given_back(folder: Path) -> None:
+async def test_what_is_not_asked_for_any_more_is_given_back(folder: Path) -> None:
     clock = ManualClock()
     async with open_pool(folder, clock, number=1, most=6) as rig:
         sessions = [await rig.create() for _ in range(6)]
@@ -356,7 +358,7 @@ async def test_under_memory_pressure_there_are_fewer_and_none_are_made(folder: P
             assert len(await rig.engine.list()) == sizes[-1]
         assert sizes == [2, 1, 0, 0]
         assert count(rig, 'k8e_pool_discards_total{reason="memory"} 5')
-        session = await rig.create()  # a session that somebody wants is made all the same
+        session = await rig.create()  # a session that a caller asks for is made all the same
         await settle(rig)
         assert ready(rig) == []
         gauge.free = 0.22  # enough not to give any back, not enough to make one
@@ -475,7 +477,7 @@ async def test_a_daemon_that_is_stopped_leaves_no_half_made_one(folder: Path, mo
         assert await rig.store.warm() == []
 
 
-async def test_prewarm_needs_nobody_to_ask(folder: Path) -> None:
+async def test_prewarm_needs_no_request(folder: Path) -> None:
     settings = PoolSettings(min=2, max=2, prewarm=True)
     async with open_rig(folder, pool=settings, memory=Gauge()) as rig:
         rig.service.keep_up(1000)

@@ -67,7 +67,7 @@ async def test_limits_of_sessions_add_up(folder: Path, settings: Settings, limit
 async def test_a_tenant_has_a_share_of_an_exposed_machine(
     folder: Path, share: TenantShare, code: str, key: str
 ) -> None:
-    """Each tenant one of their own; users of the machine have no limit, and before doors listen nobody has."""
+    """Each tenant one of their own; users of the machine have no limit, and before doors listen no tenant has one."""
     async with open_rig(folder) as rig:
         await rig.service.sessions.create(RED, SessionSpec())
         kept = (await rig.service.sessions.create(RED, SessionSpec())).session_id
@@ -180,7 +180,7 @@ async def test_queues_take_turns() -> None:
     assert len(crowd.order) == 6
 
 
-async def test_nobody_has_more_than_their_share_of_the_places() -> None:
+async def test_no_payer_has_more_than_its_share_of_the_places() -> None:
     crowd = Crowd(Turns(4, each=2))
     for name in ("a1", "a2", "a3"):
         await crowd.come(A, name)

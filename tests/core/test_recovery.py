@@ -79,7 +79,7 @@ async def test_a_session_whose_sandbox_is_gone_is_known_as_lost(folder: Path) ->
         await rig.assert_no_trace()
 
 
-async def test_a_sandbox_that_nobody_owns_is_removed(folder: Path) -> None:
+async def test_a_sandbox_of_no_session_is_removed(folder: Path) -> None:
     engine = BareEngine(folder / "sandboxes")
     await engine.create("orphan", SandboxSpec(Runtime.NATIVE))
     await engine.close()
@@ -169,7 +169,7 @@ async def test_recovering_is_harmless_when_there_is_nothing_to_do(folder: Path) 
             assert await rig.service.sessions.list(ALICE, all_phases=True) == []
 
 
-async def test_closing_ends_what_somebody_waits_for_and_nothing_else(folder: Path) -> None:
+async def test_closing_ends_what_a_caller_waits_for_and_nothing_else(folder: Path) -> None:
     async with open_rig(folder) as rig:
         session = await rig.create()
         run = await rig.service.runs.start(ALICE, RunSpec(session, "sleep 1000"))

@@ -27,7 +27,7 @@ def count(lines: list[dict[str, Any]], event: str) -> int:
 
 
 @needs_root
-async def test_a_sandbox_that_asks_for_ever_pushes_nobody_out(folder: Path) -> None:
+async def test_a_sandbox_that_asks_for_ever_pushes_no_other_out(folder: Path) -> None:
     clock, asked = ManualClock(), 0
     async with open_rig(folder, clock, Settings(audit=SMALL)) as rig:
         session = await rig.create()

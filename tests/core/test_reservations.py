@@ -1,4 +1,4 @@
-"""Sandboxes that are ready because somebody said so, by name."""
+"""Sandboxes that are ready because a caller reserved them, by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_the_machine_s_maximum_holds(folder: Path) -> None:
         assert await look(rig) == {"claude": (5, 2, 2)}
 
 
-async def test_everybody_has_their_own(folder: Path) -> None:
+async def test_each_caller_has_its_own(folder: Path) -> None:
     async with open_pool(folder, number=1, most=2) as rig:
         await rig.service.warm.reserve(BOB, "claude", LARGE, 1)
         assert await look(rig) == {}

@@ -80,7 +80,7 @@ async def test_stdin_arrives_exactly(rig: Rig, session: str, stdin: bytes) -> No
     assert int(result.stdout) == len(stdin)
 
 
-async def test_stdin_that_nobody_reads_is_no_error(rig: Rig, session: str) -> None:
+async def test_stdin_that_is_not_read_is_no_error(rig: Rig, session: str) -> None:
     result = await rig.service.runs.run(ALICE, RunSpec(session, "exec <&-; exit 3", stdin=b"x" * 5_000_000))
     assert (result.exit_code, result.status) == (3, Status.COMPLETED)
 
@@ -126,7 +126,7 @@ async def test_want_of_memory_is_said(rig: Rig, session: str) -> None:
     assert (await rig.run(session, "kill -KILL $$")).status is Status.KILLED
 
 
-# Somebody leaves
+# A caller leaves
 
 
 async def test_who_cancels_a_run_ends_its_tree(rig: Rig, session: str) -> None:
@@ -192,7 +192,7 @@ async def test_leaving_a_live_run_ends_it(rig: Rig, session: str) -> None:
     assert (await run.result()).status is Status.KILLED
 
 
-async def test_a_live_run_that_nobody_reads_is_held_up_not_piled_up(rig: Rig, session: str) -> None:
+async def test_a_live_run_whose_output_is_not_read_is_held_up_not_piled_up(rig: Rig, session: str) -> None:
     run = await rig.service.runs.start(ALICE, RunSpec(session, "yes", timeout=0.5))
     link, _ = await rig.engine.attach(rig.sandbox_of(session))
     while link.queued < 256 << 10:  # a window

@@ -112,14 +112,14 @@ async def test_of_namesakes_one_is_meant_by_its_owner(rig: Rig) -> None:
     assert ambiguous.value.detail == f"uid {ALICE.uid}'s in tenant default; uid {BOB.uid}'s in tenant default"
     await rig.service.sessions.destroy(replace(ROOT, meant=Meant(owner=BOB.uid)), "one")
     assert (await rig.service.sessions.get(ROOT, "one")).owner == ALICE.uid
-    # It narrows what somebody sees, and never widens it; one's own is not meant when another's is.
+    # It narrows what a caller sees, and never widens it; one's own is not meant when another's is.
     with fault(Kind.NOT_FOUND, "session_not_found"):
         await rig.service.sessions.get(replace(BOB, meant=Meant(owner=ALICE.uid)), "one")
     await rig.create(ROOT, SessionSpec(session_id="one"))
     assert (await rig.service.sessions.get(replace(ROOT, meant=Meant(owner=ALICE.uid)), "one")).owner == ALICE.uid
 
 
-async def test_root_has_everybodys(rig: Rig) -> None:
+async def test_root_has_those_of_all_users(rig: Rig) -> None:
     session = await rig.create(ALICE)
     assert (await rig.run(session, "echo hello", ROOT)).stdout == b"hello\n"
     assert [found.session_id for found in await rig.service.sessions.list(ROOT)] == [session]

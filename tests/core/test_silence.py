@@ -1,4 +1,4 @@
-"""A sandbox that does not answer: its agent is stopped, as one is that gets no CPU or that somebody froze. Callers have
+"""A sandbox that does not answer: its agent is stopped, as one is that gets no CPU or was frozen. Callers have
 their answer within the timeout and a second, and the session goes on or is ended with that reason."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def wait_for_end(rig: Rig, session: str, caller: Caller = ALICE) -> Fault:
 
 
 async def read_audit(rig: Rig, event: str) -> list[dict[str, Any]]:
-    """Nobody waits for these lines: they are written a moment later."""
+    """No caller waits for these lines: they are written a moment later."""
     async with asyncio.timeout(60):
         while not (found := [each for each in rig.read_audit() if each["event"] == event]):
             await asyncio.sleep(0.02)
@@ -134,7 +134,7 @@ async def test_a_command_that_runs_when_the_sandbox_falls_silent_is_answered_in_
         run = asyncio.create_task(rig.service.runs.run(ALICE, RunSpec(session, "echo so far; sleep 60", timeout=1)))
         while await rig.processes_inside(session) == []:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # until its output has come, which nobody else can tell
+        await asyncio.sleep(0.2)  # until its output has come, which only time can tell
         with stopped(rig, session):
             result = await run
     check_timed_out(result, 1)
@@ -306,7 +306,7 @@ async def test_background_runs_of_a_silent_sandbox_are_answered(rig: Rig, monkey
             await rig.service.runs.kill(ALICE, long)
         with fault(Kind.LOST, "sandbox_unreachable"):
             await rig.service.runs.run(ALICE, RunSpec(session, "sleep 60", timeout=0.5, background=True))
-        # Nor does it hold up what the service does for everybody else.
+        # Nor does it hold up what the service does for other callers.
         with in_time(1):
             await rig.service.look_after()
     assert (await rig.poll_to_the_end(short)).status is Status.TIMED_OUT

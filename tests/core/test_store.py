@@ -65,7 +65,7 @@ async def test_what_was_written_is_there_in_the_next_life(path: Path) -> None:
     await store.close()
 
 
-async def test_nobody_else_can_read_it(path: Path) -> None:
+async def test_no_other_user_can_read_it(path: Path) -> None:
     store = await Store.open(path)
     await store.insert_session(SESSION)
     for file in path.parent.iterdir():
@@ -151,7 +151,7 @@ async def test_a_journal_that_stays_does_not_undo_what_was_written(path: Path) -
     await store.close()
 
 
-async def test_who_is_cancelled_does_not_take_the_write_along(path: Path) -> None:
+async def test_a_caller_that_is_cancelled_does_not_take_the_write_along(path: Path) -> None:
     store = await Store.open(path)
     task = asyncio.create_task(store.insert_session(SESSION))
     await asyncio.sleep(0)

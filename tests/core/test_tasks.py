@@ -35,7 +35,7 @@ async def test_nothing_begins_once_it_is_closed() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            tasks.spawn(begin())  # as it is cut off, when nobody would look for more
+            tasks.spawn(begin())  # as it is cut off, when no loop would look for more
 
     staying = tasks.spawn(stay())
     await tasks.close(0.0)

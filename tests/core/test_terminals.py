@@ -92,7 +92,7 @@ async def test_a_signal_reaches_the_command_and_its_group(rig: Rig, session: str
     assert (await reader.run.result()).exit_code == 9
 
 
-async def test_a_signal_that_nobody_handles_is_how_it_ended(rig: Rig, session: str) -> None:
+async def test_a_signal_that_is_not_handled_is_how_it_ended(rig: Rig, session: str) -> None:
     run = await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"sleep", b"1000")))
     await rig.service.runs.signal(ALICE, run.run_id, signal.SIGTERM)
     result = await run.result()
