@@ -50,7 +50,7 @@ class SandboxPaths:
 
     @property
     def upper(self) -> Path:
-        """Of a root that is an image: the layer that is the sandbox's own."""
+        """The sandbox's own layer, above those of an image."""
         return self.disk / "upper"
 
     @property

@@ -47,7 +47,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One control of one runtime."""
+    """The result of one control of one runtime."""
 
     name: str
     verdict: Verdict
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One runtime. Without checks when it is not available."""
+    """The checks of one runtime; none when it is not available."""
 
     report: RuntimeReport
     checks: tuple[Check, ...] = ()
@@ -191,7 +191,7 @@ async def examine_machine(
     run_dir: Path = RUN_DIR,
     engine: type[LocalEngine] = LocalEngine,
 ) -> Report:
-    """With an engine of its own, so that it needs no daemon and disturbs none. One at a time on a machine."""
+    """Examines with an engine of its own, so that it needs no daemon and disturbs none. One at a time on a machine."""
     if os.geteuid() != 0:
         raise EngineError("doctor", "only root can start sandboxes", "run it again as root")
     async with _own_engine(state_dir, run_dir, engine) as (own, remote):
@@ -237,7 +237,7 @@ async def _clear(engine: LocalEngine) -> None:
 
 
 def render(report: Report, width: int = 100) -> str:
-    """For people: what holds in a line each, what does not with what to do about it."""
+    """Renders for people: a line for each control that holds, and for others also what to do."""
     lines: list[str] = []
     for each in report.examinations:
         default = " (default)" if each is report.default else ""

@@ -112,7 +112,7 @@ def _remove(source: str, name: str) -> None:
 
 
 def _save(paths: SandboxPaths, mount: Mount, names: Sequence[str]) -> None:
-    """All in one go: a file that replaces another is written out by some filesystems before they go on."""
+    """Writes all in one go: a file that replaces another is written out by some filesystems before they go on."""
     if not names:
         return
     recorded = [*_load(paths), *((mount.source, mount.owner, name) for name in names)]

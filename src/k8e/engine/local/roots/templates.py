@@ -57,7 +57,7 @@ class Templates:
         return await self._disk_with(await self.content(), limits)
 
     async def blank_for(self, limits: Limits) -> disk.Template:
-        """For a root that is an image: there is nothing on it yet."""
+        """Returns an empty disk, for the root of an image."""
         await self.content()  # which clears away what is out of date
         with _explained("disk", "cannot be prepared"):
             content = await self._contents.get(_BLANK, lambda: asyncio.to_thread(self._prepare_blank))
@@ -143,7 +143,7 @@ class Templates:
 
 @contextlib.contextmanager
 def _explained(control: str, failure: str) -> Iterator[None]:
-    """Of what was made earlier and cannot be read now, of a disk that is full: the next caller may have more luck."""
+    """Explains an OSError: a full disk, a file that cannot be read now. The next caller tries again."""
     try:
         yield
     except OSError as error:

@@ -61,7 +61,7 @@ class Cgroups:
         self._kills: tuple[Path, str] | None = None  # hierarchy and file
 
     def path_of(self, sandbox: str) -> str:
-        """As a bundle's `cgroupsPath` wants it."""
+        """Returns the `cgroupsPath` of a bundle."""
         return f"/{self.name}/{sandbox}"
 
     def _directories(self, sandbox: str) -> Iterator[Path]:

@@ -158,7 +158,7 @@ def clone_user_namespace() -> int:
 
 
 def setgroups(groups: Sequence[int]) -> None:
-    """Of this thread only."""
+    """Sets those of this thread only."""
     _syscall("setgroups", len(groups), struct.pack(f"{len(groups)}I", *groups))
 
 

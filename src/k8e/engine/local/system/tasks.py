@@ -25,7 +25,7 @@ async def finish(doing: Coroutine[Any, Any, T]) -> T:
 
 
 async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, to its end."""
+    """Does it as `asyncio.to_thread` does, to its end."""
     return await finish(asyncio.to_thread(function, *args, **kwargs))
 
 

@@ -115,7 +115,7 @@ async def ask_clients(tools: Path, memory: Path | None, environ: Mapping[str, st
 
 
 def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those that their answers may depend on."""
+    """Returns the variables that their answers may depend on."""
     return {key: value for key, value in environ.items() if _VARIABLES.fullmatch(key)}
 
 
@@ -243,7 +243,7 @@ def remember_answers(memory: Path, tools: Path, environ: Mapping[str, str], answ
 
 
 def _fingerprint(tools: Path, env: Mapping[str, str], made_from: Iterable[str]) -> str:
-    """Of everything an answer could depend on. Files that do not exist count too: they may come into being."""
+    """Hashes everything that an answer could depend on. Files that do not exist count too: they may be made."""
     home = env.get("HOME", "/root")
     config = env.get("XDG_CONFIG_HOME") or f"{home}/.config"
     folders = (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")

@@ -34,7 +34,7 @@ async def reach_host_loopback(subject: Subject) -> str:
 
 
 async def reach_remote_host(subject: Subject) -> str:
-    """By name, and only while it is listed. Its address is private, so it is on the list as well as the name."""
+    """Connects by name, which works only while it is listed. The address is private, so the list has it as well."""
     remote = _remote_host(subject)
     await subject.set_egress(HostList.parse([f"{remote.name}:{remote.port}", f"{remote.address}:{remote.port}"]))
     try:

@@ -23,7 +23,7 @@ async def read_capabilities(subject: Subject) -> str:
 
 
 async def gain_privileges(subject: Subject) -> str:
-    """By a program that belongs to root and is set-uid. gVisor's status may not mention the flag; it has to obey it."""
+    """Runs a program that belongs to root and is set-uid. gVisor's status may not mention the flag; it has to obey it."""
     program = f"/home/user/{subject.decoys.token}"
     await subject.run("cp", "/usr/bin/id", program, strongest=True)
     await subject.run("chmod", "4755", program, strongest=True)
@@ -38,7 +38,7 @@ async def gain_privileges(subject: Subject) -> str:
 
 
 async def inspect_filter(subject: Subject) -> str:
-    """Of what runs on the machine's kernel: in native sandboxes the commands, with gVisor its own processes."""
+    """Checks the processes that run on the machine's kernel: natively the commands, with gVisor its own processes."""
     if not subject.native:
         statuses = await asyncio.to_thread(subject.statuses_on_machine)
         if not statuses:
