@@ -36,6 +36,7 @@ ATTEMPTS = 3  # to reach a step
 MOUNTING = ("mounts/", "system/calls.")
 # What the machine's last engine sets back: whether it is the last depends on its neighbours.
 SOMETIMES = {"network/machine.Machine._give_back", "network/ip_forward.restore", "network/ip_forward._recall"}
+SOMETIMES |= {"network/netlink/route.own_addresses", "network/netlink/route.RoutingRule.remove"}
 # A wire that the kernel removes with the sandbox's namespace, before it is looked for, or after.
 SOMETIMES |= {"network/netlink/route.RouteSocket.index_of", "network/netlink/route.remove_link"}
 
