@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from k8e.core.model import RunSpec
-from k8e.core.tasks import Tasks
+from k8e.core.tasks import Tasks, stop
 from tests.core.rig import ALICE, open_rig
 from tests.sandboxes import needs_root
 
@@ -23,6 +23,21 @@ async def test_what_is_under_way_may_finish() -> None:
     tasks.spawn(work(2))
     await tasks.close(60.0)
     assert done == [2, 1, 0]
+
+
+async def test_work_goes_on_when_its_caller_leaves() -> None:
+    tasks, told, done = Tasks(), asyncio.Event(), []
+
+    async def work() -> None:
+        await told.wait()
+        done.append(True)
+
+    caller = asyncio.create_task(tasks.finish(work()))
+    await asyncio.sleep(0)
+    await stop(caller)
+    told.set()
+    await tasks.close(60.0)
+    assert (caller.cancelled(), done) == (True, [True])
 
 
 async def test_nothing_begins_once_it_is_closed() -> None:
