@@ -19,8 +19,7 @@ from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, RunResult, RunSpec, Status
 from k8e.core.parts import Parts
 from k8e.core.runs.command import check_run, place_run
-from k8e.core.runs.deadlines import ALLOWANCE, GRACE, describe_silence, wait_until
-from k8e.core.runs.endings import Endings, end_command, put_away
+from k8e.core.runs.endings import ALLOWANCE, GRACE, Endings, describe_silence, end_command, put_away, wait_until
 from k8e.core.runs.kept_output import KeptOutput
 from k8e.core.runs.launcher import Facts, Launcher
 from k8e.core.runs.outcome import record_outcome

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from k8e.core import checks
 from k8e.core.model import RunSpec
-from k8e.core.runs.deadlines import TIMEOUT_GRACE
-from k8e.core.sandbox.argv import check_argv
+from k8e.core.runs.endings import TIMEOUT_GRACE
 from k8e.core.sandbox.environment import merge_env
+from k8e.core.sandbox.interpreters import COMMANDS, MAX_WORD
 from k8e.core.sessions.sessions import Opened
 from k8e.engine import Place
 from k8e.link.model import ExecSpec, TerminalSize
+
+MAX_ARGV: Final = 1 << 20
+MAX_PACKAGES: Final = 256
 
 
 def check_run(spec: RunSpec) -> ExecSpec:
@@ -55,3 +60,46 @@ def complete_argv(place: Place, argv: tuple[bytes, ...]) -> tuple[bytes, ...]:
     if not complete:
         checks.refuse("argv", "is empty, and the image has no command of its own")
     return complete
+
+
+def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
+    """Empty: the image's own command."""
+    if spec.argv and spec.code:
+        checks.refuse("argv", "is given together with code")
+    if spec.entrypoint and spec.code:
+        checks.refuse("entrypoint", "is for argv, and code is given")
+    if not spec.argv and spec.entrypoint:
+        return ()  # the image's own
+    if not spec.argv:
+        code = checks.encode("code", spec.code)
+        if len(code) > MAX_WORD:
+            hint = "Write it to a file in the workspace and run that."
+            checks.refuse("code", f"has {len(code)} bytes, the limit is {MAX_WORD}", hint)
+        return (*COMMANDS[spec.language], code)
+    if not spec.argv[0]:
+        checks.refuse("argv", "begins with an empty word")
+    for index, word in enumerate(spec.argv):
+        if b"\0" in word:
+            checks.refuse(f"argv[{index}]", "contains a NUL byte")
+        if len(word) > MAX_WORD:
+            checks.refuse(f"argv[{index}]", f"has {len(word)} bytes, the limit is {MAX_WORD}")
+    if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
+        checks.refuse("argv", f"takes more than {MAX_ARGV} bytes")
+    return spec.argv
+
+
+def check_packages(packages: Sequence[str]) -> tuple[bytes, ...]:
+    """The argv that installs the packages. A word that looks like an option is no requirement of pip."""
+    if not packages:
+        checks.refuse("packages", "is empty")
+    if len(packages) > MAX_PACKAGES:
+        checks.refuse("packages", f"has {len(packages)} entries, the limit is {MAX_PACKAGES}")
+    words = []
+    for index, package in enumerate(packages):
+        word = checks.encode(f"packages[{index}]", package)
+        if not word.strip() or word.startswith(b"-"):
+            checks.refuse(
+                f"packages[{index}]", "is not a requirement", "Name packages only, such as requests or requests>=2."
+            )
+        words.append(word)
+    return (b"pip", b"install", b"--no-input", b"--disable-pip-version-check", b"--", *words)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from k8e.core.egress.denials import Mark
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import OUTPUT_LIMIT, Phase, RunResult, Status
 from k8e.core.parts import Parts
-from k8e.core.runs.deadlines import GRACE
 from k8e.core.runs.outcome import OOM_CODE, TIMEOUT_CODE, record_outcome, suspect_oom
-from k8e.core.sessions.ends import OUT_OF_MEMORY, describe_end
+from k8e.core.sessions.ends import OUT_OF_MEMORY, SILENCE, describe_end
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import RunRecord
+from k8e.core.tasks import wait_first
 from k8e.core.translation import translate
 from k8e.link.errors import LinkError
 from k8e.link.model import Outcome, Sandbox
 
+GRACE: Final = 2.0  # between TERM and KILL
+# The caller has its answer within the timeout and a second. So a command that timed out has less grace, and what the
+# sandbox has not said by then is not waited for.
+TIMEOUT_GRACE: Final = 0.4
+ALLOWANCE: Final = 0.75
+LOOK: Final = 0.05
 # Of a command that timed out, by whether it began.
 _KNOWN: Final = {None: "whether it began is not known", False: "nothing was run", True: "how it ended is not known"}
 
@@ -167,3 +175,17 @@ async def put_away(sandbox: Sandbox, command: int, *, running: bool = True) -> O
     except LinkError as error:
         warn("not_put_away", command=f"{command:016x}", cause=error)
         return None
+
+
+async def wait_until(futures: Collection[asyncio.Future[Any]], due: float) -> None:
+    """Returns when one of them is done, or a moment after `due`, in the loop's time. The moment is longer when the
+    daemon itself comes late: what arrived while it stood still is read before the run is judged."""
+    loop = asyncio.get_running_loop()
+    await wait_first(*futures, timeout=due - loop.time())
+    if not any(future.done() for future in futures):
+        await wait_first(*futures, timeout=max(LOOK, min(loop.time() - due, ALLOWANCE)))
+
+
+def describe_silence(subject: str) -> Fault:
+    hint = f"It may or may not have happened. A sandbox that stays silent for {SILENCE:g} s is ended."
+    return Fault(Kind.LOST, "sandbox_unreachable", f"{subject}: the sandbox did not answer in time", hint=hint)

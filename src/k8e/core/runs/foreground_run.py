@@ -11,8 +11,7 @@ from typing import Any, Final
 from k8e.core import checks
 from k8e.core.egress.denials import Mark
 from k8e.core.model import Chunk, RunResult
-from k8e.core.runs.deadlines import ALLOWANCE, GRACE, LOOK, wait_until
-from k8e.core.runs.endings import Endings
+from k8e.core.runs.endings import ALLOWANCE, GRACE, LOOK, Endings, wait_until
 from k8e.core.sandbox.output import HeadTail, read_into
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.store.records import RunRecord

@@ -1,9 +1,9 @@
-"""Parked interpreters: started before there is a program for them.
+"""Interpreters: the command of each language, and those that are parked, started before there is a program for them.
 
 Most of the time of a short program goes into the start of its interpreter: Python, Node or a shell. So one of each kind
 waits in a sandbox, stopped just before it would look at its program, and the agent hands it a run that fits in every
-respect (docs/parking.md). This module decides which runs may ask for that. No run depends on it: where
-none is parked, the agent starts the command the plain way, once.
+respect (docs/parking.md). This module decides which runs may ask for that. No run depends on it: where none is parked,
+the agent starts the command the plain way, once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from collections.abc import Mapping
 from typing import Final
 
 from k8e.core.model import Language
-from k8e.core.sandbox.argv import COMMANDS, MAX_WORD
 from k8e.core.sandbox.environment import Variables, merge_env
 from k8e.engine import Place, Shape
 from k8e.link.errors import AgentError
 from k8e.link.model import ExecSpec, Sandbox
 
 Kind = tuple[bytes, ...]  # how the command begins; its program is the rest
+
+MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
+# `--`: bash takes what follows -c for another option when it begins with a dash. The others take it as it is.
+COMMANDS: Final[Mapping[Language, Kind]] = {
+    Language.BASH: (b"bash", b"-c", b"--"),
+    Language.PYTHON: (b"python3", b"-c"),
+    Language.NODE: (b"node", b"-e"),
+    Language.TS: (b"tsx", b"-e"),
+}
 
 BASH: Final[Kind] = COMMANDS[Language.BASH]
 PYTHON: Final[Kind] = COMMANDS[Language.PYTHON]
