@@ -41,7 +41,7 @@ def _read_cpu_counter(subject: Subject, name: str) -> int:
 
 
 def _read_cpu_quota(subject: Subject) -> float:
-    """Reads the quota in CPUs; infinite where there is none. Version 2 has it in one file, version 1 in two, with -1 for none."""
+    """Reads the quota in CPUs; infinite where there is none. Version 1 has it in two files, with -1 for none."""
     quotas = [*_read_in_groups(subject, "cpu.max"), *_read_in_groups(subject, "cpu.cfs_quota_us")]
     quota, *period = (quotas or ["max"])[0].split()
     period = period or list(_read_in_groups(subject, "cpu.cfs_period_us"))

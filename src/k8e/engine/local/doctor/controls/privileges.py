@@ -23,7 +23,7 @@ async def read_capabilities(subject: Subject) -> str:
 
 
 async def gain_privileges(subject: Subject) -> str:
-    """Runs a program that belongs to root and is set-uid. gVisor's status may not mention the flag; it has to obey it."""
+    """Runs a program that belongs to root and is set-uid. gVisor may not show the flag, but has to obey it."""
     program = f"/home/user/{subject.decoys.token}"
     await subject.run("cp", "/usr/bin/id", program, strongest=True)
     await subject.run("chmod", "4755", program, strongest=True)
