@@ -117,7 +117,7 @@ class Observation:
     alive: bool
     oom_kills: int  # so far
     refusals: tuple[Refusal, ...] = ()  # since the last observation: each is told once
-    refusals_unknown: str = ""  # why they could not be read now; they are told later
+    refusals_unknown: str = ""  # why they could not be read now
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from ipaddress import IPv4Address
 import dns.message
 import dns.rdatatype
 
-from k8e.engine.local.dns import NameServer, Server, Upstream
+from k8e.engine.local.dns.resolv_conf import Server
+from k8e.engine.local.dns.server import NameServer
+from k8e.engine.local.dns.upstream import Upstream
 from k8e.policy import Address, HostEntry, HostList
 
 # Other tests listen on loopback at the same time: each starts somewhere else.

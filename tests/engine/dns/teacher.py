@@ -17,7 +17,7 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
-from k8e.engine.local.dns import Server
+from k8e.engine.local.dns.resolv_conf import Server
 
 # Raw packets instead of an answer: (the question, whether over TCP) -> packets, or None for the usual answer.
 Trick = Callable[[dns.message.Message, bool], Sequence[bytes] | None]

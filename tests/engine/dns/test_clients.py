@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.engine.local.dns import resolv_conf_for_sandbox
+from k8e.engine.local.dns.resolv_conf import resolv_conf_for_sandbox
 from tests.engine.dns.rig import Resolver, open_resolver
 from tests.engine.dns.teacher import Teacher, open_teacher
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.engine.local.dns import ResolvConf, Server, resolv_conf_for_sandbox
-from k8e.engine.local.dns.resolv_conf import Configuration
+from k8e.engine.local.dns.resolv_conf import Configuration, ResolvConf, Server, resolv_conf_for_sandbox
 
 
 def test_what_matters_is_read_and_the_rest_passed_over() -> None:

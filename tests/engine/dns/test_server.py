@@ -14,8 +14,8 @@ import dns.message
 import dns.rcode
 import pytest
 
-from k8e.engine.local.dns import ResolvConf, Upstream
-from k8e.engine.local.dns.resolv_conf import Configuration
+from k8e.engine.local.dns.resolv_conf import Configuration, ResolvConf
+from k8e.engine.local.dns.upstream import Upstream
 from k8e.policy import Address, HostList
 from tests.engine.dns.rig import Resolver, open_resolver, texts
 from tests.engine.dns.teacher import Teacher, open_teacher

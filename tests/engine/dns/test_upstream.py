@@ -17,9 +17,9 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from k8e.engine.local.dns import ResolvConf, Server, Upstream, UpstreamFailed
 from k8e.engine.local.dns.answers import Finding
-from k8e.engine.local.dns.resolv_conf import Configuration
+from k8e.engine.local.dns.resolv_conf import Configuration, ResolvConf, Server
+from k8e.engine.local.dns.upstream import Upstream, UpstreamFailed
 from tests.engine.dns.teacher import Teacher, open_teacher
 
 pytestmark = pytest.mark.anyio

@@ -24,7 +24,7 @@ from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import EngineError, Limits, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.images import Images
 from k8e.engine.local.disk import disk
-from k8e.engine.local.dns import Server
+from k8e.engine.local.dns.resolv_conf import Server
 from k8e.engine.local.engine_locks import EngineLock
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits

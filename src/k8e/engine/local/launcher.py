@@ -18,7 +18,7 @@ from typing import Any
 from k8e.engine import SandboxSpec, Shape
 from k8e.engine.local.disk import disk, fsck
 from k8e.engine.local.disk.cleanup import empty_folder
-from k8e.engine.local.dns import resolv_conf_for_sandbox
+from k8e.engine.local.dns.resolv_conf import resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.mounts import attach_mounts
 from k8e.engine.local.mounts.shared_workspace import load_parent, share_workspace

@@ -7,20 +7,3 @@ the kernel and only then answered; all others never leave the machine and are re
     listeners     its sockets                          resolution   one query from packet to packet
     server        all of it together
 """
-
-from k8e.engine.local.dns.rate_limits import Throttle
-from k8e.engine.local.dns.resolv_conf import ResolvConf, Server, resolv_conf_for_sandbox
-from k8e.engine.local.dns.server import AdmitAddresses, NameServer, ReportRefusal
-from k8e.engine.local.dns.upstream import Upstream, UpstreamFailed
-
-__all__ = [
-    "AdmitAddresses",
-    "NameServer",
-    "ReportRefusal",
-    "ResolvConf",
-    "Server",
-    "Throttle",
-    "Upstream",
-    "UpstreamFailed",
-    "resolv_conf_for_sandbox",
-]

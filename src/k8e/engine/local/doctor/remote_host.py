@@ -22,7 +22,7 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
-from k8e.engine.local.dns import Server
+from k8e.engine.local.dns.resolv_conf import Server
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.system.calls import CLONE_NEWNET, setns
 from k8e.engine.local.system.tasks import finish_in_thread, in_own_thread

@@ -8,7 +8,7 @@ import errno
 import os
 import platform
 import threading
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,22 +63,19 @@ class LocalImages:
             raise EngineError("image", str(error), reason="invalid") from error
         await self._clean()
         context = await asyncio.to_thread(make_context, await self._trust())
-        try:
-            async with asyncio.timeout(_DEADLINE), Registry(wanted, credentials, context, self._limits) as registry:
-                return await self._puller.pull(registry, wanted, report)
-        except TimeoutError as error:
-            raise EngineError("image", f"it took more than {_DEADLINE:g} s", reason="unreachable") from error
-        except OSError as error:
-            raise unusable(error) from error
+        with _writing():
+            try:
+                async with asyncio.timeout(_DEADLINE), Registry(wanted, credentials, context, self._limits) as registry:
+                    return await self._puller.pull(registry, wanted, report)
+            except TimeoutError as error:
+                raise EngineError("image", f"it took more than {_DEADLINE:g} s", reason="unreachable") from error
 
     async def build_base(self, report: Report, packages: Sequence[str] = ()) -> Image:
         from k8e.engine.local.images import base
 
         await self._clean()
-        try:
+        with _writing():
             return await base.build_base(self.store, self._limits, report, packages or base.PACKAGES)
-        except OSError as error:
-            raise unusable(error) from error
 
     async def add(self, archive: Path, report: Report) -> Image:
         from k8e.engine.local.images.archive import import_archive
@@ -93,31 +90,26 @@ class LocalImages:
         await self._clean()
         folder = contextlib.ExitStack()
         try:
-            path = folder.enter_context(self.store.scratch()) / "archive"
-            with path.open("wb") as file:
-                size = 0
-                async for piece in pieces:
-                    size += len(piece)
-                    if size > self._limits.bytes:
-                        raise refused(f"the archive has more than {self._limits.bytes} bytes")
-                    await asyncio.to_thread(file.write, piece)
+            with _writing():
+                path = folder.enter_context(self.store.scratch()) / "archive"
+                with path.open("wb") as file:
+                    size = 0
+                    async for piece in pieces:
+                        size += len(piece)
+                        if size > self._limits.bytes:
+                            raise refused(f"the archive has more than {self._limits.bytes} bytes")
+                        await asyncio.to_thread(file.write, piece)
             return await self.add(path, report)
-        except OSError as error:
-            raise unusable(error) from error
         finally:
             await asyncio.to_thread(folder.close)
 
     async def find(self, digest: str) -> Image | None:
-        try:
+        with _writing():
             return await asyncio.to_thread(self.store.find, digest)
-        except OSError as error:
-            raise unusable(error) from error
 
     async def list(self) -> Sequence[Image]:
-        try:
+        with _writing():
             return await asyncio.to_thread(self.store.list)
-        except OSError as error:
-            raise unusable(error) from error
 
     async def retain(self, digests: Collection[str]) -> int:
         await self._clean()
@@ -139,10 +131,8 @@ class LocalImages:
     async def _work(self, work: Callable[[threading.Event], T]) -> T:
         """In a thread, which is told to stop when the caller is cancelled, and waited for."""
         stop = threading.Event()
-        try:
+        with _writing():
             return await in_thread(lambda: work(stop), stop)
-        except OSError as error:
-            raise unusable(error) from error
 
     def _teller(self, step: str, report: Report) -> Callable[[int, int], None]:
         """From a thread."""
@@ -154,8 +144,15 @@ class LocalImages:
         return tell
 
 
-def unusable(error: OSError) -> EngineError:
-    cause = os.strerror(error.errno) if error.errno else str(error)
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = "Make room: `k8e image prune` removes what is not used." if full else ""
-    return EngineError("image", f"the store cannot be written: {cause}", hint, "disk_full" if full else "")
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Explains what goes wrong with the files of the store."""
+    try:
+        yield
+    except OSError as error:
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "Make room: `k8e image prune` removes what is not used." if full else ""
+        raise EngineError(
+            "image", f"the store cannot be written: {cause}", hint, "disk_full" if full else ""
+        ) from error

@@ -4,7 +4,7 @@ Linux forwards for all interfaces or for none that matters here, so this is a se
 writes the values before it down. A machine that finds its router by advertisements would stop listening to them as soon
 as it forwards (`accept_ra` 1); 2 means: listen all the same. A machine that checks whether answers come from where the
 route to them leads (`rp_filter`) has to use their mark (`src_valid_mark`), because without one there is no route
-(policy_routing.py).
+(routing_rules.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from k8e.engine.local.network.leases import Leases, own_ledger
 from k8e.engine.local.network.netlink.connections import forget_connections
 from k8e.engine.local.network.netlink.elements import delete_elements, live_element, read_mark
 from k8e.engine.local.network.netlink.messages import Message, NetlinkError, NoSuchThing
-from k8e.engine.local.network.policy_routing import guard_wires, leave_rules, make_room, unguard_wire
+from k8e.engine.local.network.routing_rules import guard_wires, leave_rules, make_room, unguard_wire
 from k8e.engine.local.network.table import Table
 from k8e.engine.local.network.wires import known_networks, remove_wire
 

@@ -17,7 +17,10 @@ from pathlib import Path
 
 from k8e.damage import Damaged, Damages
 from k8e.engine import EngineError, Refusal
-from k8e.engine.local.dns import NameServer, Server, Throttle, Upstream
+from k8e.engine.local.dns.rate_limits import Throttle
+from k8e.engine.local.dns.resolv_conf import Server
+from k8e.engine.local.dns.server import NameServer
+from k8e.engine.local.dns.upstream import Upstream
 from k8e.engine.local.network.addresses import Pool, Wire
 from k8e.engine.local.network.admissions import Admissions, Change, change_messages
 from k8e.engine.local.network.machine import Machine
@@ -90,7 +93,7 @@ class Network:
                 await self._detach(former)  # another engine removed it
         admissions, change = Admissions(wire).adopt(hosts, time.monotonic())
         attachment = self._attachments[sandbox] = Attachment(wire, self._record_of(sandbox), admissions)
-        await finish_in_thread(self._fill, attachment, change)
+        await finish_in_thread(self._write, attachment, change, admissions)
         await finish_in_thread(_open, attachment, sandbox)
         await self._serve(sandbox, attachment, hostname)
         return wire, f"/proc/{os.getpid()}/fd/{attachment.namespace}"
@@ -118,13 +121,22 @@ class Network:
                 fresh, change = Admissions(attachment.wire).adopt(attachment.admissions.hosts, time.monotonic())
                 attachment.admissions = fresh
                 await finish_in_thread(forget_connections, self._machine.table.kernel, attachment.wire)
-                await finish_in_thread(self._fill, attachment, change)
+                await finish_in_thread(self._write, attachment, change, fresh)
 
-    def _fill(self, attachment: Attachment, change: Change) -> None:
-        """A wire that is free has no connections and nothing in its sets: its lease is the last thing to go."""
-        table, wire = self._machine.table, attachment.wire
-        EgressRecord.of(attachment.admissions).save(attachment.record)
-        self._commit(change_messages(table.name, wire, change, time.monotonic()))
+    def _write(self, attachment: Attachment, change: Change, known: Admissions | None) -> None:
+        """Blocks. The record first, if there is something new to record: after a crash in between, the new list is
+        applied again, and a mark that the record does not know is closed by the next daemon. If the kernel refuses, the
+        old list is in force and on record."""
+        try:
+            if known is not None:
+                EgressRecord.of(known, more=change.reasons).save(attachment.record)
+            try:
+                self._commit(change_messages(self._machine.table.name, attachment.wire, change, time.monotonic()))
+            except EngineError:
+                EgressRecord.of(attachment.admissions).save(attachment.record)
+                raise
+        except OSError as error:
+            raise EngineError("network list", f"cannot be recorded: {error}") from error
 
     def _commit(self, messages: Sequence[Message]) -> None:
         try:
@@ -196,33 +208,16 @@ class Network:
     async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
         attachment = self._attachment(sandbox)
         async with attachment.lock:
-            after, change = attachment.admissions.adopt(hosts, time.monotonic())
-            await self._apply(attachment, after, change)
+            before = attachment.admissions
+            after, change = before.adopt(hosts, time.monotonic())
+            same = (before.hosts, before.marks) == (after.hosts, after.marks)
+            await finish_in_thread(self._write, attachment, change, None if same else after)
+            attachment.admissions = after
             if self._names is not None:
                 self._names.set_hosts(sandbox, hosts)
             if change.dead:
                 kernel, dead = self._machine.table.kernel, frozenset(change.dead)
                 await finish_in_thread(cut_connections, kernel, attachment.wire, dead)
-
-    async def _apply(self, attachment: Attachment, after: Admissions, change: Change) -> None:
-        """The record first: after a crash in between, the new list is applied again. If the kernel refuses, the old one
-        is in force and on record."""
-        before = attachment.admissions
-
-        def apply() -> None:
-            if (before.hosts, before.marks) != (after.hosts, after.marks):
-                EgressRecord.of(after).save(attachment.record)
-            try:
-                self._commit(change_messages(self._machine.table.name, attachment.wire, change, time.monotonic()))
-            except EngineError:
-                EgressRecord.of(before).save(attachment.record)
-                raise
-
-        try:
-            await finish_in_thread(apply)
-        except OSError as error:
-            raise EngineError("network list", f"cannot be recorded: {error}") from error
-        attachment.admissions = after
 
     async def _admit(
         self, sandbox: str, entry: HostEntry, name: str, addresses: Sequence[Address], seconds: float
@@ -236,22 +231,9 @@ class Network:
         async with attachment.lock:
             change = attachment.admissions.admit(entry, addresses, seconds, time.monotonic())
             if change:
-                await self._open_names(attachment, change)
-
-    async def _open_names(self, attachment: Attachment, change: Change) -> None:
-        """The record first, as for a list: a mark that it does not know is closed by the next daemon."""
-        known = attachment.admissions
-
-        def apply() -> None:
-            if change.reasons:
-                EgressRecord.of(known, more=change.reasons).save(attachment.record)
-            self._commit(change_messages(self._machine.table.name, attachment.wire, change, time.monotonic()))
-
-        try:
-            await finish_in_thread(apply)
-        except OSError as error:
-            raise EngineError("network list", f"cannot be recorded: {error}") from error
-        known.take(change)
+                known = attachment.admissions
+                await finish_in_thread(self._write, attachment, change, known if change.reasons else None)
+                known.take(change)
 
     def _refuse_name(self, sandbox: str, name: str, reason: str, address: str) -> None:
         if attachment := self._attachments.get(sandbox):
@@ -269,14 +251,7 @@ class Network:
         """Since the last call. Two short requests to the kernel, which answers at once: not worth a thread."""
         attachment = self._attachment(sandbox)
         told = attachment.refusals.take_names()
-        table, pool = self._machine.table, self._machine.pool
-        context = RefusalContext(
-            attachment.admissions.hosts,
-            lambda address: attachment.refusals.known.get(address, ""),
-            is_own_address,
-            (pool.v4,) if pool.v6 is None else (pool.v4, pool.v6),
-            lambda address, port: attachment.admissions.is_open((address, port), time.monotonic()),
-        )
+        table = self._machine.table
         for version in (4, 6):
             name = f"refused{version}_{attachment.wire.index}"
             try:
@@ -284,15 +259,26 @@ class Network:
             except NoSuchThing:
                 self.flushed = True
                 break
+            if not found:
+                continue
             try:
-                if found:
-                    table.commit(delete_elements(table.name, name, (Element(each.key) for each in found)))
+                table.commit(delete_elements(table.name, name, (Element(each.key) for each in found)))
             except NoSuchThing:
-                continue  # one of them was just forgotten by the kernel itself: told the next time
+                continue  # one of them has just expired in the kernel: told the next time
             except NetlinkError as error:
                 raise EngineError("network refusals", str(error)) from error
-            told += read_refusals(found, context, time.time())
+            told += read_refusals(found, self._context(attachment), time.time())
         return told
+
+    def _context(self, attachment: Attachment) -> RefusalContext:
+        pool = self._machine.pool
+        return RefusalContext(
+            attachment.admissions.hosts,
+            lambda address: attachment.refusals.known.get(address, ""),
+            is_own_address,
+            (pool.v4,) if pool.v6 is None else (pool.v4, pool.v6),
+            lambda address, port: attachment.admissions.is_open((address, port), time.monotonic()),
+        )
 
     async def repair(self) -> None:
         """Makes rules again that were flushed."""
@@ -304,7 +290,7 @@ class Network:
         return any(each.wire.interface == interface for each in self._attachments.values())
 
     def _mend(self) -> None:
-        """Rules went, perhaps ours, perhaps by our own hand. Nothing passes meanwhile (policy_routing.py). An engine
+        """Rules went, perhaps ours, perhaps by our own hand. Nothing passes meanwhile (routing_rules.py). An engine
         without sandboxes looks when the first one comes."""
         if self._attachments and (self._mending is None or self._mending.done()):
             self._mending = asyncio.ensure_future(self._keep_repairing())

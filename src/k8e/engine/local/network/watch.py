@@ -1,6 +1,6 @@
 """Watches for rules that go: those of our table, or routing rules of wires, whatever program removed them.
 
-Nothing opens meanwhile (policy_routing.py); this is so that sandboxes have their network back at once, and not with
+Nothing opens meanwhile (routing_rules.py); this is so that sandboxes have their network back at once, and not with
 their next command. Addresses and refusals come and go all the time and are passed over.
 """
 
