@@ -166,7 +166,7 @@ async def test_a_client_that_does_not_take_its_answers_is_closed(
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, (str(resolver.addresses["bad"]), PORT))
         await loop.sock_sendall(client, (struct.pack("!H", len(query)) + query) * listeners.MAX_QUERIES)
-        desk = resolver.server._desks["bad"]
+        desk = resolver.server._clients["bad"]
         while not desk.allowance.connections:
             await asyncio.sleep(0.01)
         while desk.allowance.connections:

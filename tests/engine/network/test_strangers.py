@@ -80,7 +80,7 @@ async def assert_only_the_sandbox_is_answered(network: Network, wire: Wire, insi
     network.refusals("x")
     assert "answered" not in (answers := await stranger(ways(wire, "forged.com") + ways(wire, "two.com"))), answers
     assert network.refusals("x") == [], "no refusal in the sandbox's name"
-    assert ip_address("45.90.31.2") not in network._attachments["x"].notes.known, "nothing admitted"
+    assert ip_address("45.90.31.2") not in network._attachments["x"].refusals.known, "nothing admitted"
     told = json.loads(await run_inside(inside, sys.executable, "-c", ASK, json.dumps(own)))
     assert told == ["answered"] * 4, "and nothing of its allowance is gone"
 
