@@ -139,7 +139,7 @@ def test_each_imported_package_is_declared() -> None:
     provided = importlib.metadata.packages_distributions()
     for path in (ROOT / "src").rglob("*.py"):
         for package in find_imports(path) - known:
-            providers = {name.replace("_", "-") for name in provided.get(package, [])}
+            providers = {name.lower().replace("_", "-") for name in provided.get(package, [])}
             assert providers & declared, f"{package}, which {path.relative_to(ROOT)} imports, is not declared"
 
 

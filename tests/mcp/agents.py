@@ -1,4 +1,4 @@
-"""Agents as nobody here wrote them: the official client; and raw lines where that is too polite."""
+"""Clients for the tests: the official one, and raw lines for what it would not send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 
 @contextlib.asynccontextmanager
 async def stdio_agent(machine: Machine, *words: str, mode: str = "legacy") -> AsyncIterator[Client]:
-    folder = machine.home / "project"  # as whoever works in one
+    folder = machine.home / "project"
     folder.mkdir(exist_ok=True)
     server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp", *words], env=machine.env, cwd=folder)
     async with Client(server, mode=mode) as client:

@@ -133,14 +133,14 @@ def test_a_key_that_is_taken_back_ends_its_agents(house: House) -> None:
     wait_until(lambda: owned(house, "brief") == [])
 
 
-def test_who_has_nothing_is_told_on_stderr(house: House) -> None:
+def test_a_user_without_credentials_is_told_on_stderr(house: House) -> None:
     """Whom to trust is known, and nothing else: `K8E_SANDBOX_CERT=/path/to/ca.crt`, as the README of k8e has it."""
     authority = str(house.machine.folder / "s" / "identity" / "ca.crt")
     done = far(house, K8E_SANDBOX_CERT=authority).k8e("sandbox-mcp", stdin=json.dumps(INITIALIZE).encode())
     assert (done.code, done.stdout) == (1, b"")
     assert json.loads(done.stderr)["code"] == "not_logged_in"
-    nobody = far(house, K8E_SANDBOX_ENDPOINT="127.0.0.1:1", K8E_SANDBOX_CERT=authority)
-    done = nobody.k8e("sandbox-mcp", stdin=json.dumps(INITIALIZE).encode())
+    unreachable = far(house, K8E_SANDBOX_ENDPOINT="127.0.0.1:1", K8E_SANDBOX_CERT=authority)
+    done = unreachable.k8e("sandbox-mcp", stdin=json.dumps(INITIALIZE).encode())
     assert (done.code, done.stdout, json.loads(done.stderr)["code"]) == (2, b"", "unreachable")
 
 
@@ -186,5 +186,5 @@ def test_what_is_no_part_of_it_is_refused_and_agents_are_counted(house: House) -
             waiting = stack.enter_context(Held(guest, options, pb.ConnectAgentRequest(content=ping)))
             assert b'"id":1' in next(iter(waiting.call)).content
         assert guest.refused("ConnectAgent", options)[1].code == "too_many_streams"  # type: ignore[union-attr]
-        # While they are all silent, nobody has to wait for them.
+        # While they are all silent, no other call waits for them.
         assert guest.call("Status", pb.StatusRequest()).available

@@ -1,4 +1,4 @@
-"""`k8e sandbox-mcp --http`: many agents at one address, each with what is its own."""
+"""`k8e sandbox-mcp --http`: many clients at one address, each with its own sessions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_each_agent_has_a_session_that_ends_with_it(machine: Machine, url:
         assert [each["session_id"] for each in (await call(other, "sandbox_list"))["sessions"]] == [
             theirs["session_id"]
         ]
-        # Here nobody knows who asks: other tenants are not to be had by naming them.
+        # The kernel does not say who asks here, so a client cannot name other tenants.
         assert (await fail(one, "sandbox_create_session", tenant_id="web"))["code"] == "wrong_tenant"
     wait_until(lambda: machine.live_sessions() == [])
 
@@ -177,13 +177,13 @@ def test_the_older_form_answers_in_the_body_and_in_the_stream(machine: Machine, 
         ({"path": "/mcp/../x"}, 404),
     ],
 )
-def test_who_is_no_agent_is_turned_away(browser: Browser, headers: dict[str, str], status: int) -> None:
+def test_a_request_that_is_no_client_s_is_refused(browser: Browser, headers: dict[str, str], status: int) -> None:
     response = browser.send("POST", INITIALIZE, **headers)
     assert response.status == status
     assert b"protocolVersion" not in response.read()
 
 
-def test_an_origin_of_our_own_is_none_of_a_stranger(url: str, browser: Browser) -> None:
+def test_the_server_s_own_origin_is_taken(url: str, browser: Browser) -> None:
     response = browser.send("POST", INITIALIZE, Origin=url.removesuffix("/mcp"))
     assert response.status == 200
     response.read()

@@ -242,7 +242,7 @@ async def test_a_sandbox_by_name_lasts(machine: Machine, agent: Client, project:
         "host",
         "moderate",
     )
-    async with kernel_agent(machine, project) as other:  # the next time that somebody starts an agent
+    async with kernel_agent(machine, project) as other:  # the user's next agent
         assert [each["name"] for each in (await call(other, "sandbox_list"))["sandboxes"]] == ["dev"]
         for _ in range(2):
             assert await call(other, "sandbox_start", name="dev") == {"name": "dev", "state": "running"}
@@ -253,7 +253,7 @@ async def test_a_sandbox_by_name_lasts(machine: Machine, agent: Client, project:
 
 
 async def test_only_what_is_its_own_is_seen(machine: Machine, agent: Client) -> None:
-    """What the same user has made otherwise is none of its business, though it be in the same tenant."""
+    """It does not see what the same user made otherwise, though it is in the same tenant."""
     mine = machine.k8e("sandbox", "create", "--session-id", "private", "--runtime", "native").json["session_id"]
     for tool, arguments in (
         ("sandbox_exec", {"command": ["id"]}),

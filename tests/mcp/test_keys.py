@@ -1,4 +1,4 @@
-"""Agents from other machines: TLS, an API key with every request, and what the key's tenant has to do with it."""
+"""Clients on other machines: TLS, an API key with every request, and the sessions of the key's tenant."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_key_that_is_no_good_is_refused(server: Server, send: Sender, red: str
     assert b"protocolVersion" not in body
 
 
-def test_who_brings_no_key_is_asked_for_one(house: House, server: Server, send: Sender) -> None:
+def test_a_client_without_a_key_is_asked_for_one(house: House, server: Server, send: Sender) -> None:
     status, headers, body = send.ask(server, INITIALIZE)
     assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="k8e"')
     problem = json.loads(body)
@@ -364,7 +364,7 @@ async def test_on_loopback_a_key_that_is_given_counts(house: House, near: str, r
     assert post_as(0, near, "Authorization: Bearer k8e_nonsense")[0] == 401
 
 
-def test_who_a_neighbour_is_is_known_only_while_it_is_connected(tmp_path: Path) -> None:
+def test_the_user_of_a_peer_is_known_only_while_it_is_connected(tmp_path: Path) -> None:
     row = "   0: 0100007F:1F90 0100007F:226B %s 00000000:00000000 00:00000000 00000000  1000        0 1 1\n"
     mapped = row.replace("0100007F", "0000000000000000FFFF00000100007F").replace(" 1000 ", " 1001 ")
     table, table6 = tmp_path / "tcp", tmp_path / "tcp6"

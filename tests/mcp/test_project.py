@@ -85,7 +85,7 @@ async def look(agent: Client, **wishes: Any) -> Any:
 
 
 def type_there(machine: Machine, project: Path, *words: str) -> Any:
-    """What the same has that the user types."""
+    """The same command, typed by the user."""
     command = [str(AGENTKERNEL), *words]
     done = subprocess.run(command, cwd=project, env=machine.env, capture_output=True, timeout=60, input=b"")
     assert done.returncode == 0, done

@@ -144,7 +144,7 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing(machine: Machine, 
         if how == "kill":
             agent.process.send_signal(signal.SIGKILL)
         else:
-            # As when the agent dies: both its ends are closed, and nobody kills us.
+            # As when the agent dies: both its ends are closed, and no signal comes.
             assert agent.process.stdin is not None
             assert agent.process.stdout is not None
             agent.process.stdin.close()

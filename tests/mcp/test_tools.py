@@ -426,7 +426,7 @@ async def test_no_dialogue_is_shown_where_what_is_clicked_does_not_count(machine
     """An agent's shell can speak this protocol, too, and click for itself."""
 
     async def approve(context: object, params: Any) -> ElicitResult:
-        raise AssertionError("nobody is to be asked")
+        raise AssertionError("no person is to be asked")
 
     server = StdioServerParameters(command=str(K8E), args=["sandbox-mcp"], env=machine.env)
     async with Client(server, mode=mode, elicitation_callback=approve) as agent:

@@ -1,4 +1,4 @@
-"""What tools and the catalogue say, in the types of the SDK."""
+"""Turns the answers of tools, and the catalogue, into the types of the SDK."""
 
 from __future__ import annotations
 

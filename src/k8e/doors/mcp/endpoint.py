@@ -29,6 +29,7 @@ from k8e.doors.http.routes import JSON, LINES, Route
 from k8e.doors.request_memory import RequestMemory
 
 if TYPE_CHECKING:
+    from k8e.doors.mcp.bridge import Bridge
     from k8e.doors.mcp.certificates import TlsCertificate
     from k8e.doors.mcp.clients import McpClient
     from k8e.doors.mcp.protocol import ProtocolServer
@@ -109,13 +110,8 @@ class McpEndpoint:
         if toolset.keeps_named:
             client = KeepingClient(self._service, exchange.caller, tenant, toolset.name)
         await exchange.start_pieces(LINES)
-        bridge = Bridge(exchange, exchange.allocation) if answers else None
-        server = ProtocolServer(client, toolset, ClientFolders(cwd, home), bridge)
-        try:
-            await self._serve(client, server, bridge or exchange)
-        finally:
-            if bridge is not None:
-                bridge.close()
+        bridge = Bridge(exchange.send_piece) if answers else None
+        await self._serve(client, ProtocolServer(client, toolset, ClientFolders(cwd, home), bridge), exchange, bridge)
         await exchange.end_frames()
 
     async def serve(self, caller: Caller, tenant: str, stream: ByteStream) -> None:
@@ -138,11 +134,13 @@ class McpEndpoint:
         await self._service.sessions.list(client.caller)
         return client
 
-    async def _serve(self, client: McpClient, server: ProtocolServer, stream: ByteStream) -> None:
+    async def _serve(
+        self, client: McpClient, server: ProtocolServer, stream: ByteStream, bridge: Bridge | None = None
+    ) -> None:
         from k8e.doors.mcp.transport.stdio import StdioTransport
 
         allocation = self._memory.allocate(find_payer(client.caller.uid, client.caller.tenant))
-        connection = StdioTransport(stream, server, allocation)
+        connection = StdioTransport(stream, server, allocation, bridge)
         self._connections.add(connection)
         try:
             await connection.serve()
@@ -219,8 +217,10 @@ class McpEndpoint:
 
     async def close(self, grace: float) -> None:
         """Ends all connections, and what ends with them."""
-        for each in (*self._connections, *self._servers):
-            each.close()
+        for connection in self._connections:
+            connection.close()
+        for server in self._servers:
+            server.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 while self._connections or self._servers or self._tasks:

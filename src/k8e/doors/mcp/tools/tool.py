@@ -30,7 +30,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the SDK knows of one call besides its arguments."""
+    """The parts of one call besides its arguments."""
 
     specs: SpecResolver
     send_progress: SendProgress | None = None  # None: the client asked for none

@@ -89,7 +89,8 @@ class HttpTransport:
     def _check_sessions(self, call: HttpCall, identity: str) -> None:
         if SESSION in call.request.headers or _find_token(call):
             return
-        identities = [each.identity for each in (*self._sessions.values(), *self._streams.values())]
+        sessions = (session.identity for session in self._sessions.values())
+        identities = [*sessions, *(stream.identity for stream in self._streams.values())]
         too_many = identity and identities.count(identity) >= SESSIONS_PER_KEY
         if too_many or len(identities) >= SESSIONS:
             raise HttpRefusal(503, "too_many_connections", "too many agents are connected", hint="try again later")

@@ -14,6 +14,7 @@ from mcp.shared.message import SessionMessage
 
 from k8e.core.errors import Fault
 from k8e.core.model import MAX_MESSAGE
+from k8e.doors.mcp.bridge import MARK, Bridge
 from k8e.doors.mcp.errors import refuse_bytes, refuse_line
 from k8e.doors.mcp.protocol import ProtocolServer
 from k8e.doors.request_memory import Allocation
@@ -71,8 +72,12 @@ class StdioTransport:
     """After the end of its input a connection stays until all requests are answered: a script writes everything and
     waits. When the client disconnects, the door cancels the task."""
 
-    def __init__(self, stream: ByteStream, server: ProtocolServer, allocation: Allocation) -> None:
+    def __init__(
+        self, stream: ByteStream, server: ProtocolServer, allocation: Allocation, bridge: Bridge | None = None
+    ) -> None:
         self._stream = stream
+        self._bridge = bridge
+        self._lines = LineSplitter()
         self._server = server.server
         self._allocation = allocation
         # Requests that are not answered yet, and their bytes.
@@ -103,26 +108,47 @@ class StdioTransport:
     async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         async with incoming:
             try:
-                await self._take_all(incoming)
+                while not (self._bridge and self._bridge.ended) and await self._take_piece(incoming):
+                    pass
+                for line in self._lines.finish():
+                    await self._take(line, incoming)
             except Fault as fault:  # no memory for more: earlier requests are still answered
                 await self._write(refuse_bytes(fault))
-            while self._unanswered:
-                self._settled.clear()
-                await self._settled.wait()
+            answering = asyncio.create_task(self._take_answers(incoming))
+            try:
+                while self._unanswered:
+                    self._settled.clear()
+                    await self._settled.wait()
+            finally:
+                answering.cancel()
+                await asyncio.gather(answering, return_exceptions=True)
 
-    async def _take_all(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        lines = LineSplitter()
-        while (piece := await self._stream.read_piece()) is not None:
-            await self._allocation.add(len(piece), long_lived=True)
-            for line in lines.feed(piece):
-                await self._take(line, incoming)
-            # The line that has begun and the unanswered requests stay in memory.
-            self._allocation.remove(self._allocation.size - lines.size - self._sizes.total())
-        for line in lines.finish():
+    async def _take_answers(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """Requests of a client that sends no more may still need answers of the bridge."""
+        if self._bridge is not None:
+            try:
+                while self._bridge.ended and await self._take_piece(incoming):
+                    pass
+            finally:
+                self._bridge.close()
+
+    async def _take_piece(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> bool:
+        """False at the end of the stream."""
+        piece = await self._stream.read_piece()
+        if piece is None:
+            return False
+        await self._allocation.add(len(piece), long_lived=True)
+        for line in self._lines.feed(piece):
             await self._take(line, incoming)
+        # The line that has begun and the unanswered requests stay in memory.
+        self._allocation.remove(self._allocation.size - self._lines.size - self._sizes.total())
+        return True
 
     async def _take(self, line: bytes | None, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         if line is not None and not line.strip():
+            return
+        if line is not None and self._bridge is not None and line.startswith(MARK):
+            self._bridge.take(line)
             return
         try:
             if line is None:
