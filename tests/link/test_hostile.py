@@ -240,7 +240,7 @@ async def test_an_idle_link_does_not_ask(stage: Stage) -> None:
     await agent.send(Pong(ping.token), Result(request.id, Code.NOT_FOUND, 2, b""))
     with pytest.raises(AgentError):
         await stating
-    assert link._mux._wire is not None
+    assert link._mux._connection is not None
     assert link._mux._connection._keepalive is None
 
 

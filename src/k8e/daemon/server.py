@@ -133,19 +133,6 @@ async def serve(
     detached: bool,
     damages: Damages,
 ) -> None:
-    with watchdog:
-        await serve_watched(engine, paths, settings, announce, detached=detached, damages=damages)
-
-
-async def serve_watched(
-    engine: Engine,
-    paths: Paths,
-    settings: Settings,
-    announce: Callable[[], None],
-    *,
-    detached: bool,
-    damages: Damages,
-) -> None:
     from k8e.core.access.keys import Keys
     from k8e.core.service import Service
     from k8e.core.store.store import Store
@@ -157,61 +144,62 @@ async def serve_watched(
     from k8e.doors.mcp.endpoint import McpEndpoint
     from k8e.doors.request_memory import RequestMemory
 
-    stop = heed_signals()
-    store = await Store.open(paths.database)
-    service = Service(
-        *(engine, store),
-        settings=settings,
-        pool=settings.pool,
-        audit_file=paths.audit,
-        environments=paths.environments,
-    )
-    await service.recover()
-    service.audit.note_damages(damages.take())
-    service.keep_up()
-    keys = Keys(paths.identity, audit=service.audit)
-    connection_limits, memory = ConnectionLimits(), RequestMemory(settings.quotas.request_bytes)
-    agents = McpEndpoint(service, keys, settings.gateway.names, connection_limits, memory)
-    gateway = Gateway(service, keys, settings.gateway, agents, paths.run_dir, connection_limits, memory)
-    handlers = list_handlers(service, service.warm, service.metrics.render, keys, gateway)
-    door = HttpServer(service, (*handlers, agents), memory=memory)
-    await door.open(bind_socket(paths.socket))
-    log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
-    announce()
-    # The gateway is opened at once under `k8e server`, or when there are API keys; else when a client asks for it.
-    opening = asyncio.create_task(gateway.attempt()) if not detached or keys.in_use else None
-    preparing = asyncio.create_task(agents.prepare())
-    await stop.wait()
-    log.info("stopping")
-    preparing.cancel()
-    await agents.close(GRACE)
-    if opening is not None:
-        await opening
-    closing_gateway = asyncio.create_task(gateway.close(GRACE))
-    paths.socket.unlink(missing_ok=True)
-    unfinished = await door.close(GRACE)
-    # Ends the runs whose callers still wait, so that each caller gets an answer.
-    await service.close()
-    if unfinished:
-        await door.close(GRACE)
-    await closing_gateway
-    await engine.close()
-    await store.close()
-    log.info("stopped")
+    with watchdog:
+        stop = watch_signals()
+        store = await Store.open(paths.database)
+        service = Service(
+            *(engine, store),
+            settings=settings,
+            pool=settings.pool,
+            audit_file=paths.audit,
+            environments=paths.environments,
+        )
+        await service.recover()
+        service.audit.note_damages(damages.take())
+        service.keep_up()
+        keys = Keys(paths.identity, audit=service.audit)
+        connection_limits, memory = ConnectionLimits(), RequestMemory(settings.quotas.request_bytes)
+        agents = McpEndpoint(service, keys, settings.gateway.names, connection_limits, memory)
+        gateway = Gateway(service, keys, settings.gateway, agents, paths.run_dir, connection_limits, memory)
+        handlers = list_handlers(service, service.warm, service.metrics.render, keys, gateway)
+        door = HttpServer(service, (*handlers, agents), memory=memory)
+        await door.open(bind_socket(paths.socket))
+        log.info("ready socket=%s pid=%d", paths.socket, os.getpid())
+        announce()
+        # The gateway is opened at once under `k8e server`, or when there are API keys; else when a client asks for it.
+        opening = asyncio.create_task(gateway.attempt()) if not detached or keys.in_use else None
+        preparing = asyncio.create_task(agents.prepare())
+        await stop.wait()
+        log.info("stopping")
+        preparing.cancel()
+        await agents.close(GRACE)
+        if opening is not None:
+            await opening
+        closing_gateway = asyncio.create_task(gateway.close(GRACE))
+        paths.socket.unlink(missing_ok=True)
+        unfinished = await door.close(GRACE)
+        # Ends the runs whose callers still wait, so that each caller gets an answer.
+        await service.close()
+        if unfinished:
+            await door.close(GRACE)
+        await closing_gateway
+        await engine.close()
+        await store.close()
+        log.info("stopped")
 
 
-def heed_signals() -> asyncio.Event:
+def watch_signals() -> asyncio.Event:
     """Returns an event that the first signal sets. A second signal ends the process at once, which is always safe."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def heed(number: int) -> None:
+    def receive(number: int) -> None:
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, heed, number)
+        loop.add_signal_handler(number, receive, number)
     return stop
 
 
