@@ -9,7 +9,7 @@ import pytest
 
 from k8e.profiles.record import Record
 
-CHEAP = {"__future__"}
+CHEAP = {"__future__", "k8e.errors"}
 
 
 def test_deciding_imports_nothing_of_the_library() -> None:
