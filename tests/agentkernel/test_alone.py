@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.agentkernel.project_files import read_file
+from k8e.cli.agentkernel.project.files import read_file
 from k8e.cli.process import Failure
 from tests.agentkernel.house import House, link, list_tree
 

@@ -29,6 +29,7 @@ def machine() -> Iterator[Machine]:
         (folder / "k8e.toml").write_text('[pool]\nenabled = false\n[gateway]\nlisten = ""\n')
         for room in ("cli", "profiles", "policy"):
             shutil.copytree(ROOT / "src" / "k8e" / room, folder / "lib" / "k8e" / room)
+        shutil.copy(ROOT / "src" / "k8e" / "errors.py", folder / "lib" / "k8e")
         (folder / "lib" / "k8e" / "__init__.py").touch()
         plant_answers(folder / "s", folder)
         machine = Machine(folder, folder)

@@ -227,6 +227,7 @@ class TestOtherUsers:
         if not copy.exists():
             for part in ("cli", "profiles"):
                 shutil.copytree(ROOT / "src" / "k8e" / part, copy / "k8e" / part)
+            shutil.copy(ROOT / "src" / "k8e" / "errors.py", copy / "k8e")
             (copy / "k8e" / "__init__.py").touch()
         home = machine.folder / "other"
         home.mkdir(exist_ok=True)

@@ -367,6 +367,6 @@ def test_grpc_is_not_loaded_for_the_daemon_of_this_machine(house: House) -> None
     command = ["python3", "-X", "importtime", str(K8E), "sandbox", "sessions"]
     done = subprocess.run([str(K8E.parent / "python"), *command[1:]], env=machine.env, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "k8e.cli.sessions" in done.stderr
+    assert "k8e.cli.sandbox.sessions" in done.stderr
     assert "grpc" not in done.stderr
     assert "cryptography" not in done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from k8e.cli.credentials import find_credentials
+from k8e.cli.images.credentials import find_credentials
 from k8e.cli.process import Failure
 from tests.cli.machine import K8E, Machine, make_folder, run_launcher
 from tests.engine.answers import plant_answers

@@ -1,9 +1,8 @@
 """The command lines `k8e` and `k8e-sandbox`: thin clients of the daemon's socket.
 
 A person or an agent waits for this process, so it imports next to nothing. Where bare Python takes 12 ms, argparse adds
-10, json and socket 8 each (they bring re and enum). `sandbox run` in its usual spellings goes through modules that
-import none of them; whatever is unusual, and every other command, takes the way through argparse.
-tests/cli/test_startup.py holds us to that.
+10, json and socket 8 each (they bring re and enum). `sandbox run` in its usual spellings imports none of them; unusual
+spellings and all other commands go through argparse. tests/cli/test_startup.py checks that.
 """
 
 from __future__ import annotations

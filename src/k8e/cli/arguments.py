@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     Options = TypeVar("Options")
-    # What reads the value (None: a flag; list: may come several times), what it is called, what it is for.
-    Table: TypeAlias = Mapping[str, tuple[Callable[[str], object] | None, str, str]]
+    # From a name (see add_table) to what reads its value (None: a flag; list: may come several times; words: one of
+    # them), what the value is called, and what it is for.
+    Table: TypeAlias = Mapping[str, tuple[Callable[[str], object] | tuple[str, ...] | None, str, str]]
+    PlainTable: TypeAlias = Mapping[str, tuple[Callable[[str], object] | None, str, str]]  # also read without argparse
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,18 +62,32 @@ def read_with(read: Callable[[str], object], noun: str, about: str = "") -> Call
     return read_value
 
 
-def add_table(parser: argparse.ArgumentParser, table: Table, defaults: object) -> None:
-    """Adds the options of a table that is also read without argparse; `defaults` has their values."""
-    for name, (read, noun, about) in table.items():
-        default = getattr(defaults, name[2:].replace("-", "_"))
+def any_text(text: str) -> str:
+    """For options whose value may be empty."""
+    return text
+
+
+def add_table(parser: Parser, table: Table, defaults: Mapping[str, object]) -> None:
+    """Adds a row for each key: "--name" is an option, "name" an argument, "name?" an argument that can be left out."""
+    for key, (read, noun, about) in table.items():
+        names = key.removesuffix("?").split()
+        attribute = names[-1].removeprefix("--").replace("-", "_")
         if read is None:
-            parser.add_argument(name, action="store_true", help=about)
+            parser.add_argument(*names, action="store_true", help=about)
+            continue
+        empty: object = [] if read is list else "" if read in (str, any_text) else None
+        settings: dict[str, Any] = {"metavar": noun or None, "help": about, "default": defaults.get(attribute, empty)}
+        if isinstance(read, tuple):
+            settings["choices"] = read
         elif read is list:
-            parser.add_argument(name, action="append", default=default, metavar=noun, help=about)
-        elif read is str:
-            parser.add_argument(name, action=Word, default=default, metavar=noun, help=about)
-        else:
-            parser.add_argument(name, type=read_with(read, noun, about), default=default, metavar=noun, help=about)
+            settings["action"] = "append"
+        elif read is not str:
+            settings["type"] = read_with(read, noun, about)
+        elif key.startswith("-"):
+            settings["action"] = Word
+        if key.endswith("?"):
+            settings["nargs"] = "?"
+        parser.add_argument(*names, **settings)
 
 
 def take_over(parsed: argparse.Namespace, options: Options) -> Options:

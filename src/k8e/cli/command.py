@@ -11,28 +11,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from k8e.cli.arguments import Parser
+    from k8e.cli.arguments import Parser, Table
+
+NO_OPTIONS: Table = {}
 
 
 class Command:
-    """`function` is called with what `options` made argparse read; with `plain`, with the words as they are.
-    `commands` are the commands below this one. `failed` is the exit code of an error, if that is not the error's."""
+    """`function` is called with what argparse has read as `options` say (arguments.py); with `plain`, with the words as
+    they are. `commands` are the commands below this one. `failed` is the exit code of an error, if not the error's."""
 
     def __init__(
         self,
         about: str,
         function: str = "",
-        *,
+        options: Table | Callable[[], Table] = NO_OPTIONS,
         text: str = "",
-        options: Callable[[Parser], object] | None = None,
+        *,
+        defaults: Mapping[str, object] | None = None,
         commands: Mapping[str, Command] | None = None,
         plain: bool = False,
         failed: int = 0,
     ) -> None:
         self.about = about
         self.function = function
-        self.text = text
         self.options = options
+        self.text = text
+        self.defaults = defaults or {}
         self.commands = commands
         self.plain = plain
         self.failed = failed
@@ -45,13 +49,13 @@ class Command:
         return int(load(self.function)(given))
 
     def declare(self, parser: Parser) -> None:
-        """Adds the options and commands to the parser; `handler` of what it reads calls the function."""
-        if self.options is not None:
-            self.options(parser)
-        if self.commands is None:
-            parser.set_defaults(handler=self.call)
-        else:
-            add_commands(parser, self.commands)
+        """Adds options and commands to the parser; `handler` of what it reads calls the function."""
+        from k8e.cli.arguments import add_table
+
+        if self.commands is not None:
+            return add_commands(parser, self.commands)
+        add_table(parser, self.options() if callable(self.options) else self.options, self.defaults)
+        return parser.set_defaults(handler=self.call)
 
 
 def add_commands(parser: Parser, table: Mapping[str, Command]) -> None:

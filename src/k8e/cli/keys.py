@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k8e.cli.client import open_client
-from k8e.cli.sessions import show
+from k8e.cli.sandbox.sessions import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

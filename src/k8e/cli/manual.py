@@ -1,4 +1,4 @@
-"""What `--help` says: of each command what it is for, and how it is used."""
+"""The texts of `k8e COMMAND --help`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Most people need only `run`:
   k8e sandbox run 'pip list'                     in your session, made when there is none
   k8e sandbox run 'pip list' --tenant web        in the session that is called web
 
-A session with wishes of its own is made, used and destroyed by its id:
+A session with options of its own is made, used and destroyed by its id:
 
   SID=$(k8e sandbox create --memory 2g | jq -r .session_id)
   k8e sandbox write $SID /workspace/job.py < job.py
@@ -78,8 +78,8 @@ Variables that it had it has again, but for secrets, which no disk has: they hav
 
 CONFIRM = """\
 Asks a person whether something may be done, and waits for the answer. The command with which they approve
-it is printed on stderr; whoever asks cannot approve it themselves (docs/approvals.md). Exits with 0 when it
-was approved, with 1 when it was rejected or nobody answered in time.
+it is printed on stderr; the user whose program asks cannot approve it (docs/approvals.md). Exits with 0 when
+it was approved, with 1 when it was rejected or not answered in time.
 
   k8e sandbox confirm SID 'delete /workspace/data' && k8e sandbox run 'rm -r data' --session-id SID
   k8e sandbox confirm SID 'send the report' --no-wait

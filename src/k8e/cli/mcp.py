@@ -33,6 +33,10 @@ def serve(options: argparse.Namespace) -> int:
     return listen(options.http_addr, options.tenant_id) if options.http else bridge(options.tenant_id)
 
 
+def serve_agentkernel(options: argparse.Namespace) -> int:
+    return bridge(options.tenant_id, "agentkernel", permissive=options.allow_permissive)
+
+
 def bridge(tenant: str, front: str = "", *, permissive: bool = False) -> int:
     """Standard output is the protocol's: errors go to stderr."""
     try:

@@ -31,7 +31,7 @@ def find_answer(line: bytes, *, permissive: bool) -> bytes:
 
 def answer_credentials(image: str) -> dict[str, Any]:
     """The user's credentials at the image's registry."""
-    from k8e.cli.credentials import find_credentials
+    from k8e.cli.images.credentials import find_credentials
     from k8e.engine.reference import InvalidReference, parse_reference
 
     try:

@@ -145,7 +145,7 @@ def run(options: RunOptions) -> int:
             if error.code not in GONE:
                 raise
     # Nothing has run so far: there was no session to run it in.
-    from k8e.cli.default_session import renew
+    from k8e.cli.sandbox.default_session import renew
 
     return execute(client, options, SessionName(renew(client, options, state, gone=named)), wanted, stdin)
 
@@ -172,7 +172,7 @@ def describes_session(options: RunOptions) -> bool:
 def has_hosts(client: Service, options: RunOptions, session: SessionName) -> bool:
     if not options.allowed_hosts:
         return True
-    from k8e.cli.default_session import check_hosts
+    from k8e.cli.sandbox.default_session import check_hosts
 
     return check_hosts(client, options.allowed_hosts, session)
 

@@ -1,4 +1,4 @@
-"""`agentkernel audit`: the daemon's log of who did what (docs/security.md), for whoever may read it."""
+"""`agentkernel audit`: shows the audit log and the refusal log (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fits(event: dict[str, Any], wanted: argparse.Namespace) -> bool:
 
 
 def read_events() -> Iterator[dict[str, Any]]:
-    """Oldest first, over all files of both logs. A line that the power took is left out."""
+    """Yields events oldest first, over all files of both logs. A line that a power failure cut is left out."""
     from heapq import merge
 
     folder = os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e"
@@ -73,7 +73,7 @@ def read_log(folder: str, log: str) -> Iterator[dict[str, Any]]:
 
 
 def find_age(name: str, log: str) -> int:
-    """0 is the file that is written to; -1 is none of this log."""
+    """0: the file that the daemon writes to; -1: no file of this log."""
     if name == log:
         return 0
     number = name.removeprefix(f"{log}.")

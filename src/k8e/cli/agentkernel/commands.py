@@ -7,138 +7,134 @@ from k8e.cli.command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.arguments import Parser
+    from k8e.cli.arguments import Table
 
 CANNOT_RUN = 125  # of run, exec and attach, whose other exit codes are the command's own; as podman and env have it
 
-
-def add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_name(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME")
-    add_json(parser)
+JSON: Table = {"--json": (None, "", "print JSON")}
+NAME: Table = {"name": (str, "NAME", ""), **JSON}
 
 
-def add_create_options(parser: Parser) -> None:
-    from k8e.cli.agentkernel.options import OPTIONS, CommandOptions
-    from k8e.cli.arguments import add_table
+def list_create_options() -> Table:
+    from k8e.cli.agentkernel.options import OPTIONS
 
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="default: the name in agentkernel.toml")
-    add_table(parser, OPTIONS, CommandOptions())
+    return {"name?": (str, "NAME", "default: the name in agentkernel.toml"), **OPTIONS}
 
 
-def add_sandboxes_options(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, with the policy that is in force")
+def list_config_options() -> Table:
+    from k8e.cli.arguments import any_text
+
+    return {**JSON, "--config": (any_text, "FILE", "an agentkernel.toml with [daemon], besides your own")}
 
 
-def add_config(parser: Parser) -> None:
-    add_json(parser)
-    parser.add_argument("--config", metavar="FILE", help="an agentkernel.toml with [daemon], besides your own")
-
-
-def add_prewarm_options(parser: Parser) -> None:
+def list_prewarm_options() -> Table:
     from k8e.cli.agentkernel.daemon import USUAL
     from k8e.profiles.mode import MODES
 
-    add_config(parser)
-    parser.add_argument("--mode", choices=tuple(MODES), help="default: all that your configuration names")
-    parser.add_argument("--count", type=int, metavar="N", help=f"default: your configuration's, or {USUAL}")
+    return {
+        **list_config_options(),
+        "--mode": (tuple(MODES), "", "default: all that your configuration names"),
+        "--count": (int, "N", f"default: your configuration's, or {USUAL}"),
+    }
 
 
-def add_mcp_options(parser: Parser) -> None:
-    about = "the tenant in which sandboxes are kept after the connection; `k8e sandbox run --tenant` names it"
-    parser.add_argument("--tenant-id", default="", metavar="NAME", help=about)
-    parser.add_argument(
-        "--allow-permissive",
-        action="store_true",
-        help="let agents choose the profile permissive: this folder, your home and your variables are theirs then",
-    )
+def list_mcp_options() -> Table:
+    from k8e.cli.arguments import any_text
+
+    tenant = "the tenant in which sandboxes are kept after the connection; as of `k8e sandbox run --tenant`"
+    permissive = "let agents choose the profile permissive: this folder, your home and your variables are theirs then"
+    return {"--tenant-id": (any_text, "NAME", tenant), "--allow-permissive": (None, "", permissive)}
 
 
-def add_init_options(parser: Parser) -> None:
+def list_init_options() -> Table:
+    from k8e.cli.arguments import any_text
     from k8e.profiles.config import AGENTS
     from k8e.profiles.mode import MODES
     from k8e.profiles.profile import PROFILES
 
-    parser.add_argument("--name", default="", metavar="NAME", help="of its sandbox; default: the folder's")
-    parser.add_argument("--agent", choices=AGENTS, default="claude", help="the one you use; default: claude")
-    about = "the security profile; default: moderate"
-    parser.add_argument("--profile", choices=tuple(PROFILES), default="moderate", help=about)
-    parser.add_argument("--compatibility-mode", choices=tuple(MODES), default="", help="default: none")
-    parser.add_argument("--dry-run", action="store_true", help="print it instead")
-    parser.add_argument("--force", action="store_true", help="replace the one that is there")
+    return {
+        "--name": (any_text, "NAME", "of its sandbox; default: the folder's"),
+        "--agent": (AGENTS, "", "the one you use; default: claude"),
+        "--profile": (tuple(PROFILES), "", "the security profile; default: moderate"),
+        "--compatibility-mode": (tuple(MODES), "", "default: none"),
+        "--dry-run": (None, "", "print it instead"),
+        "--force": (None, "", "replace the one that is there"),
+    }
 
 
-def add_trust_options(parser: Parser) -> None:
-    from k8e.cli.agentkernel.plan import FILE_NAME
-
-    parser.add_argument("file", nargs="?", default=FILE_NAME, metavar="FILE", help=f"default: {FILE_NAME}")
-    parser.add_argument("--revoke", action="store_true", help="trust it no longer")
-    parser.add_argument("--list", action="store_true", help="show what you trust")
-    add_json(parser)
-
-
-def add_install_options(parser: Parser) -> None:
+def list_install_options() -> Table:
     from k8e.profiles.config import AGENTS
 
-    parser.add_argument("agent", nargs="?", choices=AGENTS, help="default: `preferred` of agentkernel.toml")
-    parser.add_argument("--global", dest="everywhere", action="store_true", help="for all projects, not for this one")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be written")
-    parser.add_argument("--uninstall", action="store_true", help="take it out again")
-    add_json(parser)
+    return {
+        "agent?": (AGENTS, "", "default: `preferred` of agentkernel.toml"),
+        "--global": (None, "", "for all projects, not for this one"),
+        "--dry-run": (None, "", "only say what would be written"),
+        "--uninstall": (None, "", "take it out again"),
+        **JSON,
+    }
 
 
-def add_audit_options(parser: Parser) -> None:
-    from k8e.cli.arguments import read_with
+def list_audit_options() -> Table:
+    from k8e.cli.arguments import any_text
     from k8e.cli.values import read_count, read_span
 
-    parser.add_argument("--sandbox", default="", metavar="NAME", help="only what concerns this one")
-    parser.add_argument("--event", action="append", default=[], metavar="NAME", help="only these, such as run_started")
-    span = read_with(read_span, "span of time", "such as 90s, 15m, 1h")
-    parser.add_argument("--since", type=span, default=None, metavar="TIME", help="only the last 90s, 15m, 1h, 2d")
-    count = read_with(read_count, "number", "0 or more")
-    parser.add_argument("-n", "--last", type=count, default=100, metavar="N", help="so many; 0: all; default: 100")
-    parser.add_argument("--json", action="store_true", help="print the lines as they are in the log")
+    return {
+        "--sandbox": (any_text, "NAME", "only what concerns this one"),
+        "--event": (list, "NAME", "only these, such as run_started"),
+        "--since": (read_span, "TIME", "only the last 90s, 15m, 1h, 2d"),
+        "-n --last": (read_count, "N", "so many; 0: all; default: 100"),
+        "--json": (None, "", "print the lines as they are in the log"),
+    }
 
 
-def add_doctor_options(parser: Parser) -> None:
-    from k8e.cli.commands import add_doctor_options
+def list_doctor_options() -> Table:
+    from k8e.cli.commands import DOCTOR
 
-    add_doctor_options(parser)
+    return DOCTOR
 
 
+TRUST: Table = {
+    "file?": (str, "FILE", "default: agentkernel.toml"),
+    "--revoke": (None, "", "trust it no longer"),
+    "--list": (None, "", "show what you trust"),
+    **JSON,
+}
 SANDBOX = {
-    "create": Command("make a sandbox and start it", "agentkernel.sandbox:create", options=add_create_options),
-    "start": Command(
-        "start a sandbox that was stopped, on its own files", "agentkernel.sandbox:start", options=add_name
+    "create": Command("make a sandbox and start it", "agentkernel.sandbox:create", list_create_options),
+    "start": Command("start a sandbox that was stopped, on its own files", "agentkernel.sandbox:start", NAME),
+    "stop": Command("end everything in it, and keep its files", "agentkernel.sandbox:stop", NAME),
+    "remove": Command("end it, with all its files", "agentkernel.sandbox:remove", NAME),
+    "list": Command(
+        "list your sandboxes",
+        "agentkernel.sandbox:list_sandboxes",
+        {"--json": (None, "", "print JSON, with the policy that is in force")},
     ),
-    "stop": Command("end everything in it, and keep its files", "agentkernel.sandbox:stop", options=add_name),
-    "remove": Command("end it, with all its files", "agentkernel.sandbox:remove", options=add_name),
-    "list": Command("list your sandboxes", "agentkernel.sandbox:list_sandboxes", options=add_sandboxes_options),
 }
 DAEMON = {
     "start": Command(
         "start it, if it does not run, and size its pools as your configuration says",
         "agentkernel.daemon:start",
-        options=add_config,
+        list_config_options,
+        defaults={"config": None},
     ),
-    "status": Command(
-        "say whether it runs, and which sandboxes are ready", "agentkernel.daemon:status", options=add_json
-    ),
-    "stop": Command("stop it; sandboxes live on", "agentkernel.daemon:stop", options=add_json),
+    "status": Command("say whether it runs, and which sandboxes are ready", "agentkernel.daemon:status", JSON),
+    "stop": Command("stop it; sandboxes live on", "agentkernel.daemon:stop", JSON),
     "prewarm": Command(
-        "have sandboxes ready, and wait until they are", "agentkernel.daemon:prewarm", options=add_prewarm_options
+        "have sandboxes ready, and wait until they are",
+        "agentkernel.daemon:prewarm",
+        list_prewarm_options,
+        defaults={"config": None},
     ),
 }
 MCP = {
     "server": Command(
-        "speak the Model Context Protocol on stdin and stdout", "agentkernel.mcp:serve", options=add_mcp_options
+        "speak the Model Context Protocol on stdin and stdout", "mcp:serve_agentkernel", list_mcp_options
     ),
 }
 PLUGIN = {
-    "install": Command("write it, or take it out again", "agentkernel.plugin:install", options=add_install_options),
+    "install": Command(
+        "write it, or take it out again", "agentkernel.plugin:install", list_install_options, defaults={"agent": None}
+    ),
 }
 COMMANDS = {
     "run": Command(
@@ -159,23 +155,27 @@ COMMANDS = {
     "mcp": Command("serve sandboxes to an agent", text="agentkernel.manual:MCP", commands=MCP),
     "init": Command(
         "write an agentkernel.toml for the project in this folder",
-        "agentkernel.init:main",
-        text="agentkernel.manual:INIT",
-        options=add_init_options,
+        "agentkernel.project.init:main",
+        list_init_options,
+        "agentkernel.manual:INIT",
+        defaults={"agent": "claude", "profile": "moderate", "compatibility_mode": ""},
     ),
     "trust": Command(
         "let an agentkernel.toml ask for more than you do",
-        "agentkernel.trust:main",
-        text="agentkernel.manual:TRUST",
-        options=add_trust_options,
+        "agentkernel.project.trust:main",
+        TRUST,
+        "agentkernel.manual:TRUST",
+        defaults={"file": "agentkernel.toml"},
     ),
     "plugin": Command("tell an agent about us", text="agentkernel.manual:PLUGIN", commands=PLUGIN),
     "audit": Command(
-        "show who did what", "agentkernel.audit:main", text="agentkernel.manual:AUDIT", options=add_audit_options
+        "show who did what",
+        "agentkernel.audit:main",
+        list_audit_options,
+        "agentkernel.manual:AUDIT",
+        defaults={"last": 100},
     ),
-    "doctor": Command(
-        "say what works on this machine", "daemon:examine", text="manual:DOCTOR", options=add_doctor_options
-    ),
+    "doctor": Command("say what works on this machine", "daemon:examine", list_doctor_options, "manual:DOCTOR"),
 }
 
 ABOUT = """\

@@ -155,7 +155,7 @@ def read_daemon(named: str | None) -> list[PoolSizes]:
     if file is not None and file.daemon is not None and not trusted:
         raise Failure(
             "widening_refused",
-            f"{file.file} sizes the daemon's pools, and nobody has said that it may",
+            f"{file.file} sizes the daemon's pools, and is not trusted",
             detail=file.where("daemon"),
             hint=f"look at it, then `agentkernel trust {file.file}`, or name it: --config {file.file}",
         )
@@ -170,14 +170,14 @@ def find_preferred(named: str | None) -> str:
     return "native"
 
 
-def list_pools(wishes: list[PoolSizes]) -> list[AgentPool]:
+def list_pools(configured: list[PoolSizes]) -> list[AgentPool]:
     """One pool for each AI agent that has a section, and one for commands without a mode; max_warm limits all."""
-    if not wishes:
+    if not configured:
         return []
-    wish = wishes[0]
-    pools = [AgentPool("native", wish.min_warm)] if wish.min_warm else []
-    pools = [*(pool for pool in pools if pool.name not in {each.name for each in wish.agents}), *wish.agents]
-    left = wish.max_warm if wish.max_warm is not None else 1000
+    sizes = configured[0]
+    pools = [AgentPool("native", sizes.min_warm)] if sizes.min_warm else []
+    pools = [*(pool for pool in pools if pool.name not in {each.name for each in sizes.agents}), *sizes.agents]
+    left = sizes.max_warm if sizes.max_warm is not None else 1000
     sized = []
     for pool in reversed(pools):  # those with a section of their own come first
         number = min(pool.min_warm, left)

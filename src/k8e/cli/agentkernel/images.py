@@ -12,7 +12,7 @@ import time
 
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import state_folder
-from k8e.cli.images import Meter, pull_image
+from k8e.cli.images.commands import Meter, pull_image
 from k8e.cli.process import Failure
 from k8e.profiles.fallback import NOT_HERE, fall_back
 

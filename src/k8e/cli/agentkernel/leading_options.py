@@ -1,7 +1,6 @@
-"""Command lines that end in somebody else's: options of ours, then a command whose words are not looked at.
+"""Options before a command: they are read up to the first other word; the words from there on are the command's.
 
-argparse would take options of the command for ours, and importing it costs as much as starting Python. It still words
-the help.
+argparse would take options of the command for ours, and importing it costs as much as starting Python.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.arguments import Table
+    from k8e.cli.arguments import PlainTable
 
 # Seconds. Without --timeout a command has all the time there is: a day, which is the most that the service gives.
 MOST_SECONDS = 86_400.0
@@ -25,11 +24,13 @@ def read_span(text: str) -> float:
     return seconds
 
 
-TIMEOUT: Table = {"--timeout": (read_span, "SECONDS", "end it after that long (5m, 2h), exit code 124; default: a day")}
+TIMEOUT: PlainTable = {
+    "--timeout": (read_span, "SECONDS", "end it after that long (5m, 2h), exit code 124; default: a day")
+}
 
 
-def take_options(words: list[str], table: Table, into: object) -> list[str]:
-    """Sets the attributes that the options before the first other word say; returns the words from there on."""
+def take_options(words: list[str], table: PlainTable, into: object) -> list[str]:
+    """Sets the attributes of `into` that the options name; returns the words after the options."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at] == "--":
@@ -60,8 +61,8 @@ def take_options(words: list[str], table: Table, into: object) -> list[str]:
     return words[at:]
 
 
-def wants_help(words: list[str], table: Table) -> bool:
-    """Among the options; after the first other word it is the command's."""
+def wants_help(words: list[str], table: PlainTable) -> bool:
+    """Whether --help stands among the options; after the first other word it is the command's."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         if words[at] in ("-h", "--help"):
@@ -71,7 +72,7 @@ def wants_help(words: list[str], table: Table) -> bool:
     return False
 
 
-def show_help(usage: str, about: str, table: Table) -> int:
+def show_help(usage: str, about: str, table: PlainTable) -> int:
     from k8e.cli.process import write_all
 
     heads = [f"{name} {noun}".rstrip() for name, (_, noun, _) in table.items()]

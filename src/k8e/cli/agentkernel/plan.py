@@ -63,7 +63,7 @@ def prepare(
     )
     if not policy.files:
         return Plan(policy, [], context, file)
-    from k8e.cli.agentkernel.project_files import read_files
+    from k8e.cli.agentkernel.project.files import read_files
 
     return Plan(policy, read_files(policy, file, trusted=trusted), context, file)
 
@@ -72,7 +72,7 @@ def describe_session(plan: Plan, policy: SandboxPolicy) -> dict[str, Any]:
     """As a request has it."""
     session = policy.to_request()
     if plan.files:
-        from k8e.cli.agentkernel.project_files import describe_file
+        from k8e.cli.agentkernel.project.files import describe_file
 
         session["files"] = [describe_file(file, content) for file, content in plan.files]
     return session
@@ -111,7 +111,7 @@ def tell_new(plan: Plan, since: float) -> None:
     if not any(mount.writable for mount in plan.policy.mounts):
         return
     from k8e.cli.agentkernel.output import say
-    from k8e.cli.agentkernel.review import find_nested
+    from k8e.cli.agentkernel.project.review import find_nested
     from k8e.profiles.protection import find_new
 
     try:
@@ -132,7 +132,7 @@ def find_file(named: str | None) -> tuple[Config | None, bool]:
     """The project's file, and whether it is trusted: because it was named, or by `agentkernel trust`."""
     if named is None and not os.path.lexists(FILE_NAME):
         return None, False
-    from k8e.cli.agentkernel.config_files import find_named, find_own
+    from k8e.cli.agentkernel.project.config_files import find_named, find_own
 
     return find_named(named) if named is not None else find_own()
 
@@ -141,7 +141,7 @@ def read_user_config() -> Config | None:
     path = os.path.join(config_folder(), "config.toml")
     if not os.path.lexists(path):
         return None
-    from k8e.cli.agentkernel.config_files import read_user
+    from k8e.cli.agentkernel.project.config_files import read_user
 
     return read_user(path)
 

@@ -1,5 +1,5 @@
-"""`agentkernel plugin install claude|codex|gemini`: tells an agent to start our MCP server, and which of its tools need
-no question. The files are other people's: docs/skills.md says how they are treated."""
+"""`agentkernel plugin install claude|codex|gemini`: tells an AI agent to start our MCP server, and which of its tools
+need no permission. The files belong to the agent: docs/skills.md says how they are changed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import find_file, read_user_config
 from k8e.cli.process import Failure, print_json
 from k8e.cli.skill import jsontext
+from k8e.cli.skill.config_file import ConfigFile
 from k8e.cli.skill.install import Agent, drop_entry, put_entry
 from k8e.cli.skill.jsontext import NotJson
-from k8e.cli.skill.place import Place
 from k8e.cli.skill.tomltext import NotToml
 from k8e.profiles.config import AGENTS
 
@@ -37,9 +37,9 @@ Edit = Callable[[str], str]
 
 
 def install(parsed: argparse.Namespace) -> int:
-    name = parsed.agent or find_preferred()
+    name, everywhere = parsed.agent or find_preferred(), getattr(parsed, "global")
     told = []
-    places = [(Place(path, within), put, drop) for path, within, put, drop in list_changes(name, parsed.everywhere)]
+    places = [(ConfigFile(path, within), put, drop) for path, within, put, drop in list_changes(name, everywhere)]
     texts = [edit(place, drop if parsed.uninstall else put) for place, put, drop in places]
     for place, _, _ in places:
         place.check_writable()  # before anything is changed
@@ -62,7 +62,7 @@ def find_preferred() -> str:
 
 
 def list_changes(agent: str, everywhere: bool) -> list[tuple[Path, Path | None, Edit, Edit]]:
-    """The files of an agent, where they must lie, and what goes in and comes out."""
+    """The files of an AI agent, the directory that must contain them, and the edits to install and uninstall."""
     home, here = Path.home(), Path.cwd()
     root, within = (home, None) if everywhere else (here, here)
     if agent == "claude":
@@ -90,7 +90,7 @@ def with_server(
 
 
 def grant(text: str) -> str:
-    """The tools that are on no list yet: what somebody decided about one stays decided."""
+    """Adds the tools that are on no list yet: a tool that the user has put on a list stays there."""
     if not text.strip():
         lists = {name: [PREFIX + tool for tool in tools] for name, tools in PERMISSIONS.items()}
         return json.dumps({"permissions": lists}, indent=2) + "\n"
@@ -122,7 +122,7 @@ def list_decided(text: str) -> set[str]:
     }
 
 
-def edit(place: Place, change: Edit) -> str:
+def edit(place: ConfigFile, change: Edit) -> str:
     try:
         return change(place.read_text())
     except (NotJson, NotToml) as error:
@@ -134,7 +134,7 @@ def edit(place: Place, change: Edit) -> str:
         ) from error
 
 
-def write(place: Place, text: str, put: Edit, *, uninstall: bool, dry_run: bool) -> dict[str, str]:
+def write(place: ConfigFile, text: str, put: Edit, *, uninstall: bool, dry_run: bool) -> dict[str, str]:
     content: bytes | None = text.encode()
     if uninstall:
         content = find_former(place, text, put)
@@ -153,11 +153,11 @@ def write(place: Place, text: str, put: Edit, *, uninstall: bool, dry_run: bool)
     return told
 
 
-def find_former(place: Place, text: str, put: Edit) -> bytes | None:
-    """Where nothing else was changed since, what was there before we came is put back to the byte."""
+def find_former(place: ConfigFile, text: str, put: Edit) -> bytes | None:
+    """Restores the file byte for byte if nothing else has changed since the installation."""
     if place.content is None or place.content == text.encode():
         return place.content
-    before = Place(place.backup).content if place.backup.exists() else None
+    before = ConfigFile(place.backup).content if place.backup.exists() else None
     try:
         if place.content == put((before or b"").decode()).encode():
             return before

@@ -1,8 +1,8 @@
-"""Meeting a gateway: whether it is the one that the API key names, and what the key is exchanged for.
+"""Connections to a gateway: its identity, the exchange of an API key for a certificate, channels, and their errors.
 
-Nothing secret is ever sent. First the CA is taken from a handshake that trusts nobody and says nothing, and recognised
-by the fingerprint in the key. Then a connection that trusts this CA alone carries a request for a certificate, signed
-with the key.
+No secret is ever sent. A first handshake, which verifies nothing and sends nothing, shows the gateway's CA, which must
+have the fingerprint in the key. A second connection, which trusts this CA alone, carries a request for a certificate,
+signed with the key.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ PORT = 50051
 LOG = "a command that was running may still be: `k8e sandbox log SESSION` lists them"
 PATIENCE = 20.0
 
-# gRPC says one status for a connection that never came to be and for one that broke; these are its words for the first.
-# What has other words counts as broken, so that a command that may have run is never called one that did not.
+# gRPC has one status for a connection that was never made and for one that broke; these texts mean the first. Any other
+# text counts as broken, so that a command that may have run is never reported as one that did not.
 NEVER_SENT = ("failed to connect", "connections to all backends failing", "dns resolution failed")
 
 
 def list_options() -> list[tuple[str, int]]:
-    """A gateway that hangs is noticed by pings, however silent a command is. Connecting may take 20 seconds, as gRPC
-    has it."""
+    """Pings notice a gateway that hangs, however silent a command is. To connect may take 20 seconds, as in gRPC."""
     patience = int(find_patience() * 1000)
     return [
         ("grpc.enable_retries", 0),  # nothing is ever sent twice
@@ -51,7 +50,7 @@ def list_options() -> list[tuple[str, int]]:
 
 
 def read_endpoint(text: str) -> str:
-    """host:port. With `https://` in front, or without a port, as people write it."""
+    """Returns host:port. People also write `https://` in front, or no port."""
     address = text.strip().removeprefix("https://").removeprefix("grpcs://").rstrip("/")
     if "://" in address or not address or address != address.strip() or "/" in address:
         raise Failure("bad_endpoint", f"{text!r} is no endpoint", hint="HOST:PORT; it is always TLS")
@@ -92,7 +91,7 @@ def read_key(text: str) -> ApiKey:
 
 
 def find_authority(endpoint: str, fingerprint: bytes) -> bytes:
-    """The CA (PEM) that the key names, if it is the gateway's. Everything here is public, and nothing is sent."""
+    """Returns the CA (PEM) that the key names, if it is the gateway's. All of it is public, and nothing is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -111,12 +110,12 @@ def find_authority(endpoint: str, fingerprint: bytes) -> bytes:
         "wrong_gateway",
         f"{endpoint} is not the gateway that this API key is for",
         detail=f"its CA is not the one with the fingerprint {fingerprint.hex()}",
-        hint="Nothing was sent. Is the address right? Somebody may be in between.",
+        hint="Nothing was sent. Is the address right? Another machine may be in between.",
     )
 
 
 def list_chain(connection: ssl.SSLSocket) -> list[bytes]:
-    """What the server sent, DER. Python has had this since 3.10, and a public name for it since 3.13."""
+    """The certificates that the server sent, DER. Python has a public name for it only since 3.13."""
     if hasattr(connection, "get_unverified_chain"):
         return list(connection.get_unverified_chain())
     inner: Any = connection._sslobj  # type: ignore[attr-defined]  # noqa: SLF001
@@ -139,7 +138,7 @@ def log_in(endpoint: str, key: ApiKey) -> Credentials:
 
 
 def renew(credentials: Credentials) -> Credentials:
-    """By the certificate itself."""
+    """Exchanges the certificate for a new one."""
     from k8e.identity.authority import make_request
 
     roots, key = credentials.ca_certificate.encode(), credentials.key.encode()

@@ -1,4 +1,4 @@
-"""Which gateway is meant, and as whom we come (docs/gateway.md has the order)."""
+"""Finds the gateway that is meant, and the credentials for it (docs/gateway.md has the order)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Target:
 
     @property
     def place(self) -> str:
-        """A name for what is remembered about it."""
+        """The directory for files about it."""
         return "@" + "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.endpoint)
 
 
 def find_target(profile: str = "") -> Target:
-    """From the environment, which is where flags have gone too. Raises Failure."""
+    """Reads the environment, in which options are noted too (commands.py). Raises Failure."""
     profile = profile or os.environ.get("K8E_SANDBOX_PROFILE", "")
     given = os.environ.get("K8E_SANDBOX_ENDPOINT", "")
     apikey = os.environ.get("K8E_SANDBOX_APIKEY", "")
@@ -83,7 +83,7 @@ def use_profile_of(endpoint: str) -> Target | None:
 
 
 def refresh(credentials: Credentials, save: Callable[[Credentials], None]) -> Credentials:
-    """Renewed when a third of its life is left. While it is good, not being able to renew it is no reason to stop."""
+    """Renews the certificate when a third of its life is left. While it is valid, a renewal that fails is no error."""
     now = time.time()
     if not credentials.is_worn(now):
         return credentials
@@ -98,8 +98,8 @@ def refresh(credentials: Credentials, save: Callable[[Credentials], None]) -> Cr
 
 
 def renew(credentials: Credentials) -> Credentials:
-    """By the certificate itself; that of a local user at the unix socket. Where the socket is closed to them, the
-    gateway's own refusal says what to do."""
+    """Renews by the certificate itself; for a user of this machine at the unix socket. If the socket is closed to the
+    user, the gateway's own refusal says what to do."""
     try:
         return connection.renew(credentials)
     except Failure as failure:
@@ -110,8 +110,8 @@ def renew(credentials: Credentials) -> Credentials:
 
 
 def use_files(endpoint: str) -> Target | None:
-    """K8E_SANDBOX_CERT and K8E_SANDBOX_KEY: who we are, and below in the same file whom to trust. CERT alone: whom to
-    trust."""
+    """K8E_SANDBOX_CERT is our certificate, followed by the CAs to trust, if K8E_SANDBOX_KEY has its key. CERT alone has
+    the CAs."""
     certificate_path, key_path = os.environ.get("K8E_SANDBOX_CERT"), os.environ.get("K8E_SANDBOX_KEY")
     if not certificate_path:
         return None
@@ -133,7 +133,7 @@ def use_local_daemon(endpoint: str) -> Target | None:
 
 
 def log_in_here(endpoint: str) -> Credentials | None:
-    """A user of this machine needs no key for its own gateway. None where it is another's, or closed to this user."""
+    """A user of this machine needs no key for its own gateway. None: it is another machine's, or closed to the user."""
     host, port = connection.split_endpoint(endpoint)
     if host not in LOOPBACK or not os.access(f"{run_dir()}/k8e.sock", os.W_OK):
         return None
@@ -157,7 +157,7 @@ def log_in_here(endpoint: str) -> Credentials | None:
 
 
 def find_roots() -> bytes | None:
-    """The gateway's own files, the cluster's CA, the system's."""
+    """The CA from the gateway's own files, else the cluster's; None: the system's CAs."""
     own = Path(os.environ.get("K8E_STATE_DIR") or "/var/lib/k8e") / "identity" / "ca.crt"
     try:
         return own.read_bytes()
@@ -166,7 +166,7 @@ def find_roots() -> bytes | None:
 
 
 def read_kubeconfig(path: Path) -> bytes | None:
-    """The CA of the cluster in use; None when there is none to be had."""
+    """The CA of the current cluster; None if it cannot be found."""
     import yaml
 
     try:

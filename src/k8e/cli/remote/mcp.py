@@ -1,4 +1,4 @@
-"""The bridge of `k8e sandbox-mcp` to a gateway: an agent's lines, over gRPC, both ways."""
+"""The bridge of `k8e sandbox-mcp` to a gateway: carries an AI agent's messages over gRPC, both ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from k8e.doors.grpc.methods import METHODS
 
 
 def bridge_to_gateway(profile: str, tenant: str) -> int:
-    """Raises Failure. A connection is never made twice: what an agent has there ends with it."""
+    """Raises Failure. The connection is never made twice: the AI agent's session ends with it."""
     target = find_target(profile)
     method = METHODS["ConnectAgent"]
     with open_channel(target.endpoint, target.roots, target.key, target.certificate) as channel:
@@ -34,7 +34,8 @@ def bridge_to_gateway(profile: str, tenant: str) -> int:
 
 
 class Carrier:
-    """Standard input, to its end. After it, answers may still come; nobody waits for them once our output is closed."""
+    """Sends standard input to its end, and ends the call when the AI agent closes our output: answers may come until
+    then."""
 
     def __init__(self, options: pb.AgentOptions) -> None:
         self._options = options

@@ -1,7 +1,8 @@
-"""What the command line remembers of gateways, below ~/.k8e/sandbox: private keys, so nobody else can read it.
+"""Gateways that the command line knows, in files below ~/.k8e/sandbox. They contain private keys: only their user can
+read them.
 
 profiles.yaml              gateways that have a name (`k8e connect`)
-certificates/HASH@HOST     what the API key with this hash, from the environment, was exchanged for
+certificates/HASH@HOST     the certificate for which the API key with this hash, from the environment, was exchanged
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Credentials:
     expires_at: float
 
     def is_worn(self, now: float) -> bool:
-        """A third of its life is left."""
+        """Whether less than a third of its life is left."""
         return now > self.expires_at - (self.expires_at - self.issued_at) / 3
 
 
@@ -42,7 +43,7 @@ def unusable(path: Path, cause: object, hint: str = "") -> Failure:
 
 
 def read_private(path: Path) -> bytes | None:
-    """None when there is none. A key that others could read is nobody's any more."""
+    """None if there is no file. A key that other users could read is refused."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -70,7 +71,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Nobody else changes these files meanwhile."""
+    """Holds the lock without which no process changes these files."""
     try:
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY)
@@ -93,7 +94,7 @@ def read_credentials(path: Path, fields: object) -> Credentials:
 
 
 class Profiles:
-    """Gateways by name, and which one is meant when nothing is said and this machine has no daemon."""
+    """Gateways by name, and the current one, which is used if none is named and this machine has no daemon."""
 
     def __init__(self) -> None:
         self.path = folder() / "profiles.yaml"
@@ -123,7 +124,7 @@ class Profiles:
         return read_credentials(self.path, self._profiles[name])
 
     def for_endpoint(self, endpoint: str) -> str:
-        """The name of the first one; empty when there is none."""
+        """The name of the first profile for it; empty if there is none."""
         for name, fields in self._profiles.items():
             if isinstance(fields, dict) and fields.get("endpoint") == endpoint:
                 return str(name)

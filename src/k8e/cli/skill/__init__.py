@@ -1,1 +1,1 @@
-"""`k8e sandbox-install-skill`: tells agents on this machine about us, in files that are theirs."""
+"""Changes to the configuration of AI agents on this machine: the files, and edits of JSON and TOML."""

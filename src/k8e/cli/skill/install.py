@@ -1,4 +1,4 @@
-"""What is written for which agent, and where (docs/skills.md)."""
+"""`k8e sandbox-install-skill`: writes an MCP server and a skill into the files of AI agents (docs/skills.md)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from k8e.cli.process import FAILED, Failure, print_json
 from k8e.cli.skill import jsontext, tomltext
+from k8e.cli.skill.config_file import ConfigFile
 from k8e.cli.skill.jsontext import NotJson
-from k8e.cli.skill.place import Place
 from k8e.cli.skill.tomltext import NotToml
 
 SERVER: Final = "k8e-sandbox"
 SKILL: Final = "k8e-sandbox-skill"
-# Which keys of the entry are ours. Whatever else somebody put there stays.
+# The keys of the entry that are ours. All others stay as they are.
 KEYS: Final = ("type", "command", "args", "url", "httpUrl")
 
 Entry = dict[str, Any]
@@ -97,7 +97,7 @@ def drop_entry(agent: Agent, text: str, server: str = SERVER) -> str:
 
 
 def _split_mark(text: str) -> tuple[str, str]:
-    """Some editors begin a file with a mark of its encoding."""
+    """Splits off a byte order mark, with which some editors begin a file."""
     return (text[:1], text[1:]) if text.startswith("\ufeff") else ("", text)
 
 
@@ -108,7 +108,7 @@ def _checked(text: str, expected: object) -> str:
 
 
 def find_skill() -> Path:
-    """In the wheel beside the code, in a checkout at its root."""
+    """The skill is beside the code in a wheel, and at the root of a checkout."""
     package = Path(__file__).resolve().parents[2]
     for folder in (package / "_skills" / SKILL, package.parents[1] / "skills" / SKILL):
         if (folder / "SKILL.md").is_file():
@@ -124,7 +124,7 @@ class Installer:
 
     def install(self, address: str) -> None:
         entry = describe_server(self._agent, address)
-        config = Place(self._agent.config, self._agent.within)
+        config = ConfigFile(self._agent.config, self._agent.within)
         text = self._edit(config, lambda text: put_entry(self._agent, text, entry))
         skills = [(self._skill_place(file.name), file.read_bytes()) for file in sorted(find_skill().iterdir())]
         for place, _ in skills:
@@ -134,14 +134,14 @@ class Installer:
             self._write(place, content)
 
     def uninstall(self) -> None:
-        config = Place(self._agent.config, self._agent.within)
+        config = ConfigFile(self._agent.config, self._agent.within)
         text = self._edit(config, lambda text: drop_entry(self._agent, text))
         if config.content is not None:
             self._restore(config, text.encode())
         for file in sorted(find_skill().iterdir()):
             self._remove(self._skill_place(file.name))
 
-    def _edit(self, place: Place, edit: Callable[[str], str]) -> str:
+    def _edit(self, place: ConfigFile, edit: Callable[[str], str]) -> str:
         try:
             return edit(place.read_text())
         except (NotJson, NotToml) as error:
@@ -152,10 +152,10 @@ class Installer:
                 hint="nothing was written; put it in order, or add the entry by hand (docs/skills.md)",
             ) from error
 
-    def _skill_place(self, name: str) -> Place:
-        return Place(self._agent.skills / SKILL / name, self._agent.within)
+    def _skill_place(self, name: str) -> ConfigFile:
+        return ConfigFile(self._agent.skills / SKILL / name, self._agent.within)
 
-    def _write(self, place: Place, content: bytes) -> None:
+    def _write(self, place: ConfigFile, content: bytes) -> None:
         if place.content == content:
             return self._note(place, "unchanged")
         action = "created" if place.content is None else "updated"
@@ -165,11 +165,11 @@ class Installer:
         self._note(place, action, backup=place.content is not None)
         return None
 
-    def _restore(self, place: Place, content: bytes) -> None:
-        """Where nothing else was changed since, what was there before we came is put back to the byte."""
+    def _restore(self, place: ConfigFile, content: bytes) -> None:
+        """Restores the file byte for byte if nothing else has changed since the installation."""
         if place.content == content:
             return self._note(place, "unchanged")
-        before = Place(place.backup).content if place.backup.exists() else b""
+        before = ConfigFile(place.backup).content if place.backup.exists() else b""
         if place.content in self._variants(before):
             if before:
                 return self._write(place, before)
@@ -177,7 +177,7 @@ class Installer:
         return self._write(place, content)
 
     def _variants(self, before: bytes | None) -> list[bytes]:
-        """What installing makes of it, in each form."""
+        """The contents that an installation produces from it, in each form."""
         address = os.environ.get("K8E_SANDBOX_MCP_ADDR", "")
         made = []
         for each in ("", address):
@@ -188,7 +188,7 @@ class Installer:
                 continue
         return made
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: ConfigFile) -> None:
         if place.content is None:
             return
         place.check_writable()
@@ -199,7 +199,7 @@ class Installer:
                 folder.rmdir()
         self._note(place, "removed")
 
-    def _note(self, place: Place, action: str, *, backup: bool = False) -> None:
+    def _note(self, place: ConfigFile, action: str, *, backup: bool = False) -> None:
         told: dict[str, Any] = {"path": str(place.path), "action": action}
         if place.target != Path(os.path.abspath(place.path)):
             told["target"] = str(place.target)

@@ -1,8 +1,8 @@
 """Changes one member of a JSON text and leaves every other byte as it is. Pure.
 
-Agents' configuration belongs to people and to other programs: a file that is read, changed and written by a library
-comes back with another layout, without comments, and with other numbers. So places are found here, and text is put in
-or taken out there. Comments (`//`, `/* */`) are understood, because some agents allow them.
+The configuration of AI agents belongs to people and to other programs: a library that reads and writes such a file
+changes its layout, its numbers, and drops its comments. So positions are found here, and text is inserted or removed
+there. Comments (`//`, `/* */`) are understood, because some agents allow them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
-    """A value, and where it stands in the text."""
+class Node:
+    """A value, and its position in the text."""
 
     start: int
     end: int
     content: Any
     members: tuple[Member, ...] | None = None  # of an object
-    parts: dict[str, Thing] | None = None
+    parts: dict[str, Node] | None = None
     items: tuple[Member, ...] | None = None  # of a list; their keys are their numbers
 
 
-def parse(text: str) -> Thing:
+def parse(text: str) -> Node:
     try:
         found = _read(text, _skip(text, 0))
     except RecursionError:
@@ -63,7 +63,7 @@ def _where(text: str, at: int) -> str:
     return f"line {text.count(chr(10), 0, at) + 1}"
 
 
-def _read(text: str, at: int) -> Thing:
+def _read(text: str, at: int) -> Node:
     letter = text[at : at + 1]
     if letter == "{":
         return _read_object(text, at)
@@ -73,14 +73,14 @@ def _read(text: str, at: int) -> Thing:
     if match is None:
         raise NotJson(f"a value is missing or malformed, {_where(text, at)}")
     try:
-        return Thing(at, match.end(), json.loads(match[0]))
+        return Node(at, match.end(), json.loads(match[0]))
     except ValueError as error:
         raise NotJson(f"{error}, {_where(text, at)}") from error
 
 
-def _read_object(text: str, start: int) -> Thing:
+def _read_object(text: str, start: int) -> Node:
     members: list[Member] = []
-    parts: dict[str, Thing] = {}
+    parts: dict[str, Node] = {}
     at = _skip(text, start + 1)
     while text[at : at + 1] != "}" or members:
         if text[at : at + 1] != '"':
@@ -100,10 +100,10 @@ def _read_object(text: str, start: int) -> Thing:
         if text[at : at + 1] != ",":
             raise NotJson(f"a comma or brace is missing, {_where(text, at)}")
         at = _skip(text, at + 1)
-    return Thing(start, at + 1, {key: part.content for key, part in parts.items()}, tuple(members), parts)
+    return Node(start, at + 1, {key: part.content for key, part in parts.items()}, tuple(members), parts)
 
 
-def _read_list(text: str, start: int) -> Thing:
+def _read_list(text: str, start: int) -> Node:
     content: list[Any] = []
     items: list[Member] = []
     at = _skip(text, start + 1)
@@ -117,70 +117,70 @@ def _read_list(text: str, start: int) -> Thing:
         if text[at : at + 1] != ",":
             raise NotJson(f"a comma or bracket is missing, {_where(text, at)}")
         at = _skip(text, at + 1)
-    return Thing(start, at + 1, content, items=tuple(items))
+    return Node(start, at + 1, content, items=tuple(items))
 
 
 def set_member(text: str, path: Path, value: Any) -> str:
     """The text with that member; objects on the way to it are made where they are missing."""
     if not text.strip():
         return json.dumps(_nest(path, value), indent=2, ensure_ascii=False) + "\n"
-    thing = parse(text)
+    node = parse(text)
     for index, key in enumerate(path):
-        if thing.parts is None:
+        if node.parts is None:
             raise NotJson(f"{'.'.join(path[:index]) or 'the whole'} is no object")
-        if key not in thing.parts:
-            return _insert(text, thing, key, _nest(path[index + 1 :], value))
-        thing = thing.parts[key]
-    if thing.content == value and isinstance(thing.content, bool) == isinstance(value, bool):
+        if key not in node.parts:
+            return _insert(text, node, key, _nest(path[index + 1 :], value))
+        node = node.parts[key]
+    if node.content == value and isinstance(node.content, bool) == isinstance(value, bool):
         return text
-    rendered = _render(text, value, _indent_at(text, thing.start))
-    return text[: thing.start] + rendered + text[thing.end :]
+    rendered = _render(text, value, _indent_at(text, node.start))
+    return text[: node.start] + rendered + text[node.end :]
 
 
 def remove_member(text: str, path: Path) -> str:
     """The text without that member, if it is there."""
     if not text.strip():
         return text
-    thing = parse(text)
+    node = parse(text)
     for key in path[:-1]:
-        if thing.parts is None or key not in thing.parts:
+        if node.parts is None or key not in node.parts:
             return text
-        thing = thing.parts[key]
-    for index, member in enumerate(thing.members or ()):
+        node = node.parts[key]
+    for index, member in enumerate(node.members or ()):
         if member.key == path[-1]:
-            return _cut(text, thing, index)
+            return _cut(text, node, index)
     return text
 
 
 def add_item(text: str, path: Path, value: Any) -> str:
     """The text in which that list has the value; the list is made where it is missing."""
-    thing = _find(text, path)
-    if thing is None:
+    node = _find(text, path)
+    if node is None:
         return set_member(text, path, [value])
-    if thing.items is None:
+    if node.items is None:
         raise NotJson(f"{'.'.join(path)} is no list")
-    return text if value in thing.content else _insert(text, thing, "", value)
+    return text if value in node.content else _insert(text, node, "", value)
 
 
 def remove_item(text: str, path: Path, value: Any) -> str:
     """The text in which that list does not have the value."""
-    thing = _find(text, path)
-    if thing is None or thing.items is None or value not in thing.content:
+    node = _find(text, path)
+    if node is None or node.items is None or value not in node.content:
         return text
-    return _cut(text, thing, thing.content.index(value))
+    return _cut(text, node, node.content.index(value))
 
 
-def _find(text: str, path: Path) -> Thing | None:
+def _find(text: str, path: Path) -> Node | None:
     if not text.strip():
         return None
-    thing = parse(text)
+    node = parse(text)
     for index, key in enumerate(path):
-        if thing.parts is None:
+        if node.parts is None:
             raise NotJson(f"{'.'.join(path[:index]) or 'the whole'} is no object")
-        if key not in thing.parts:
+        if key not in node.parts:
             return None
-        thing = thing.parts[key]
-    return thing
+        node = node.parts[key]
+    return node
 
 
 def _nest(path: Path, value: Any) -> Any:
@@ -189,18 +189,18 @@ def _nest(path: Path, value: Any) -> Any:
     return value
 
 
-def _insert(text: str, thing: Thing, key: str, value: Any) -> str:
+def _insert(text: str, node: Node, key: str, value: Any) -> str:
     """As the last member of an object, or item of a list."""
-    members = _members(thing)
-    name = "" if thing.items is not None else f"{json.dumps(key)}: "
-    closing = thing.end - 1
+    members = _members(node)
+    name = "" if node.items is not None else f"{json.dumps(key)}: "
+    closing = node.end - 1
     newline = _newline(text)
-    last = members[-1].end if members else thing.start + 1
+    last = members[-1].end if members else node.start + 1
     comma = "," if members else ""
-    on_one_line = "\n" not in text[thing.start : thing.end]
+    on_one_line = "\n" not in text[node.start : node.end]
     if on_one_line and members:
         return f"{text[:last]}, {name}{json.dumps(value, ensure_ascii=False)}{text[last:]}"
-    outer = _indent_at(text, thing.start)
+    outer = _indent_at(text, node.start)
     inner = _indent_at(text, members[0].start) if members else outer + _unit(text)
     member = f"{newline}{inner}{name}{_render(text, value, inner)}"
     # A comment behind the last member stays there, and the space before the brace stays before the brace.
@@ -209,25 +209,25 @@ def _insert(text: str, thing: Thing, key: str, value: Any) -> str:
     return text[:last] + comma + text[last:at] + member + end + text[at:]
 
 
-def _members(thing: Thing) -> tuple[Member, ...]:
-    members = thing.items if thing.items is not None else thing.members
+def _members(node: Node) -> tuple[Member, ...]:
+    members = node.items if node.items is not None else node.members
     assert members is not None
     return members
 
 
-def _cut(text: str, thing: Thing, index: int) -> str:
+def _cut(text: str, node: Node, index: int) -> str:
     """With the space before it. Comments stay."""
-    members = _members(thing)
+    members = _members(node)
     member = members[index]
-    comma = _skip(text, members[index - 1].end) if index else thing.start
+    comma = _skip(text, members[index - 1].end) if index else node.start
     start = _end_of_comments(text, comma + 1, member.start, text[member.end :])
     if index:
         return text[:comma] + text[comma + 1 : start] + text[member.end :]
     if len(members) > 1:
         comma = _skip(text, member.end)
         return text[:start] + text[member.end : comma] + text[comma + 1 :]
-    rest = text[member.end : thing.end - 1]
-    return text[:start] + (rest if rest.strip() or start > thing.start + 1 else "") + text[thing.end - 1 :]
+    rest = text[member.end : node.end - 1]
+    return text[:start] + (rest if rest.strip() or start > node.start + 1 else "") + text[node.end - 1 :]
 
 
 def _end_of_comments(text: str, start: int, end: int, following: str) -> int:

@@ -1,7 +1,7 @@
 """Changes one table of a TOML text and leaves every other byte as it is. Pure.
 
-There are more ways to write a table in TOML than anybody should take apart by hand. So the plain ones are edited, and
-the result is parsed and compared with what was meant: where it differs, nothing is changed and somebody is told.
+TOML has many ways to write a table. The plain ones are edited, and the result is parsed and compared with the intended
+content: if it differs, nothing is changed, and NotToml is raised.
 """
 
 from __future__ import annotations

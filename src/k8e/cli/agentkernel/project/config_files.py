@@ -1,4 +1,4 @@
-"""agentkernel.toml and the user's own configuration on disk, and what the user trusts."""
+"""Files of the user: agentkernel.toml, the user's own configuration, and the list of trusted files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from k8e.profiles.trust import Trusted, is_trusted, read_trusted, write_trusted
 
 
 def find_named(path: str) -> tuple[Config, bool]:
-    """One that somebody named is meant, whatever it is."""
+    """The file that the user named, which is trusted for that."""
     return parse(read_bytes(path, follow=True), path), True
 
 
 def find_own() -> tuple[Config, bool]:
-    """The one in the working directory. A link is refused: it would borrow the trust of another place."""
+    """The file in the working directory. A link is refused: it would borrow the trust of another place."""
     content = read_bytes(FILE_NAME, follow=False)
     config = parse(content, FILE_NAME)
     return config, is_trusted(load_trusted(), os.path.realpath(FILE_NAME), content)
@@ -32,7 +32,7 @@ def read_user(path: str) -> Config:
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
         raise ProfileError(
             "config_untrusted",
-            f"{path} could be changed by somebody else",
+            f"{path} could be changed by another user",
             hint=f"chown it to yourself, and chmod go-w {path}",
         )
     config = parse(content, path)
@@ -87,7 +87,7 @@ def load_trusted() -> tuple[Trusted, ...]:
 
 
 def change_trusted(change: Callable[[tuple[Trusted, ...]], tuple[Trusted, ...]]) -> None:
-    """Under a lock: what one takes back another must not bring back."""
+    """Changes the list under a lock: what one process revokes, another must not bring back."""
     folder = state_folder()
     try:
         os.makedirs(folder, 0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files that are somebody else's: read, replaced in one step, with what was there before beside them.
+"""Files of other programs: read, and replaced in one step; a backup is kept beside them.
 
 Links in a home are followed, because people keep their configuration elsewhere and link to it; the link stays. Links
 in a project that lead out of it are refused: a project comes from anywhere, and must not choose what we write to.
@@ -17,7 +17,7 @@ SUFFIX = ".k8e-backup"
 MAX_SIZE = 64 << 20
 
 
-class Place:
+class ConfigFile:
     def __init__(self, path: Path, within: Path | None = None) -> None:
         self.path = path
         self.target = self._resolve(within)
@@ -62,14 +62,14 @@ class Place:
             raise self._failure("file_read_only", "is read-only", hint="make it writable, or add the entry by hand")
 
     def replace(self, content: bytes) -> None:
-        """What was there before is kept beside it. Nobody ever sees half of it."""
+        """Writes the backup first. No reader ever sees a part of the new content."""
         self.check_writable()
         try:
             self._make_folders()
             if self.content is not None:
                 self._put(self.backup, self.content)
             if self._read() != self.content:
-                raise self._failure("file_changed", "was changed by somebody else meanwhile", hint="try again")
+                raise self._failure("file_changed", "was changed by another program meanwhile", hint="try again")
             self._put(self.target, content)
         except OSError as error:
             raise self._failure("file_unwritable", "cannot be written", str(error)) from error
@@ -82,7 +82,7 @@ class Place:
             raise self._failure("file_unwritable", "cannot be removed", str(error)) from error
 
     def _make_folders(self) -> None:
-        """Those of whoever has the folder above, also when root installs for them."""
+        """Makes missing directories, which belong to the owner of the directory above, also when root installs."""
         missing = [folder for folder in self.target.parents if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir()

@@ -71,7 +71,7 @@ def create(options: argparse.Namespace) -> int:
 
 
 def describe_sandbox(options: argparse.Namespace) -> dict[str, Any]:
-    """What can be asked of a session and of a child alike."""
+    """The members that a session and a child have in common."""
     limits = {name: getattr(options, name) for name in ("cpus", "memory", "disk")}
     given = {
         "session_id": options.session_id,

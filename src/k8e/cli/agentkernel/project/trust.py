@@ -1,12 +1,12 @@
-"""`agentkernel trust`: lets an agentkernel.toml ask for more than the command line does, as it is now."""
+"""`agentkernel trust`: lets an agentkernel.toml, as it is now, ask for more than the command line does."""
 
 from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.config_files import change_trusted, load_trusted, parse, read_bytes
 from k8e.cli.agentkernel.output import say, show_table
 from k8e.cli.agentkernel.plan import read_user_config
+from k8e.cli.agentkernel.project.config_files import change_trusted, load_trusted, parse, read_bytes
 from k8e.cli.process import print_json, write_all
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.options import NO_OPTIONS

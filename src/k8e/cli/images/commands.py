@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from k8e.cli.client import Answer, open_client
 from k8e.cli.client.local import LocalClient
-from k8e.cli.credentials import find_credentials
+from k8e.cli.images.credentials import find_credentials
 from k8e.cli.process import FAILED, Failure, read_some, write_all
-from k8e.cli.sessions import show
+from k8e.cli.sandbox.sessions import show
 from k8e.engine.reference import InvalidReference, parse_reference
 
 PIECE = 1 << 20
@@ -93,8 +93,8 @@ def pull(options: argparse.Namespace) -> int:
 
 def import_image(options: argparse.Namespace) -> int:
     client = open_daemon()
-    with Meter(options.image or options.file) as meter:
-        answer = client.import_image(options.image, options.tenant, read_archive(options.file), meter.show)
+    with Meter(options.name or options.file) as meter:
+        answer = client.import_image(options.name, options.tenant, read_archive(options.file), meter.show)
     return show(answer)
 
 

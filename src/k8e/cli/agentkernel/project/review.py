@@ -1,16 +1,16 @@
-"""What a command has left further down in a project, that programs of the machine obey when somebody merely goes there:
-a repository, a .envrc, an editor's tasks. It cannot be kept from coming into being, as at the top of the project; so it
-is said.
+"""Finds files below a project that a command made and that programs of the machine obey when the user merely enters
+the directory: a repository, a .envrc, an editor's tasks. Unlike at the top of the project, the sandbox cannot be kept
+from making them; so the user is warned.
 
-What is new or changed is told by the time that the kernel notes with every change, which nobody inside can set. All of
-it was written by the sandbox: no link is followed, and names are cleaned before they are shown (output.py).
+New and changed files are known by their change time, which the kernel sets and no command inside can choose. All of
+them were written by the sandbox: no link is followed, and names are cleaned before they are shown (output.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.paths import FOLDER, open_below
+from k8e.cli.agentkernel.project.paths import FOLDER, open_below
 from k8e.profiles.protection import KEPT, is_repository
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ _NAMES = frozenset(KEPT)
 
 
 def find_nested(top: str, since: float) -> tuple[list[str], bool]:
-    """Paths below the folder, not those at its top; and whether all of it was looked at."""
+    """Returns the paths below `top`, without those directly in it, and whether everything was looked at."""
     found: list[str] = []
     waiting, left = [""], MOST
     for place in waiting:  # which grows meanwhile
@@ -33,7 +33,7 @@ def find_nested(top: str, since: float) -> tuple[list[str], bool]:
         try:
             folder = open_below(top, place.split("/")[:-1])
         except OSError:
-            continue  # gone, or closed to its own user: then to their programs as well
+            continue  # gone, or closed to its own user, and so to the user's programs
         try:
             names, folders = _list(folder)
             left -= len(names)
@@ -55,7 +55,7 @@ def _list(folder: int) -> tuple[frozenset[str], list[str]]:
 
 
 def _is_changed(parent: int, name: str, since: float) -> bool:
-    """It, or what is directly in it, or a hook."""
+    """Whether the file, or what is directly in the directory, or a hook has changed."""
     return any(changed >= since - _SLACK for changed in _changes(parent, name, ("hooks",)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from k8e.cli.agentkernel.paths import open_below
+from k8e.cli.agentkernel.project.paths import open_below
 from k8e.cli.process import Failure
 
 TYPE_CHECKING = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from k8e.cli.client import SessionName
 from k8e.cli.process import Failure, ServiceError
 from k8e.cli.run import describes_session, has_hosts
-from k8e.cli.sessions import describe_content
+from k8e.cli.sandbox.sessions import describe_content
 from k8e.cli.values import split_hosts
 
 TYPE_CHECKING = False

@@ -1,7 +1,6 @@
-"""Who the user is at a registry: what `docker login` and `podman login` left, read as the user.
+"""The user's credentials at a registry, as `docker login` and `podman login` stored them, read as the user.
 
-Helper programs that keep passwords elsewhere are run here too, never by the daemon: they are the user's, and so is what
-they can reach.
+Credential helpers are run here too, never by the daemon: they are the user's programs, and run with the user's rights.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
 def find_credentials(host: str, repository: str, environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """As the daemon takes them, or None: then whatever everybody gets."""
+    """As the daemon takes them; None: the daemon asks the registry without credentials."""
     names = [f"{host}/{repository}", *(f"{host}/{one}" for one in parents(repository)), host]
     if host in HUB:
         names += [HUB_KEY, *HUB]
@@ -39,7 +38,7 @@ def find_credentials(host: str, repository: str, environ: Mapping[str, str] = os
 
 
 def parents(repository: str) -> Iterator[str]:
-    """a/b of a/b/c, then a: podman has passwords for parts of a registry."""
+    """Yields a/b of a/b/c, then a: podman stores passwords for parts of a registry."""
     while "/" in repository:
         repository = repository.rpartition("/")[0]
         yield repository
@@ -71,7 +70,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def look_into(
     config: Mapping[str, Any], names: list[str], host: str, environ: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """docker's order: a helper for this registry, the one for all, what is written there itself."""
+    """In docker's order: the helper for this registry, the helper for all, then the file's own entries."""
     helpers, auths = config.get("credHelpers"), config.get("auths")
     for name in names:
         if isinstance(helpers, dict) and isinstance(helpers.get(name), str):
@@ -116,9 +115,9 @@ def ask_helper(name: str, server: str, environ: Mapping[str, str]) -> dict[str, 
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise Failure(
             "credential_helper_failed", f"the credential helper {name} failed", detail=type(error).__name__
-        ) from error  # whose words may be a secret
+        ) from error  # its text may be a secret
     if not isinstance(answer, dict) or not isinstance(answer.get("Secret"), str):
-        return None  # it knows nobody there
+        return None  # it has no credentials for this registry
     user = answer.get("Username")
     if user == "<token>":
         return {"identity_token": answer["Secret"]}

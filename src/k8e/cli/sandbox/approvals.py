@@ -11,7 +11,7 @@ import time
 
 from k8e.cli.client import open_client, run_dir
 from k8e.cli.process import FAILED, UNREACHABLE, Failure, print_json, read_some, write_all
-from k8e.cli.sessions import name_session, show
+from k8e.cli.sandbox.sessions import name_session, show
 from k8e.profiles.text import clean
 
 TYPE_CHECKING = False

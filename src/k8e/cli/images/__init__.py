@@ -1,0 +1,1 @@
+"""`k8e image`, and the user's credentials at registries."""

@@ -1,0 +1,1 @@
+"""The commands of `k8e sandbox` but `run`: sessions with their runs and files, and approvals."""
