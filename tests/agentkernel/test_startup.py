@@ -36,7 +36,12 @@ def test_run_imports_next_to_nothing(kernel: Kernel) -> None:
     assert library <= CHEAP
     ours = {name for name in imported if name.startswith("k8e")}
     assert {name for name in ours if not name.startswith(("k8e.cli", "k8e.profiles"))} <= {"k8e", "k8e.errors"}
-    assert not ours & {"k8e.profiles.config", "k8e.profiles.environment", "k8e.profiles.mounts", "k8e.cli.commands"}
+    assert not ours & {
+        "k8e.profiles.config.file",
+        "k8e.profiles.environment",
+        "k8e.profiles.mounts",
+        "k8e.cli.commands",
+    }
 
 
 def test_the_bridge_of_an_agent_imports_next_to_nothing(kernel: Kernel) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from k8e.link import AgentLink, Timing
-from k8e.link.errors import Code
-from k8e.link.frames import (
+from k8e.link.codec.frames import (
     AgentHello,
     Data,
     Eof,
@@ -24,10 +23,11 @@ from k8e.link.frames import (
     Result,
     Side,
 )
+from k8e.link.codec.protocol import FrameReader, encode
+from k8e.link.codec.records import Attachment, encode_outcome
+from k8e.link.codec.requests import decode_attach
+from k8e.link.errors import Code
 from k8e.link.model import Cause, ExecSpec, Outcome
-from k8e.link.protocol import FrameReader, encode
-from k8e.link.records import Attachment, encode_outcome
-from k8e.link.requests import decode_attach
 
 INSTANCE = bytes(range(16))
 # Far beyond what anything here takes: it only turns a hang into a failure.

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from k8e.link import frames as f
+from k8e.link.codec import frames as f
+from k8e.link.codec.protocol import MAX_WINDOW, MIN_WINDOW, WINDOW_STEP
+from k8e.link.codec.records import IN_Q_OVERFLOW, Attachment
+from k8e.link.codec.requests import KEEP_MODE, FileRequest
 from k8e.link.errors import Code
 from k8e.link.model import (
     Cause,
@@ -20,9 +23,6 @@ from k8e.link.model import (
     TerminalSize,
     WatchEvent,
 )
-from k8e.link.protocol import MAX_WINDOW, MIN_WINDOW, WINDOW_STEP
-from k8e.link.records import IN_Q_OVERFLOW, Attachment
-from k8e.link.requests import KEEP_MODE, FileRequest
 
 u16 = st.integers(0, 2**16 - 1)
 u32 = st.integers(0, 2**32 - 1)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from k8e.link import model, protocol, requests
+from k8e.link import model
+from k8e.link.codec import protocol, requests
+from k8e.link.codec.frames import FrameType, GoodbyeReason
 from k8e.link.errors import Code, Stage
-from k8e.link.frames import FrameType, GoodbyeReason
 from k8e.link.model import Scope
 
 ROOT = Path(__file__).parents[2]

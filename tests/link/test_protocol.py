@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.link import frames as f
+from k8e.link.codec import frames as f
+from k8e.link.codec.frames import FrameType, Side
+from k8e.link.codec.protocol import HEADER_SIZE, MAX_CONTROL, MAX_DATA, FrameReader, encode, encode_data_header
 from k8e.link.errors import ProtocolViolation
-from k8e.link.frames import FrameType, Side
-from k8e.link.protocol import HEADER_SIZE, MAX_CONTROL, MAX_DATA, FrameReader, encode, encode_data_header
 from tests.link.strategies import agent_frames, host_frames
 
 LARGEST = HEADER_SIZE + 8 + MAX_DATA

@@ -10,22 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.link.errors import ProtocolViolation, Stage
-from k8e.link.frames import FrameType
-from k8e.link.model import (
-    Cause,
-    CommandInfo,
-    Entry,
-    ExecSpec,
-    FileType,
-    Identity,
-    Outcome,
-    Rlimit,
-    TerminalSize,
-    WatchEvent,
-)
-from k8e.link.protocol import MAX_REQUEST
-from k8e.link.records import (
+from k8e.link.codec.frames import FrameType
+from k8e.link.codec.protocol import MAX_REQUEST
+from k8e.link.codec.records import (
     MAX_NAME,
     MAX_RECORD,
     Attachment,
@@ -44,7 +31,7 @@ from k8e.link.records import (
     parse_outcome,
     parse_stage,
 )
-from k8e.link.requests import (
+from k8e.link.codec.requests import (
     FileRequest,
     decode_attach,
     decode_exec,
@@ -53,6 +40,19 @@ from k8e.link.requests import (
     encode_attach,
     encode_exec,
     milliseconds,
+)
+from k8e.link.errors import ProtocolViolation, Stage
+from k8e.link.model import (
+    Cause,
+    CommandInfo,
+    Entry,
+    ExecSpec,
+    FileType,
+    Identity,
+    Outcome,
+    Rlimit,
+    TerminalSize,
+    WatchEvent,
 )
 from tests.link import strategies
 

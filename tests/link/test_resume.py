@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from k8e.link import AgentLink
-from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, NotStarted
-from k8e.link.frames import (
+from k8e.link.codec.frames import (
     Ack,
     Data,
     End,
@@ -26,11 +25,12 @@ from k8e.link.frames import (
     Result,
     Signal,
 )
+from k8e.link.codec.protocol import MAX_DATA, OUTPUT_WINDOW
+from k8e.link.codec.records import Attachment
+from k8e.link.codec.requests import decode_attach, decode_exec
+from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, NotStarted
 from k8e.link.model import Entry, FileType, TerminalSize
 from k8e.link.process import AgentProcess
-from k8e.link.protocol import MAX_DATA, OUTPUT_WINDOW
-from k8e.link.records import Attachment
-from k8e.link.requests import decode_attach, decode_exec
 from tests.link.fake_agent import CALM, HASTY, SPEC, FakeAgent, Stage, ended
 
 STDIN, STDOUT, STDERR = b"to be read", b"0123456789", b"errors"

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from k8e.link import AgentLink
-from k8e.link.errors import Code, LinkLost
-from k8e.link.frames import (
+from k8e.link.codec.frames import (
     Data,
     Eof,
     FrameType,
@@ -18,9 +17,10 @@ from k8e.link.frames import (
     Request,
     Result,
 )
+from k8e.link.codec.records import IN_Q_OVERFLOW, encode_entry, encode_event
+from k8e.link.codec.requests import decode_file_request
+from k8e.link.errors import Code, LinkLost
 from k8e.link.model import Entry, FileType, WatchEvent
-from k8e.link.records import IN_Q_OVERFLOW, encode_entry, encode_event
-from k8e.link.requests import decode_file_request
 from k8e.link.sockets import AgentWatcher
 from tests.link.fake_agent import CALM, FakeAgent, Stage
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k8e.link.codec.protocol import INPUT_WINDOW
 from k8e.link.errors import BrokenInput, LinkLost, ProtocolViolation
-from k8e.link.protocol import INPUT_WINDOW
 from k8e.link.streams import Inbound, Outbound
 
 WINDOW = 16384

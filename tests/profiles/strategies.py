@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from k8e.profiles.context import Context
-from k8e.profiles.mode import MODES
-from k8e.profiles.options import SandboxOptions
-from k8e.profiles.profile import PROFILES
+from k8e.profiles.options import Context, SandboxOptions
+from k8e.profiles.profile import MODES, PROFILES
 
 CONTEXT = Context(
     cwd="/home/ann/work",

@@ -7,10 +7,9 @@ import itertools
 import pytest
 
 from k8e.profiles.agent import decide_for_agent
-from k8e.profiles.config import read_config
-from k8e.profiles.context import Context
+from k8e.profiles.config.file import read_config
 from k8e.profiles.errors import ProfileError
-from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
+from k8e.profiles.options import NO_OPTIONS, Context, SandboxOptions, merge
 from k8e.profiles.permissions import Permissions, derive_permissions
 from k8e.profiles.trust import decide
 

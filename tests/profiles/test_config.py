@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.profiles.config import AgentPool, PoolSizes, read_config
+from k8e.profiles.config.file import AgentPool, PoolSizes, read_config
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.options import FileCopy, SandboxOptions
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.profiles.lines import find_lines
+from k8e.profiles.config.lines import find_lines
 
 TEXT = '''\
 # a comment with [brackets] and x = 1

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 
 from k8e.policy import is_metadata_name
-from k8e.profiles.context import Context
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import EVERYWHERE, NOWHERE, Hosts
-from k8e.profiles.mode import MODES
-from k8e.profiles.options import SandboxOptions, merge
+from k8e.profiles.options import Context, SandboxOptions, merge
 from k8e.profiles.permissions import Permissions, derive_permissions
-from k8e.profiles.profile import PROFILES
+from k8e.profiles.profile import MODES, PROFILES
 from k8e.profiles.sandbox_policy import build_policy
 from tests.profiles.strategies import CONTEXT, options
 

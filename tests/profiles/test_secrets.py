@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.profiles.context import Context
-from k8e.profiles.credentials import HIDDEN, is_credential_path, is_private
 from k8e.profiles.environment import MAX_BYTES, MAX_KEYS, pass_environment
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.fallback import fall_back
-from k8e.profiles.options import SandboxOptions
-from k8e.profiles.protection import KEPT, choose_kept, find_new
+from k8e.profiles.options import Context, SandboxOptions
+from k8e.profiles.protection import HIDDEN, KEPT, choose_kept, find_new, is_credential_path, is_private
 from k8e.profiles.sandbox_policy import build_policy, check_name
 from tests.profiles.strategies import CONTEXT
 

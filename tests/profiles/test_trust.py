@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.profiles.config import Config, read_config
+from k8e.profiles.config.file import Config, read_config
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.options import NO_OPTIONS, FileCopy, SandboxOptions
 from k8e.profiles.sandbox_policy import SandboxPolicy

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from typing import Final, Protocol
 
+from k8e.link.codec.frames import Ack, ChannelFrame, Data, Eof, Frame, FrameType, Opened, Order, Request, Result
+from k8e.link.codec.protocol import OUTPUT, OUTPUT_WINDOW, TO_SANDBOX, encode_data_header
 from k8e.link.errors import AgentError, Code, LinkError, LinkLost, ProtocolViolation
-from k8e.link.frames import Ack, ChannelFrame, Data, Eof, Frame, FrameType, Opened, Order, Request, Result
-from k8e.link.protocol import OUTPUT, OUTPUT_WINDOW, TO_SANDBOX, encode_data_header
 from k8e.link.streams import Inbound, Notifier, Outbound
 
 

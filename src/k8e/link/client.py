@@ -8,17 +8,17 @@ from types import TracebackType
 from typing import Final, Self
 
 from k8e.link.channel import Channel
+from k8e.link.codec.frames import FrameType, Request
+from k8e.link.codec.protocol import NONCE_SIZE, PARKING_GENERATION
+from k8e.link.codec.records import RecordReader, parse_command
+from k8e.link.codec.requests import encode_park
 from k8e.link.command import CommandChannel
 from k8e.link.dial import Dialer
 from k8e.link.errors import AgentError, Code, LinkError, ProtocolViolation
 from k8e.link.files import Files
-from k8e.link.frames import FrameType, Request
 from k8e.link.model import CommandInfo, Completed, ExecSpec
 from k8e.link.multiplexer import Multiplexer, Timing, deadline
 from k8e.link.process import AgentProcess, Collector, end_abandoned, feed
-from k8e.link.protocol import NONCE_SIZE, PARKING_GENERATION
-from k8e.link.records import RecordReader, parse_command
-from k8e.link.requests import encode_park
 
 # Far more than an agent keeps (1,024 ended ones) or a sandbox can run.
 _MAX_COMMANDS: Final = 65_536

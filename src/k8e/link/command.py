@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from k8e.link.channel import Channel, Sender, State
+from k8e.link.codec.frames import End, FrameType, Order, Request, Resize, Result
+from k8e.link.codec.protocol import ERRORS, OUTPUT
+from k8e.link.codec.records import Attachment, parse_attachment, parse_outcome, parse_stage
+from k8e.link.codec.requests import effective_window, encode_attach, encode_exec
 from k8e.link.errors import AgentError, Code, NotStarted, ProtocolViolation, Stage, shown
-from k8e.link.frames import End, FrameType, Order, Request, Resize, Result
 from k8e.link.model import ExecSpec, Outcome, TerminalSize
-from k8e.link.protocol import ERRORS, OUTPUT
-from k8e.link.records import Attachment, parse_attachment, parse_outcome, parse_stage
-from k8e.link.requests import effective_window, encode_attach, encode_exec
 from k8e.link.streams import Outbound
 
 

@@ -11,8 +11,7 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from k8e.link.errors import LinkError, LinkLost, LinkTimeout, ProtocolViolation
-from k8e.link.frames import (
+from k8e.link.codec.frames import (
     Ack,
     AgentHello,
     ChannelFrame,
@@ -28,7 +27,8 @@ from k8e.link.frames import (
     Result,
     Side,
 )
-from k8e.link.protocol import HIGHEST_GENERATION, LOWEST_GENERATION, NONCE_SIZE, FrameReader, encode
+from k8e.link.codec.protocol import HIGHEST_GENERATION, LOWEST_GENERATION, NONCE_SIZE, FrameReader, encode
+from k8e.link.errors import LinkError, LinkLost, LinkTimeout, ProtocolViolation
 from k8e.link.streams import Notifier
 
 _CHANNEL_FRAMES: Final = (Data, Ack, Eof, Opened, Result)

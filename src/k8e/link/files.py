@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from typing import Final, TypeVar
 
 from k8e.link.channel import Channel, Interrupted
+from k8e.link.codec.frames import FrameType, Request
+from k8e.link.codec.protocol import BINDING_GENERATION
+from k8e.link.codec.records import RecordReader, parse_count, parse_entry, parse_only_entry
+from k8e.link.codec.requests import KEEP_MODE, TO_THE_END, FileRequest
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, ProtocolViolation, shown
-from k8e.link.frames import FrameType, Request
 from k8e.link.model import AGENT, Entry, Identity
 from k8e.link.multiplexer import Multiplexer, deadline
-from k8e.link.protocol import BINDING_GENERATION
-from k8e.link.records import RecordReader, parse_count, parse_entry, parse_only_entry
-from k8e.link.requests import KEEP_MODE, TO_THE_END, FileRequest
 from k8e.link.sockets import AgentConnection, AgentWatcher
 
 _PIECE: Final = 1 << 20

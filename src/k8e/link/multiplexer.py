@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from k8e.link.channel import Channel, State
+from k8e.link.codec.frames import ChannelFrame, Frame, FrameType, Order, Result
 from k8e.link.connection import GoodbyeReceived, LinkConnection
 from k8e.link.dial import Dialer
 from k8e.link.errors import LinkError, LinkLost, LinkTimeout, ProtocolViolation
-from k8e.link.frames import ChannelFrame, Frame, FrameType, Order, Result
 from k8e.link.streams import Notifier
 
 _FINAL: Final = (ProtocolViolation, GoodbyeReceived)

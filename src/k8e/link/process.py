@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from k8e.link.channel import State
+from k8e.link.codec.frames import Signal
+from k8e.link.codec.protocol import ERRORS, OUTPUT
+from k8e.link.codec.records import MAX_SIGNAL
+from k8e.link.codec.requests import milliseconds
 from k8e.link.command import CommandChannel
 from k8e.link.errors import BrokenInput, Code, LinkLost, LinkTimeout, ProtocolViolation
-from k8e.link.frames import Signal
 from k8e.link.model import ExecSpec, Outcome, Scope, TerminalSize
 from k8e.link.multiplexer import Multiplexer, deadline
-from k8e.link.protocol import ERRORS, OUTPUT
-from k8e.link.records import MAX_SIGNAL
-from k8e.link.requests import milliseconds
 from k8e.link.streams import Inbound
 
 

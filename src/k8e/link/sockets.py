@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from k8e.link.channel import Channel, Interrupted
-from k8e.link.frames import Request
+from k8e.link.codec.frames import Request
+from k8e.link.codec.records import IN_Q_OVERFLOW, RecordReader, parse_event
+from k8e.link.codec.requests import FileRequest
 from k8e.link.model import WatchEvent
 from k8e.link.multiplexer import Multiplexer, deadline
-from k8e.link.records import IN_Q_OVERFLOW, RecordReader, parse_event
-from k8e.link.requests import FileRequest
 
 
 class AgentConnection:

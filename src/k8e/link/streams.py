@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from k8e.link.codec.protocol import INPUT_WINDOW, MAX_DATA
 from k8e.link.errors import BrokenInput, LinkError, ProtocolViolation
-from k8e.link.protocol import INPUT_WINDOW, MAX_DATA
 
 # Smaller neighbours are joined, so that a window full of single bytes does not cost a hundred times its size.
 SMALL = 4096

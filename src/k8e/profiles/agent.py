@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8e.profiles.config import Config
-    from k8e.profiles.context import Context
+    from k8e.profiles.config.file import Config
+    from k8e.profiles.options import Context
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
 # The names of options in calls, where they differ.

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from k8e.profiles.credentials import HIDDEN, has_credentials, is_credential_path
 from k8e.profiles.errors import ProfileError
-from k8e.profiles.protection import NEVER_BELOW, SYSTEM, choose_kept, is_repository
+from k8e.profiles.protection import (
+    HIDDEN,
+    NEVER_BELOW,
+    SYSTEM,
+    choose_kept,
+    has_credentials,
+    is_credential_path,
+    is_repository,
+)
 from k8e.profiles.record import Record
 from k8e.profiles.sandbox_policy import HOME
 
@@ -12,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from k8e.profiles.context import Context
+    from k8e.profiles.options import Context
 
 PROJECT = "/workspace"
 

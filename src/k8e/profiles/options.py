@@ -1,4 +1,5 @@
-"""The options of a sandbox: from the command line, a file, or a call over MCP. None: not given."""
+"""What deciding needs: the options of a sandbox (from the command line, a file, or a call over MCP; None: not given),
+and the facts about the invocation, so that deciding itself is pure."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from k8e.profiles.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 class FileCopy(Record):
@@ -64,3 +65,17 @@ def merge(layers: Iterable[SandboxOptions]) -> SandboxOptions:
             layer = layer.but(allowed_hosts=None, more_hosts=None)
         merged = merged.over(layer)
     return merged
+
+
+def nothing_to_read(path: str) -> bytes:
+    return b""
+
+
+class Context(Record):
+    """All paths are absolute and without links; an empty path means that there is none."""
+
+    cwd: str = ""
+    home: str = ""
+    names: frozenset[str] = frozenset()  # of the files in the directory
+    environ: Mapping[str, str] = {}
+    read_start: Callable[[str], bytes] = staticmethod(nothing_to_read)  # the first bytes of a file in the directory

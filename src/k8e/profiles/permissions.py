@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import NOWHERE, Hosts
-from k8e.profiles.mode import NATIVE, find_mode
-from k8e.profiles.profile import find_profile
+from k8e.profiles.profile import NATIVE, find_mode, find_profile
 from k8e.profiles.record import Record
 from k8e.profiles.text import describe_amount
 

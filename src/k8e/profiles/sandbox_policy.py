@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from k8e.profiles.context import Context
     from k8e.profiles.mounts import Mount
+    from k8e.profiles.options import Context
 
 HOST_IMAGE = "host"
 HOME = "/home/user"  # the home inside the sandbox

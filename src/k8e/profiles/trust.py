@@ -7,11 +7,11 @@ file is compared with the policy without it, in every way in which a policy can 
 
 from __future__ import annotations
 
-from k8e.profiles.credentials import is_private
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.languages import IMAGES
 from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
 from k8e.profiles.permissions import derive_permissions
+from k8e.profiles.protection import is_private
 from k8e.profiles.record import Record
 from k8e.profiles.sandbox_policy import build_policy
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from k8e.profiles.config import Config
-    from k8e.profiles.context import Context
+    from k8e.profiles.config.file import Config
+    from k8e.profiles.options import Context
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
 

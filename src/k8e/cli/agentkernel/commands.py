@@ -29,7 +29,7 @@ def list_config_options() -> Table:
 
 def list_prewarm_options() -> Table:
     from k8e.cli.agentkernel.daemon import USUAL
-    from k8e.profiles.mode import MODES
+    from k8e.profiles.profile import MODES
 
     return {
         **list_config_options(),
@@ -48,9 +48,8 @@ def list_mcp_options() -> Table:
 
 def list_init_options() -> Table:
     from k8e.cli.arguments import any_text
-    from k8e.profiles.config import AGENTS
-    from k8e.profiles.mode import MODES
-    from k8e.profiles.profile import PROFILES
+    from k8e.profiles.config.file import AGENTS
+    from k8e.profiles.profile import MODES, PROFILES
 
     return {
         "--name": (any_text, "NAME", "of its sandbox; default: the folder's"),
@@ -63,7 +62,7 @@ def list_init_options() -> Table:
 
 
 def list_install_options() -> Table:
-    from k8e.profiles.config import AGENTS
+    from k8e.profiles.config.file import AGENTS
 
     return {
         "agent?": (AGENTS, "", "default: `preferred` of agentkernel.toml"),

@@ -14,9 +14,8 @@ from k8e.cli.agentkernel.plan import find_file, read_user_config
 from k8e.cli.client import run_dir
 from k8e.cli.client.local import LocalClient
 from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json
-from k8e.profiles.config import AgentPool, PoolSizes
-from k8e.profiles.context import Context
-from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
+from k8e.profiles.config.file import AgentPool, PoolSizes
+from k8e.profiles.options import NO_OPTIONS, Context, SandboxOptions, merge
 from k8e.profiles.sandbox_policy import build_policy, find_language, list_targets
 
 TYPE_CHECKING = False

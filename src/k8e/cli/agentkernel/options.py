@@ -3,9 +3,8 @@ options."""
 
 from __future__ import annotations
 
-from k8e.profiles.mode import MODES
 from k8e.profiles.options import SandboxOptions
-from k8e.profiles.profile import PROFILES
+from k8e.profiles.profile import MODES, PROFILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 
-from k8e.profiles.context import Context
-from k8e.profiles.options import NO_OPTIONS
+from k8e.profiles.options import NO_OPTIONS, Context
 from k8e.profiles.trust import decide
 
 TYPE_CHECKING = False
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from k8e.cli.agentkernel.options import CommandOptions
-    from k8e.profiles.config import Config
+    from k8e.profiles.config.file import Config
     from k8e.profiles.options import FileCopy
     from k8e.profiles.sandbox_policy import SandboxPolicy
 

@@ -17,7 +17,7 @@ from k8e.cli.skill.config_file import ConfigFile
 from k8e.cli.skill.install import Agent, drop_entry, put_entry
 from k8e.cli.skill.jsontext import NotJson
 from k8e.cli.skill.tomltext import NotToml
-from k8e.profiles.config import AGENTS
+from k8e.profiles.config.file import AGENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 
 from k8e.cli.agentkernel.plan import FILE_NAME, state_folder
-from k8e.profiles.config import MAX_SIZE, Config, read_config
+from k8e.profiles.config.file import MAX_SIZE, Config, read_config
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.trust import Trusted, is_trusted, read_trusted, write_trusted
 

@@ -14,7 +14,7 @@ from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.profiles.config import Config
+    from k8e.profiles.config.file import Config
     from k8e.profiles.options import FileCopy
     from k8e.profiles.sandbox_policy import SandboxPolicy
 

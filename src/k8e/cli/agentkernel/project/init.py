@@ -7,7 +7,7 @@ import os
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import FILE_NAME, look_around
 from k8e.cli.process import Failure, write_all
-from k8e.profiles.config import read_config
+from k8e.profiles.config.file import read_config
 from k8e.profiles.detection import detect
 from k8e.profiles.options import NO_OPTIONS
 from k8e.profiles.sandbox_policy import NAME

@@ -25,10 +25,9 @@ from k8e.doors.mcp.clients import McpClient
 from k8e.doors.mcp.tools.progress import SendProgress, notify
 from k8e.engine.images import Credentials, Progress
 from k8e.profiles.agent import decide_for_agent
-from k8e.profiles.context import Context
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.fallback import NOT_HERE, can_replace, describe_fallback
-from k8e.profiles.options import SandboxOptions
+from k8e.profiles.options import Context, SandboxOptions
 from k8e.profiles.protection import KEPT, REPOSITORY, find_new
 from k8e.profiles.sandbox_policy import DETECTED, HOST_IMAGE, SandboxPolicy
 

@@ -10,12 +10,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from k8e.profiles.errors import ProfileError
-from k8e.profiles.lines import find_lines
-from k8e.profiles.mode import MODES
-from k8e.profiles.options import FileCopy, SandboxOptions
-from k8e.profiles.record import Record
-from k8e.profiles.values import (
+from k8e.profiles.config.lines import find_lines
+from k8e.profiles.config.values import (
     KEYS,
     Key,
     list_words,
@@ -28,6 +24,10 @@ from k8e.profiles.values import (
     read_mode,
     read_text,
 )
+from k8e.profiles.errors import ProfileError
+from k8e.profiles.options import FileCopy, SandboxOptions
+from k8e.profiles.profile import MODES
+from k8e.profiles.record import Record
 
 MAX_SIZE: Final = 256 << 10
 FILE_NAME: Final = "agentkernel.toml"

@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from k8e.link.frames import FrameType
+from k8e.link.codec.frames import FrameType
+from k8e.link.codec.protocol import MAX_CONTROL, MAX_REQUEST, MAX_WINDOW, MIN_WINDOW, WINDOW_STEP
 from k8e.link.model import AGENT, ExecSpec, Identity, Rlimit, TerminalSize
-from k8e.link.protocol import MAX_CONTROL, MAX_REQUEST, MAX_WINDOW, MIN_WINDOW, WINDOW_STEP
 
 OWN_ID: Final = 0xFFFF_FFFF
 KEEP_MODE: Final = 0xFFFF_FFFF

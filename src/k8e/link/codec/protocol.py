@@ -10,8 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from k8e.link.errors import Code, ProtocolViolation
-from k8e.link.frames import (
+from k8e.link.codec.frames import (
     Ack,
     AgentHello,
     Data,
@@ -32,6 +31,7 @@ from k8e.link.frames import (
     Side,
     Signal,
 )
+from k8e.link.errors import Code, ProtocolViolation
 
 MAGIC: Final = 0x4145384B
 LOWEST_GENERATION: Final = 1

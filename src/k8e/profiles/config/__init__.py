@@ -1,0 +1,1 @@
+"""agentkernel.toml, read strictly. Imported only when there is a file."""
