@@ -1,1 +1,1 @@
-"""What decides: sessions, runs, ownership, quotas. Doors call `Service` and nothing below it."""
+"""The part of the daemon that decides: sessions, runs, ownership, quotas. Doors call its contract and nothing else."""
