@@ -1,1 +1,1 @@
-"""A session from its creation to its end: made, used, stopped, started, recovered."""
+"""A session from its creation to its end: made, found, used, stopped, started, ended."""
