@@ -1,4 +1,4 @@
-"""Somebody with a home and a project, who types `agentkernel`."""
+"""A user with a home and a project, who types `agentkernel`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class House(Machine):
         return Done(done.returncode, done.stdout, done.stderr)
 
     def ok(self, *words: str, **settings: Any) -> str:
-        """What it prints, when it works."""
+        """Runs it, expects success, and returns what it prints."""
         done = self.ak(*words, **settings)
         assert done.code == 0, done
         return done.stdout.decode()
@@ -49,7 +49,7 @@ class House(Machine):
         return json.loads(self.ok(*words, "--json", **settings))
 
     def refusal(self, *words: str, **settings: Any) -> str:
-        """What it says on stderr, when it does not; stdout is for results."""
+        """Runs it, expects failure, and returns stderr; stdout is for results."""
         done = self.ak(*words, **settings)
         assert done.code in (1, 125), done
         assert done.stdout == b"", done

@@ -1,4 +1,4 @@
-"""What a cage lets through, tried from inside: prints one JSON object. It stands alone, with the standard library.
+"""Tries from inside what a sandbox lets through: prints one JSON object. It uses the standard library alone.
 
 Arguments: JSON with `names` and `addresses` to be reached, `reads` and `writes` of paths, `env` of variables.
 """
@@ -55,7 +55,7 @@ def fill(path: str) -> int:
 
 
 def hold() -> int:
-    """Which capabilities anybody here could ever have: the agent's bounding set."""
+    """The capabilities that any process inside could ever have: the agent's bounding set."""
     with contextlib.suppress(OSError), open("/proc/1/status") as file:
         for line in file:
             if line.startswith("CapBnd:"):

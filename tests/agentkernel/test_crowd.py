@@ -22,7 +22,7 @@ SETTINGS = "[pool]\nenabled = false\n"
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    """Whose daemon is started by whoever comes first."""
+    """Its daemon is started by the command that comes first."""
     with make_folder() as folder:
         (folder / "k8e.toml").write_text(SETTINGS)
         kernel = Kernel(folder, tmp_path)

@@ -1,4 +1,4 @@
-"""A repository that wants out: all of it was written by somebody else, and its code runs in a sandbox that mounts it.
+"""A repository that wants out: all of it was written by an attacker, and its code runs in a sandbox that mounts it.
 
 What its agentkernel.toml may ask for is in test_alone.py; here is what its code can do to the machine.
 """

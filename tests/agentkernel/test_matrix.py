@@ -1,6 +1,6 @@
 """Profile by mode, each cell tried from inside a running sandbox, on both runtimes.
 
-The machine's only way out is the small internet of tests/egress: every name and address there is somebody in a
+The machine's only way out is the small internet of tests/egress: every name and address there is a host in a
 namespace of the test's own, metadata services too, so that a refusal means something and nothing leaves.
 """
 
@@ -137,7 +137,7 @@ def options(mode: str, profile: str) -> list[str]:
 
 
 def plan(house: House, mode: str, profile: str) -> dict[str, Any]:
-    """What is asked of the service, without the names that it goes by."""
+    """The request to the service, without the names in it."""
     shown = house.object("sandbox", "create", "x", *options(mode, profile), "--dry-run", env=ENVIRONMENT)
     assert shown["mode"] == mode
     assert shown["profile"] == name_profile(mode, profile)

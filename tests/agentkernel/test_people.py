@@ -1,4 +1,4 @@
-"""Somebody who is not root: what they mount is theirs, with their rights, and their secrets stay outside."""
+"""A user who is not root: what they mount is theirs, with their rights, and their secrets stay outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = "/usr/bin/python3"
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """With a copy of our source that everybody can read, and a socket that everybody can use."""
+    """With a copy of our source that all users can read, and a socket that all users can use."""
     if not os.access(PYTHON, os.X_OK):
         pytest.skip("no Python that others can run")
     with make_folder() as folder:

@@ -191,7 +191,7 @@ class TestEndings:
 
 
 def commands(kernel: Kernel) -> list[str]:
-    """What runs in sandboxes of this machine."""
+    """The commands that run in sandboxes of this machine."""
     return [name for session in kernel.live_sessions() for name in kernel.running(session)]
 
 

@@ -137,7 +137,7 @@ def test_an_image_that_was_asked_for_is_not_replaced(house: House) -> None:
 
 
 def test_a_detected_one_is_and_one_line_says_so(house: House) -> None:
-    """The note that the registry is out of reach keeps the test from asking anybody."""
+    """The note that the registry is out of reach keeps the test off the network."""
     state = house.home / ".local" / "state" / "agentkernel"
     state.mkdir(parents=True)
     (state / "unreachable-docker.io").write_text("no way there")

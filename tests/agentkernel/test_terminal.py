@@ -1,4 +1,4 @@
-"""Somebody sits at a terminal and types `agentkernel run`, `exec` or `attach`."""
+"""A user types `agentkernel run`, `exec` or `attach` at a terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TestRun:
 
     def test_ctrl_c_before_it_runs_ends_it_as_well(self, kernel: Kernel) -> None:
         with open_window(kernel, [*RUN, "sleep", "1000"]) as window:
-            # Not before the terminal is its own: nobody would hear it.
+            # Not before the terminal is its own: no process would get the signal.
             name = Path(f"/proc/{window.process.pid}/cmdline")
             wait_until(lambda: not name.read_bytes().startswith(b"setsid"))
             window.type(b"\x03")

@@ -1,5 +1,5 @@
-"""Commands that mount the project, from sandboxes that were made when nobody knew which: as the seed says of the pool,
-and with everything that holds for one that is made anew."""
+"""Commands that mount the project, in sandboxes that were made before the project was known: as the seed says of the
+pool, and with everything that holds for a sandbox that is made on demand."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_after_prewarm_a_command_in_that_mode_has_its_project_at_once(house: Hou
     assert (done.code, done.stdout) == (7, b"/workspace imported 1000 1000 beside.py\n"), done
     assert (count_claims(house, "warm"), count_claims(house, "cold")) == (before[0] + 1, before[1])
     assert (house.project / "made").read_text() == "from inside"
-    assert (house.project / "made").stat().st_uid == 0  # whoever typed the command
+    assert (house.project / "made").stat().st_uid == 0  # the user who typed the command
     assert (house.project / ".git/config").read_text() == "[core]\n"
     house.ok("daemon", "prewarm", "--mode", mode, "--count", "0")
     wait_until(lambda: not (house.project / ".claude").exists())  # what stood in for it is gone with the sandbox

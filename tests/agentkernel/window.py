@@ -1,4 +1,4 @@
-"""A window with a terminal, all of whose streams one program has; and somebody who types."""
+"""A window with a terminal, whose streams all belong to one program; and a user who types."""
 
 from __future__ import annotations
 

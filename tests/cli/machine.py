@@ -106,7 +106,7 @@ class Machine:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """What happens on the other side of a process boundary, some time soon."""
+    """Waits for what another process does, some time soon."""
     import time
 
     deadline = time.monotonic() + DEADLINE

@@ -62,7 +62,7 @@ def ask(machine: Machine, session: str, action: str = ACTION) -> str:
 
 
 def answer(machine: Machine, command: str, typed: str = "yes\n") -> tuple[Done, bytes]:
-    """Somebody pastes a command into another window, and types."""
+    """A person pastes a command into another window, and types."""
     with open_terminal(machine, "bash", "-c", command) as person:
         if typed:
             person.type(typed, after=b"Type yes")
@@ -150,7 +150,7 @@ def test_who_had_enough_of_waiting_leaves_the_question(machine: Machine, session
 
 
 class TestSelfApproval:
-    """Nothing that the asking program can simply start counts as somebody else."""
+    """No process that the asking program can simply start counts as another person."""
 
     @pytest.mark.parametrize(
         ("command", "code"),

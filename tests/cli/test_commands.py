@@ -150,7 +150,7 @@ class TestRuns:
 
 
 class TestEmptyWords:
-    """`--session-id "$SID"` where there is no SID: never another session than the one that somebody meant."""
+    """`--session-id "$SID"` where there is no SID: never another session than the one that the caller meant."""
 
     @pytest.mark.parametrize(
         "option", ["--session-id", "--tenant", "--workdir", "--manifest", "--git-repo", "--git-ref"]

@@ -1,4 +1,4 @@
-"""The daemon: started by whoever misses it, once, and gone without a trace of anybody's but the sandboxes."""
+"""The daemon: started by the first command that finds none, once, and gone without a trace but the sandboxes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class TestOnDemand:
     def test_a_start_that_fails_says_why(self, fresh: Machine) -> None:
         (fresh.folder / "s").mkdir(mode=0o700, exist_ok=True)
         with contextlib.closing(sqlite3.connect(fresh.folder / "s" / "k8e.db")) as database:
-            database.execute("PRAGMA user_version = 9999")  # a newer version's, and nobody's to throw away
+            database.execute("PRAGMA user_version = 9999")  # of a newer version, and not to be thrown away
         done = fresh.k8e("sandbox", "sessions")
         assert done.code == 2
         assert done.json["code"] in ("state_unavailable", "daemon_not_started")
@@ -219,7 +219,7 @@ class TestOtherUsers:
     """Not root: they use the daemon that runs, if they may."""
 
     def ask(self, machine: Machine, *words: str) -> Done:
-        """As somebody who has nothing but a Python and our source."""
+        """As a user who has nothing but a Python and our source."""
         python = "/usr/bin/python3"
         if not os.access(python, os.X_OK):
             pytest.skip("no Python that others can run")

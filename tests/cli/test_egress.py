@@ -1,4 +1,4 @@
-"""What a session may reach, as a person types it: the real daemon on a machine whose only way out leads to a small
+"""Lists of hosts of sessions, as a person types them: the real daemon on a machine whose only way out leads to a small
 internet of the tests' own."""
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def test_a_repository_of_a_host_that_is_not_listed_is_not_cloned(machine: Machin
     assert "code.com (name_not_listed)" in done.json["detail"]
     assert "--allowed-hosts code.com" in done.json["hint"]
     assert machine.live_sessions() == before
-    assert "code.com" not in internet.notes().names, "nobody outside was asked"
+    assert "code.com" not in internet.notes().names, "no server outside was asked"
 
 
 def test_the_audit_log_has_all_of_it(machine: Machine, session: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line is told to stop, or nobody listens any more: the command in the sandbox ends too."""
+"""The command line gets a signal, or its reader leaves: the command in the sandbox ends too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions may reach, on the command line. The engine here has no network; tests write down what it refused."""
+"""Lists of hosts on the command line. The engine here has no network; tests write down what it refused."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestRun:
 
 
 class TestDenied:
-    """What is refused while a command runs."""
+    """Denials while a command runs."""
 
     @pytest.fixture
     def refusing(self, machine: Machine, session: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What answers at the socket is no daemon of ours: a clear error, soon, whatever it says; never a traceback."""
+"""Another program than our daemon answers at the socket: a clear error, soon, whatever it sends; never a traceback."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ COMMANDS: dict[str, list[object]] = {
 
 
 class Impostor:
-    """Gives the same answer to everybody, and closes."""
+    """Gives the same answer to every client, and closes."""
 
     def __init__(self, path: Path) -> None:
         self.answer = b""

@@ -1,5 +1,5 @@
 """Who asks does not answer, with the settings that a machine has by itself: every way in which an agent's shell could
-be somebody else, and the ways that people have. Agent and person are both root, where nothing else is said.
+be another user, and the ways that people have. Agent and person are both root, where nothing else is said.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ os.rename(sys.argv[1] + ".part", sys.argv[1])
 
 
 def act_as_stranger(machine: Machine, *command: str) -> dict[str, Any]:
-    """What it was told."""
+    """The output that it got."""
     place = machine.home / "said"
     script = machine.home / "stranger.py"
     script.write_text(STRANGER)
@@ -176,7 +176,7 @@ class TestAnAgentsShell:
         assert look(machine, approval)["status"] == "pending"
 
     def test_of_a_user_who_is_not_root(self, machine: Machine) -> None:
-        """Whom root answers; nobody else, and not the user in another life."""
+        """Root answers for a user; no other user does, and not the same user in another session."""
         socket = f"{machine.folder}/r/k8e.sock"
         before = os.stat(socket).st_mode
         os.chmod(socket, 0o666)  # as if the user were in the group

@@ -1,4 +1,4 @@
-"""A daemon that hangs hangs nobody: clients notice, say so and end, and a command that is merely silent is not cut."""
+"""A daemon that hangs hangs no client: clients notice, say so and end; a command that is merely silent is not cut."""
 
 from __future__ import annotations
 

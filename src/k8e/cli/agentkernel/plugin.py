@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +12,9 @@ from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import find_file, read_user_config
 from k8e.cli.process import Failure, print_json
 from k8e.cli.skill import jsontext
-from k8e.cli.skill.config_file import ConfigFile
+from k8e.cli.skill.config_file import ConfigFile, Edit
 from k8e.cli.skill.install import Agent, drop_entry, put_entry
 from k8e.cli.skill.jsontext import NotJson
-from k8e.cli.skill.tomltext import NotToml
 from k8e.profiles.config.file import AGENTS
 
 TYPE_CHECKING = False
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
 SERVER: Final = "agentkernel"
 COMMAND: Final[dict[str, Any]] = {"command": "agentkernel", "args": ["mcp", "server"]}
+PAGE: Final = "docs/agentkernel.md"
 PREFIX: Final = "mcp__agentkernel__"
 PERMISSIONS: Final = {
     "allow": ("sandbox_run", "sandbox_exec", "sandbox_list", "sandbox_file_read"),
@@ -33,18 +32,17 @@ PERMISSIONS: Final = {
     "deny": (),
 }
 
-Edit = Callable[[str], str]
-
 
 def install(parsed: argparse.Namespace) -> int:
     name, everywhere = parsed.agent or find_preferred(), getattr(parsed, "global")
-    told = []
     places = [(ConfigFile(path, within), put, drop) for path, within, put, drop in list_changes(name, everywhere)]
-    texts = [edit(place, drop if parsed.uninstall else put) for place, put, drop in places]
+    texts = [place.edit(drop if parsed.uninstall else put, PAGE) for place, put, drop in places]
     for place, _, _ in places:
         place.check_writable()  # before anything is changed
+    told = []
     for (place, put, _), text in zip(places, texts, strict=True):
-        told.append(write(place, text, put, uninstall=parsed.uninstall, dry_run=parsed.dry_run))
+        content = place.find_former(text, [put]) if parsed.uninstall else text.encode()
+        told.append(place.save(content, dry_run=parsed.dry_run))
     if parsed.json:
         print_json({"ok": True, "agent": name, "dry_run": parsed.dry_run, "files": told})
     else:
@@ -120,47 +118,3 @@ def list_decided(text: str) -> set[str]:
     return {
         each for tools in permissions.values() if isinstance(tools, list) for each in tools if isinstance(each, str)
     }
-
-
-def edit(place: ConfigFile, change: Edit) -> str:
-    try:
-        return change(place.read_text())
-    except (NotJson, NotToml) as error:
-        raise Failure(
-            "file_unparsable",
-            f"{place.path} cannot be changed: it is not understood",
-            detail=str(error),
-            hint="nothing was written; put it in order, or add the entry by hand (docs/agentkernel.md)",
-        ) from error
-
-
-def write(place: ConfigFile, text: str, put: Edit, *, uninstall: bool, dry_run: bool) -> dict[str, str]:
-    content: bytes | None = text.encode()
-    if uninstall:
-        content = find_former(place, text, put)
-    if content == place.content or (content is not None and not content and place.content is None):
-        return {"path": str(place.path), "action": "unchanged"}
-    action = "removed" if content is None else "created" if place.content is None else "updated"
-    told = {"path": str(place.path), "action": action}
-    if dry_run:
-        return told
-    if content is None:
-        place.remove()
-        return told
-    if place.content is not None:
-        told["backup"] = str(place.backup)
-    place.replace(content)
-    return told
-
-
-def find_former(place: ConfigFile, text: str, put: Edit) -> bytes | None:
-    """Restores the file byte for byte if nothing else has changed since the installation."""
-    if place.content is None or place.content == text.encode():
-        return place.content
-    before = ConfigFile(place.backup).content if place.backup.exists() else None
-    try:
-        if place.content == put((before or b"").decode()).encode():
-            return before
-    except (NotJson, NotToml, UnicodeDecodeError):
-        pass
-    return text.encode()

@@ -9,9 +9,14 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from k8e.cli.process import Failure
+from k8e.cli.skill.jsontext import NotJson
+from k8e.cli.skill.tomltext import NotToml
+
+Edit = Callable[[str], str]
 
 SUFFIX = ".k8e-backup"
 MAX_SIZE = 64 << 20
@@ -54,6 +59,47 @@ class ConfigFile:
             return (self.content or b"").decode()
         except UnicodeDecodeError as error:
             raise self._failure("file_unparsable", "is not UTF-8", str(error)) from error
+
+    def edit(self, change: Edit, page: str) -> str:
+        """The changed text; nothing is written. `page` explains the entry."""
+        try:
+            return change(self.read_text())
+        except (NotJson, NotToml) as error:
+            hint = f"nothing was written; put it in order, or add the entry by hand ({page})"
+            raise self._failure(
+                "file_unparsable", "cannot be changed: it is not understood", str(error), hint
+            ) from error
+
+    def find_former(self, text: str, edits: Iterable[Edit]) -> bytes | None:
+        """The content to restore at an uninstallation: the backup byte for byte, if nothing but one of the edits was
+        made since; else the text. None: there was no file."""
+        if self.content is None or self.content == text.encode():
+            return self.content
+        before = ConfigFile(self.backup).content if self.backup.exists() else None
+        for edit in edits:
+            try:
+                if self.content == edit((before or b"").decode()).encode():
+                    return before or None
+            except (NotJson, NotToml, UnicodeDecodeError):
+                continue
+        return text.encode()
+
+    def save(self, content: bytes | None, *, dry_run: bool) -> dict[str, str]:
+        """Writes the content, or removes the file (None), and reports what was done."""
+        report = {"path": str(self.path), "action": "unchanged"}
+        if content == self.content or (not content and self.content is None):
+            return report
+        self.check_writable()
+        report["action"] = "removed" if content is None else "created" if self.content is None else "updated"
+        if dry_run:
+            return report
+        if content is None:
+            self.remove()
+            return report
+        if self.content is not None:
+            report["backup"] = str(self.backup)
+        self.replace(content)
+        return report
 
     def check_writable(self) -> None:
         if self.content is None:

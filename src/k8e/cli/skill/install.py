@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from k8e.cli.process import FAILED, Failure, print_json
 from k8e.cli.skill import jsontext, tomltext
-from k8e.cli.skill.config_file import ConfigFile
+from k8e.cli.skill.config_file import ConfigFile, Edit
 from k8e.cli.skill.jsontext import NotJson
-from k8e.cli.skill.tomltext import NotToml
 
 SERVER: Final = "k8e-sandbox"
 SKILL: Final = "k8e-sandbox-skill"
+PAGE: Final = "docs/skills.md"
 # The keys of the entry that are ours. All others stay as they are.
 KEYS: Final = ("type", "command", "args", "url", "httpUrl")
 
@@ -120,92 +119,43 @@ class Installer:
     def __init__(self, agent: Agent, *, dry_run: bool) -> None:
         self._agent = agent
         self._dry_run = dry_run
-        self.files: list[dict[str, Any]] = []
+        self.files: list[dict[str, str]] = []
 
     def install(self, address: str) -> None:
-        entry = describe_server(self._agent, address)
         config = ConfigFile(self._agent.config, self._agent.within)
-        text = self._edit(config, lambda text: put_entry(self._agent, text, entry))
-        skills = [(self._skill_place(file.name), file.read_bytes()) for file in sorted(find_skill().iterdir())]
+        text = config.edit(self._edit_for(address), PAGE)
+        skills = [(self._skill_file(file.name), file.read_bytes()) for file in sorted(find_skill().iterdir())]
         for place, _ in skills:
             place.check_writable()  # before anything is changed
-        self._write(config, text.encode())
+        self._save(config, text.encode())
         for place, content in skills:
-            self._write(place, content)
+            self._save(place, content)
 
     def uninstall(self) -> None:
         config = ConfigFile(self._agent.config, self._agent.within)
-        text = self._edit(config, lambda text: drop_entry(self._agent, text))
+        text = config.edit(lambda text: drop_entry(self._agent, text), PAGE)
         if config.content is not None:
-            self._restore(config, text.encode())
+            addresses = ("", os.environ.get("K8E_SANDBOX_MCP_ADDR", ""))
+            self._save(config, config.find_former(text, map(self._edit_for, addresses)))
         for file in sorted(find_skill().iterdir()):
-            self._remove(self._skill_place(file.name))
+            place = self._skill_file(file.name)
+            if place.content is not None:
+                self._save(place, None)
+        folder = self._skill_file("SKILL.md").target.parent
+        if not self._dry_run and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
-    def _edit(self, place: ConfigFile, edit: Callable[[str], str]) -> str:
-        try:
-            return edit(place.read_text())
-        except (NotJson, NotToml) as error:
-            raise Failure(
-                "file_unparsable",
-                f"{place.path} cannot be changed: it is not understood",
-                detail=str(error),
-                hint="nothing was written; put it in order, or add the entry by hand (docs/skills.md)",
-            ) from error
+    def _edit_for(self, address: str) -> Edit:
+        return lambda text: put_entry(self._agent, text, describe_server(self._agent, address))
 
-    def _skill_place(self, name: str) -> ConfigFile:
+    def _skill_file(self, name: str) -> ConfigFile:
         return ConfigFile(self._agent.skills / SKILL / name, self._agent.within)
 
-    def _write(self, place: ConfigFile, content: bytes) -> None:
-        if place.content == content:
-            return self._note(place, "unchanged")
-        action = "created" if place.content is None else "updated"
-        place.check_writable()
-        if not self._dry_run:
-            place.replace(content)
-        self._note(place, action, backup=place.content is not None)
-        return None
-
-    def _restore(self, place: ConfigFile, content: bytes) -> None:
-        """Restores the file byte for byte if nothing else has changed since the installation."""
-        if place.content == content:
-            return self._note(place, "unchanged")
-        before = ConfigFile(place.backup).content if place.backup.exists() else b""
-        if place.content in self._variants(before):
-            if before:
-                return self._write(place, before)
-            return self._remove(place)
-        return self._write(place, content)
-
-    def _variants(self, before: bytes | None) -> list[bytes]:
-        """The contents that an installation produces from it, in each form."""
-        address = os.environ.get("K8E_SANDBOX_MCP_ADDR", "")
-        made = []
-        for each in ("", address):
-            try:
-                text = (before or b"").decode()
-                made.append(put_entry(self._agent, text, describe_server(self._agent, each)).encode())
-            except (NotJson, NotToml, UnicodeDecodeError):
-                continue
-        return made
-
-    def _remove(self, place: ConfigFile) -> None:
-        if place.content is None:
-            return
-        place.check_writable()
-        if not self._dry_run:
-            place.remove()
-            folder = place.target.parent
-            if folder.name == SKILL and not any(folder.iterdir()):
-                folder.rmdir()
-        self._note(place, "removed")
-
-    def _note(self, place: ConfigFile, action: str, *, backup: bool = False) -> None:
-        told: dict[str, Any] = {"path": str(place.path), "action": action}
+    def _save(self, place: ConfigFile, content: bytes | None) -> None:
+        report = place.save(content, dry_run=self._dry_run)
         if place.target != Path(os.path.abspath(place.path)):
-            told["target"] = str(place.target)
-        if backup and not self._dry_run:
-            told["backup"] = str(place.backup)
-        self.files.append(told)
+            report["target"] = str(place.target)
+        self.files.append(report)
 
 
 def install_skill(options: argparse.Namespace) -> int:
