@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from k8e.core.model import REMOTE, Meant
+from k8e.core.model import REMOTE, HostsChange, ManifestEntry, ManifestRepo, Meant
 from k8e.doors.errors import invalid
 
 LONGEST_TENANT: Final = 200  # a name, and the name of a part
@@ -34,6 +34,24 @@ def read_meant(tenant: str, owner: str) -> Meant:
         return Meant(int(owner), tenant)
     except ValueError:
         raise invalid("owner", f"{owner[:64]!r} is no owner", hint="a user id, or gateway") from None
+
+
+def read_hosts_change(change: HostsChange, *, clear: bool) -> HostsChange:
+    if clear and change != HostsChange():
+        raise invalid("clear", "clear leaves nothing on the list and cannot be given together with anything else")
+    return HostsChange(hosts=()) if clear else change
+
+
+def read_manifest(text: str, repo: str, ref: str) -> tuple[ManifestEntry, ...]:
+    """Reads the manifest, and the repository that is named beside it."""
+    if ref and not repo:
+        raise invalid("git_ref", "git_ref is given without git_repo")
+    entries: tuple[ManifestEntry, ...] = ()
+    if text:
+        from k8e.core.sandbox.manifest import parse_manifest  # imports a YAML parser
+
+        entries = parse_manifest(text)
+    return (*entries, ManifestRepo(name_clone(repo), repo, ref)) if repo else entries
 
 
 def name_clone(repo: str) -> str:

@@ -17,16 +17,14 @@ from k8e.core.model import (
     ChildSpec,
     HostsChange,
     Language,
-    ManifestEntry,
-    ManifestRepo,
     RunSpec,
     Scope,
     SessionSpec,
 )
-from k8e.core.sandbox.manifest import parse_manifest
+from k8e.doors import requests
 from k8e.doors.errors import invalid
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.requests import name_clone
+from k8e.doors.requests import read_manifest
 from k8e.engine import Limits, Runtime, Shape
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -80,7 +78,7 @@ def read_session_spec(request: pb.CreateSessionRequest, defaults: Limits) -> Ses
         secrets=read_env(request.secrets, request.secrets_bytes, "secrets"),
         persistent=request.persistent,
         labels=dict(request.labels),
-        manifest=read_manifest(request),
+        manifest=read_manifest(request.manifest, request.git_repo, request.git_ref),
     )
 
 
@@ -110,15 +108,6 @@ def list_limits(limits: pb.Limits) -> dict[str, Any]:
     return {field.name: value for field in fields(Limits) if (value := getattr(limits, field.name))}
 
 
-def read_manifest(request: pb.CreateSessionRequest) -> tuple[ManifestEntry, ...]:
-    if request.git_ref and not request.git_repo:
-        raise invalid("git_ref", "git_ref is given without git_repo")
-    entries = parse_manifest(request.manifest) if request.manifest else ()
-    if request.git_repo:
-        entries = (*entries, ManifestRepo(name_clone(request.git_repo), request.git_repo, request.git_ref))
-    return entries
-
-
 def read_run_spec(request: pb.ExecRequest) -> RunSpec:
     return RunSpec(
         session_id=request.session_id,
@@ -134,12 +123,9 @@ def read_run_spec(request: pb.ExecRequest) -> RunSpec:
 
 
 def read_hosts_change(request: pb.UpdateAllowedHostsRequest) -> HostsChange:
-    if request.clear:
-        if request.allowed_hosts or request.add or request.remove:
-            raise invalid("clear", "clear leaves nothing on the list and cannot be given together with anything else")
-        return HostsChange(hosts=())
     hosts = tuple(request.allowed_hosts) or None
-    return HostsChange(hosts=hosts, add=tuple(request.add), remove=tuple(request.remove))
+    change = HostsChange(hosts=hosts, add=tuple(request.add), remove=tuple(request.remove))
+    return requests.read_hosts_change(change, clear=request.clear)
 
 
 def read_key_spec(request: pb.CreateApiKeyRequest) -> KeySpec:

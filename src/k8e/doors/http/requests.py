@@ -16,14 +16,13 @@ from k8e.core.model import (
     Language,
     ManifestEntry,
     ManifestFile,
-    ManifestRepo,
     RunSpec,
     SessionSpec,
     Terminal,
 )
-from k8e.doors.errors import invalid
+from k8e.doors import requests
 from k8e.doors.http.fields import Fields
-from k8e.doors.requests import name_clone
+from k8e.doors.requests import read_manifest
 from k8e.engine import Limits, Mount, Runtime, Shape
 from k8e.engine.images import Credentials
 
@@ -86,10 +85,7 @@ def read_hosts_change(fields: Fields) -> HostsChange:
         add=fields.take_texts("add") or (),
         remove=fields.take_texts("remove") or (),
     )
-    if fields.take_flag("clear"):
-        if change != HostsChange():
-            raise invalid("clear", "clear leaves nothing on the list and cannot be given together with anything else")
-        change = HostsChange(hosts=())
+    change = requests.read_hosts_change(change, clear=fields.take_flag("clear"))
     fields.finish()
     return change
 
@@ -184,20 +180,8 @@ def _read_limits(fields: Fields) -> dict[str, Any]:
 
 
 def _read_manifest(fields: Fields) -> tuple[ManifestEntry, ...]:
-    """Reads the manifest, the repository of `git_repo`, and `files`."""
-    text = fields.take_text("manifest")
-    repo, ref = fields.take_text("git_repo"), fields.take_text("git_ref")
-    if ref and not repo:
-        raise invalid("git_ref", "git_ref is given without git_repo")
-    entries: list[ManifestEntry] = []
-    if text:
-        from k8e.core.sandbox.manifest import parse_manifest  # imports a YAML parser
-
-        entries.extend(parse_manifest(text))
-    if repo:
-        entries.append(ManifestRepo(name_clone(repo), repo, ref))
-    entries.extend(map(_read_file, fields.take_each("files")))
-    return tuple(entries)
+    text, repo, ref = (fields.take_text(name) for name in ("manifest", "git_repo", "git_ref"))
+    return (*read_manifest(text, repo, ref), *map(_read_file, fields.take_each("files")))
 
 
 def _read_file(fields: Fields) -> ManifestFile:
