@@ -113,3 +113,25 @@ def test_the_page_of_errors_has_every_code_and_no_other() -> None:
     made = set(list_codes())
     assert len(made) > 150, "the way in which errors are made has changed: look for them anew"
     assert (made - documented, documented - made) == (set(), set())
+
+
+def test_the_design_has_a_row_for_every_package() -> None:
+    rows = re.findall(r"^\| (`src/k8e/.*?) \|", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    listed = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    files = [path for path in (ROOT / "src" / "k8e").rglob("*.py") if path.name != "__init__.py"]
+    packages = {str(path.parent.relative_to(ROOT)) for path in files} - {"src/k8e"}
+    modules = {str(path.relative_to(ROOT)) for path in files if path.parent == ROOT / "src" / "k8e"}
+    assert (packages | modules) - listed == set()
+    assert listed - packages - modules - {name.rstrip("/") for name in TO_COME} == set()
+
+
+def test_no_page_has_a_second_word_for_what_the_glossary_names() -> None:
+    glossary = ROOT / "docs" / "glossary.md"
+    cells = re.findall(r"^\|.*\| ([^|]*) \|$", glossary.read_text(), re.MULTILINE)
+    words = {word.strip() for cell in cells for word in cell.split(",")}
+    banned = {word for word in words if re.fullmatch(r"[a-z ]{3,}", word)} - {"not"}
+    assert {"cage", "stranger", "front door"} <= banned, "the glossary's last column has changed"
+    wrong = re.compile(rf"\b({'|'.join(sorted(banned))})s?\b", re.IGNORECASE)
+    for page in set(PAGES) - {glossary}:
+        prose = re.sub(r"`[^`]*`", "", read_prose(page))
+        assert not wrong.findall(prose), page.name

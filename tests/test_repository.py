@@ -162,6 +162,25 @@ class TestLock:
         assert re.fullmatch(r"ziglang==[\d.]+", *development)
 
 
+class TestWords:
+    SOURCES = sorted(path for path in (ROOT / "src" / "k8e").rglob("*.py") if not path.name.endswith("_pb2.py"))
+    NOUNS = frozenset({"ceiling"})  # that end like gerunds
+
+    def test_a_comment_names_its_actor(self) -> None:
+        """The account nobody is one."""
+        vague = re.compile(r"\b(somebody|nobody|whoever|anybody|everybody|someone|anyone)\b", re.IGNORECASE)
+        account = re.compile(r"\"nobody\"|account `?nobody|^nobody:.*", re.MULTILINE)
+        for path in self.SOURCES:
+            assert not vague.findall(account.sub("", path.read_text())), path
+
+    def test_a_docstring_begins_with_what_the_thing_does(self) -> None:
+        for path in self.SOURCES:
+            assert not re.findall(r'^ *"""What .*', path.read_text(), re.MULTILINE), path
+
+    def test_a_file_is_named_by_a_noun(self) -> None:
+        assert not [path for path in self.SOURCES if path.stem.endswith("ing") and path.stem not in self.NOUNS]
+
+
 def test_setting_up_again_does_nothing_and_says_nothing() -> None:
     done = subprocess.run([ROOT / "scripts" / "setup"], capture_output=True, text=True, timeout=10)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,5 +1,5 @@
-"""What deciding needs: the options of a sandbox (from the command line, a file, or a call over MCP; None: not given),
-and the facts about the invocation, so that deciding itself is pure."""
+"""The options of a sandbox (from the command line, a file, or a call over MCP; None: not given), and the facts about
+the invocation, so that deciding itself is pure."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _CLIENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RootSpec:
-    """What the root of a sandbox is prepared from."""
+    """The parts from which the root of a sandbox is prepared."""
 
     image: Image
     registries: Registries
