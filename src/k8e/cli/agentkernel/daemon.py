@@ -8,7 +8,6 @@ import select
 import signal
 import time
 
-from k8e.cli.agentkernel.images import is_about_image, obtain
 from k8e.cli.agentkernel.output import say, show_table
 from k8e.cli.agentkernel.plan import find_file, read_user_config
 from k8e.cli.client import run_dir
@@ -198,6 +197,8 @@ def reserve(client: LocalClient, pool: AgentPool) -> None:
     try:
         client.reserve(describe_reservation(pool, policy, slots))
     except ServiceError as error:
+        from k8e.cli.agentkernel.images import is_about_image, obtain
+
         if not is_about_image(error):
             raise
         policy = obtain(client, policy.but(needs=()), error)
