@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from k8e.cli.command import any_text
 from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
@@ -60,11 +61,6 @@ def read_with(read: Callable[[str], object], noun: str, about: str = "") -> Call
             raise argparse.ArgumentTypeError(f"{text!r} is no {noun}" + (f": {about}" if about else "")) from None
 
     return read_value
-
-
-def any_text(text: str) -> str:
-    """For options whose value may be empty."""
-    return text
 
 
 def add_table(parser: Parser, table: Table, defaults: Mapping[str, object]) -> None:

@@ -64,6 +64,11 @@ def add_commands(parser: Parser, table: Mapping[str, Command]) -> None:
         command.declare(below.add_parser(word, help=command.about, description=command.description))
 
 
+def any_text(text: str) -> str:
+    """Reads the value of an option that may be empty; `str` refuses an empty one (arguments.py)."""
+    return text
+
+
 def load(reference: str) -> Any:
     """Without importlib, which costs as much as ten of our modules."""
     module, _, name = reference.partition(":")

@@ -3,7 +3,7 @@ argparse, options of that command would be ours."""
 
 from __future__ import annotations
 
-from k8e.cli.command import Command
+from k8e.cli.command import Command, any_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +13,9 @@ CANNOT_RUN = 125  # of run, exec and attach, whose other exit codes are the comm
 
 JSON: Table = {"--json": (None, "", "print JSON")}
 NAME: Table = {"name": (str, "NAME", ""), **JSON}
+CONFIG: Table = {**JSON, "--config": (any_text, "FILE", "an agentkernel.toml with [daemon], besides your own")}
+TENANT = "the tenant in which sandboxes are kept after the connection; as of `k8e sandbox run --tenant`"
+PERMISSIVE = "let agents choose the profile permissive: this folder, your home and your variables are theirs then"
 
 
 def list_create_options() -> Table:
@@ -21,33 +24,18 @@ def list_create_options() -> Table:
     return {"name?": (str, "NAME", "default: the name in agentkernel.toml"), **OPTIONS}
 
 
-def list_config_options() -> Table:
-    from k8e.cli.arguments import any_text
-
-    return {**JSON, "--config": (any_text, "FILE", "an agentkernel.toml with [daemon], besides your own")}
-
-
 def list_prewarm_options() -> Table:
     from k8e.cli.agentkernel.daemon import USUAL
     from k8e.profiles.profile import MODES
 
     return {
-        **list_config_options(),
+        **CONFIG,
         "--mode": (tuple(MODES), "", "default: all that your configuration names"),
         "--count": (int, "N", f"default: your configuration's, or {USUAL}"),
     }
 
 
-def list_mcp_options() -> Table:
-    from k8e.cli.arguments import any_text
-
-    tenant = "the tenant in which sandboxes are kept after the connection; as of `k8e sandbox run --tenant`"
-    permissive = "let agents choose the profile permissive: this folder, your home and your variables are theirs then"
-    return {"--tenant-id": (any_text, "NAME", tenant), "--allow-permissive": (None, "", permissive)}
-
-
 def list_init_options() -> Table:
-    from k8e.cli.arguments import any_text
     from k8e.profiles.config.file import AGENTS
     from k8e.profiles.profile import MODES, PROFILES
 
@@ -74,7 +62,6 @@ def list_install_options() -> Table:
 
 
 def list_audit_options() -> Table:
-    from k8e.cli.arguments import any_text
     from k8e.cli.values import read_count, read_span
 
     return {
@@ -113,7 +100,7 @@ DAEMON = {
     "start": Command(
         "start it, if it does not run, and size its pools as your configuration says",
         "agentkernel.daemon:start",
-        list_config_options,
+        CONFIG,
         defaults={"config": None},
     ),
     "status": Command("say whether it runs, and which sandboxes are ready", "agentkernel.daemon:status", JSON),
@@ -127,7 +114,9 @@ DAEMON = {
 }
 MCP = {
     "server": Command(
-        "speak the Model Context Protocol on stdin and stdout", "mcp:serve_agentkernel", list_mcp_options
+        "speak the Model Context Protocol on stdin and stdout",
+        "mcp:serve_agentkernel",
+        {"--tenant-id": (any_text, "NAME", TENANT), "--allow-permissive": (None, "", PERMISSIVE)},
     ),
 }
 PLUGIN = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from k8e.cli.client import Answer
 from k8e.cli.client.http import BYTES, JSON, Connection, connect, pack, quote, send_patiently
+from k8e.cli.client.response import Response, nonsense
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from k8e.cli.client import SessionName
-    from k8e.cli.client.response import Response
     from k8e.cli.client.service import Wanted
 
     Show = Callable[[dict[str, Any]], None]
@@ -212,8 +212,6 @@ class LocalStream:
         self._result = b""
         kind, data = next(self._frames, (0, b""))
         if kind != STARTED:
-            from k8e.cli.client.failures import nonsense
-
             raise nonsense("a run that has not started")
         self.run_id, self.session_id = find_text(data, b"run_id"), find_text(data, b"session_id")
 
@@ -232,8 +230,6 @@ class LocalStream:
 
                 raise read_error(data)
         if not self._result:
-            from k8e.cli.client.failures import nonsense
-
             raise nonsense("a run without a result")
 
     def feed(self, descriptor: int) -> None:
@@ -274,8 +270,6 @@ def read_answer(response: Response) -> Answer:
     text = check(response).read()
     if text.startswith(b"{") and text.endswith(b"}\n"):
         return Answer(text, response.exit_code)
-    from k8e.cli.client.failures import nonsense
-
     raise nonsense(f"{text[:64]!r} is no JSON object")
 
 

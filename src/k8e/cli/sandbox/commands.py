@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.cli.arguments import any_text
-from k8e.cli.command import Command
+from k8e.cli.command import Command, any_text
 from k8e.cli.run import OPTIONS, RunOptions, read_seconds
 from k8e.cli.values import read_size, read_span
 
