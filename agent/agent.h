@@ -69,7 +69,7 @@ struct input {
     struct ring ring;        /* acked: written to the descriptor; end: received */
     uint64_t acked_to_host;
     bool ack_due;
-    bool eof, gone, gone_sent; /* host said EOF; nobody reads any more; host was told */
+    bool eof, gone, gone_sent; /* host said EOF; the command reads no more; host was told */
     bool held;                 /* there is no descriptor yet: what comes waits in the ring */
     bool terminal;
 };
@@ -224,7 +224,7 @@ void watch_open(uint64_t id, const struct file_request *);
 void connect_open(uint64_t id, const struct file_request *);
 int not_regular(const struct stat *); /* a code, OK for a regular file */
 int rename_new(const char *from, const char *to); /* errno; never replaces */
-bool assume(uint32_t uid, uint32_t gid); /* act as somebody else until resume() */
+bool assume(uint32_t uid, uint32_t gid); /* act as another user until resume() */
 void resume_self(void);
 uint32_t entry_encode(uint8_t *to, const struct stat *, const char *name, const char *target, uint32_t target_length,
                       uint8_t flags);

@@ -211,7 +211,7 @@ bool stream_fill(struct channel *c, struct stream *s)
         source_watch(&s->source, EPOLLIN);
         return false;
     }
-    /* EIO is how a terminal says that nobody holds its other end. */
+    /* EIO is how a terminal says that its other end is closed. */
     s->error = count < 0 && errno != EIO ? errno : 0;
     stream_end(s);
     return false;

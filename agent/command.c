@@ -184,7 +184,7 @@ void command_report(struct command *k, char what)
     case 'f':
         command_refuse(k, (enum stage)k->launch->failed_stage, k->launch->failed_error);
         if (!c->attached)
-            channel_kill(c); /* nothing ran, and nobody is there to hear it */
+            channel_kill(c); /* nothing ran, and no host is there to tell */
         break;
     case 'e':
         on_exit_report(k);
@@ -273,7 +273,7 @@ void command_link_lost(struct channel *c)
     if (c->finished && c->forget)
         return channel_kill(c); /* it never started: the host will ask, hear that it is unknown, and may try again */
     for (int i = 0; i < 2; i++)
-        stream_fill(c, &c->out[i]); /* nobody holds us back now */
+        stream_fill(c, &c->out[i]); /* no host limits the rate now */
 }
 
 static void drop(struct channel *c)
@@ -358,7 +358,7 @@ void command_frame(struct channel *c, uint8_t type, const uint8_t *payload)
         if (c->out[0].source.fd >= 0) {
             struct winsize size = {.ws_row = get16(payload), .ws_col = get16(payload + 2)};
             pid_t group;
-            /* gVisor tells nobody that the size changed, and has no TIOCGPGRP here by which it can be told apart. */
+            /* gVisor tells no process that the size changed, and has no TIOCGPGRP here by which it can be told apart. */
             if (ioctl(c->out[0].source.fd, TIOCSWINSZ, &size) == 0 && reachable &&
                 ioctl(c->out[0].source.fd, TIOCGPGRP, &group) < 0)
                 send_signal(k, SIGWINCH, SCOPE_TREE);

@@ -19,7 +19,7 @@ struct command {
     uint16_t rows, columns;
     uint64_t wall_us, user_us, system_us, max_rss_kib;
     uint32_t drain_ms;
-    uint64_t drain_until; /* after the exit, while somebody holds the pipes */
+    uint64_t drain_until; /* after the exit, while a child holds the pipes */
     uint64_t started_unix_ms;
     uint8_t how, cause;
     uint32_t value;

@@ -139,7 +139,7 @@ static int open_terminal(struct command *k, int stdio[3])
     c->in.terminal = k->terminal = true;
     c->out[1].ended = true;
     if (k->launch->flags & EXEC_NO_STDIN) {
-        c->in.gone = true; /* a terminal at which nobody types */
+        c->in.gone = true; /* a terminal without input */
         return 0;
     }
     int writer = fcntl(master, F_DUPFD_CLOEXEC, 4);

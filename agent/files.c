@@ -14,7 +14,7 @@
 
 enum { FOLLOW = 1, PARENTS = 1, NO_REPLACE = 1, WRITABLE_BIND = 1, LAST_BIND = 2 };
 
-/* Acting as somebody else. Real and saved ids stay ours, so that nobody gains a hold on us in the meantime; the kernel
+/* Acting as another user. Real and saved ids stay, so that no process of that user can signal the agent; the kernel
  * takes the capabilities away with the effective id. Not libc's calls: those prepare for threads that we do not have. */
 bool assume(uint32_t uid, uint32_t gid)
 {

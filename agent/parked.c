@@ -2,7 +2,7 @@
  * the rest and it becomes that command. It is used once.
  *
  * Nothing is run twice: a program belongs to the parked process from the moment it says so, and is started the plain way
- * only when it cannot say so any more (it declined, or its end of the conversation is closed). Somebody with the same uid may
+ * only when it cannot say so any more (it declined, or its end of the conversation is closed). A process of the same uid may
  * have stopped it, so its answer is awaited for a while and no longer; then it is killed, which closes its end. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,9 +26,9 @@ struct parked {
     struct parked *next;
     struct command process; /* no channel of its own: it lends its pipes and its supervisor to a run */
     struct source control;
-    uint64_t asked_by; /* PARK's channel, until it was answered; 0: nobody waits */
+    uint64_t asked_by; /* PARK's channel, until it was answered; 0: no caller waits */
     uint64_t keep_ms, until; /* when it is let go; 0: never */
-    bool ready, leaving, reaped; /* reaped: its supervisor's pid may be somebody else's by now */
+    bool ready, leaving, reaped; /* reaped: its supervisor's pid may be reused by now */
     struct command *run; /* was offered to it */
 };
 
@@ -178,7 +178,7 @@ static void report_ready(struct source *source, uint32_t events)
     if (count == 0)
         source_close(source);
     struct command *run = p->run;
-    /* It is over. What it said last counts, and everybody who could say more is gone. */
+    /* It has ended. What it said last counts: no process is left that could say more. */
     while (p->control.fd >= 0 && hear(p))
         if (recv(p->control.fd, &next, 1, MSG_PEEK | MSG_DONTWAIT) < 0)
             break;

@@ -4,7 +4,7 @@
  *
  * It is cloned with the agent's memory (a fork costs 6 ms in gVisor, this 0.25), and so must be careful: no libc, nothing
  * that writes to memory the agent uses but its own struct launch. The command is cloned from it the same way, and the
- * supervisor does not wait for its execve (vfork would): somebody with the command's uid could stop it just before, and
+ * supervisor does not wait for its execve (vfork would): a process with the command's uid could stop it just before, and
  * a supervisor that waits hears no timeout. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -48,8 +48,8 @@ struct capability_header { uint32_t version; int pid; };
 struct capability_sets { uint32_t effective, permitted, inheritable; };
 static const struct capability_header capabilities = {0x20080522, 0}; /* the third version, the current one */
 
-/* Some agents may mount, to be given a directory before their sandbox is anybody's. Who starts commands, and what they
- * start, may not any more: neither by power, nor by the call itself. */
+/* Some agents may mount, to be given a directory before their sandbox belongs to a session. Supervisors and what
+ * they start may not: neither the capability nor the system call is left. */
 RAW long renounce_mounting(void)
 {
     static const uint32_t admin = 1u << CAP_SYS_ADMIN;

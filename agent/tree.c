@@ -131,7 +131,7 @@ RAW void signal_tree(int number, int then)
         raw(SYS_munmap, t, sizeof *t);
 }
 
-/* Stops everything below, round by round until a round finds nobody who still runs: what is stopped does not fork, so that a
+/* Stops everything below, round by round until a round finds no process that still runs: what is stopped does not fork, so that a
  * fork bomb, whose members outnumber us, cannot refill the places of those that are killed afterwards. */
 RAW static void freeze_tree(void)
 {

@@ -1,4 +1,4 @@
-/* Directory trees: LIST and REMOVE, in slices, so that a million entries hold nobody up. Symlinks are never followed. */
+/* Directory trees: LIST and REMOVE, in slices, so that a million entries delay no other channel. Symlinks are never followed. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
