@@ -9,10 +9,15 @@ what it got. It knows nothing but the `Sandbox` contract. Inside the sandbox it 
 python3, all found in `subject.path`; it leaves behind no process, and no file outside `subject.directory`.
 """
 
+import importlib
+import pkgutil
+
 from k8e.conformance import commands, files
 from k8e.conformance.registry import CHECKS, Check, run_check
 from k8e.conformance.subject import LinkControl, Subject
 
 __all__ = ["CHECKS", "Check", "LinkControl", "Subject", "run_check"]
 
-_ = (commands, files)  # importing them fills the registry
+for _room in (commands, files):  # importing a module puts its checks into the registry
+    for _module in pkgutil.iter_modules(_room.__path__, f"{_room.__name__}."):
+        importlib.import_module(_module.name)

@@ -6,7 +6,7 @@ from k8e.profiles.detection import Detected, detect
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.hosts import Hosts
 from k8e.profiles.languages import BY_NAME
-from k8e.profiles.options import NO_OPTIONS, FileCopy, SandboxOptions, merge
+from k8e.profiles.options import FileCopy, SandboxOptions, merge
 from k8e.profiles.permissions import Permissions, derive_permissions
 from k8e.profiles.record import Record
 from k8e.profiles.text import clean, describe_amount
@@ -220,16 +220,3 @@ def check_name(name: str) -> str:
             hint="1 to 63 of A-Z a-z 0-9 _ -, the first one no -",
         )
     return name
-
-
-__all__ = [
-    "FRONT",
-    "HOST_IMAGE",
-    "NO_OPTIONS",
-    "SandboxPolicy",
-    "build_policy",
-    "check_name",
-    "choose_image",
-    "find_language",
-    "list_targets",
-]
