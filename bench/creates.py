@@ -98,8 +98,8 @@ async def measure_claims(daemon: Daemon, runtime: str, warm: int, count: int) ->
 
 
 async def measure_burst(daemon: Daemon, runtime: str, bare: Bare, count: int, rounds: int) -> Measure:
-    """That many at once, and as many bare starts of the runtime; each is timed from the moment when all were asked
-    for."""
+    """Measures that many creates at once, and as many bare starts of the runtime; each is timed from the moment when
+    all were asked for."""
     ours: list[float] = []
     baseline: list[float] = []
     for _ in range(rounds):

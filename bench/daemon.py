@@ -74,12 +74,12 @@ class Daemon:
         return [report["runtime"] for report in status["runtimes"] if report["available"]]
 
     async def wait_warm(self, count: int) -> None:
-        """Until the pool has as many ready as it is set to have; a measurement of claims begins there."""
+        """Waits until the pool has as many warm sandboxes as it is set to have."""
         while int((await self.call("GET", "/v1/status"))["warm"]) < count:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.05)
 
     async def wait_ended(self) -> None:
-        """Until no session is there any more, nor on its way out."""
+        """Waits until every session is destroyed."""
         while any(each["phase"] != "destroyed" for each in await self.sessions()):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.002)
 

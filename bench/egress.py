@@ -87,7 +87,7 @@ async def run(namespace: str, code: str, *words: object) -> tuple[float, ...]:
 
 
 async def measure_changes(network: Network, counts: list[int]) -> AsyncIterator[Measure]:
-    """Of one list, a block of addresses more and less, while there are so many others."""
+    """Measures adding and removing a block of addresses of one list, beside that many others."""
     lists = [HostList.parse(texts) for texts in (["192.0.2.0/24"], ["192.0.2.0/24", "198.51.100.0/24"])]
     alone: tuple[float, ...] = ()
     opened = 0

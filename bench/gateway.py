@@ -38,7 +38,7 @@ TRUE = ["/usr/bin/true"]
 
 @contextmanager
 def environment(daemon: Daemon) -> Iterator[None]:
-    """Where the SDK looks for its gateway."""
+    """Sets the variable by which the SDK finds its gateway."""
     before = os.environ.get("K8E_RUN_DIR")
     os.environ["K8E_RUN_DIR"] = str(daemon.folder / "run")
     try:
@@ -48,7 +48,7 @@ def environment(daemon: Daemon) -> Iterator[None]:
 
 
 async def measure_exec(daemon: Daemon, client: AsyncSandboxClient, session: str, runtime: str, count: int) -> Measure:
-    """By turns of ten: what forks inside is one program there, which starts first."""
+    """Alternates by tens; the program that forks inside is started first."""
     ours: list[float] = []
     inside: list[float] = []
     await client.exec(session, TRUE)

@@ -116,7 +116,7 @@ def draw(panels: Sequence[Panel], footer: str) -> str:
 
 
 def draw_record(record: dict[str, Any], target: Path) -> None:
-    """As SVG and as PNG."""
+    """Writes the picture as SVG and as PNG."""
     facts = record["machine"]
     what = f"p50, less is better. {facts['mode']} run of {facts['date']}, commit {facts['commit']}"
     footer = f"{what}, {facts['cpus']} cores, {facts['cpu']}, kernel {facts['kernel']}."

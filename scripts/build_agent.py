@@ -81,7 +81,7 @@ def compile_agent(compiler: Sequence[str], flags: Sequence[str], folder: Path, t
 
 
 def compile_loader(compiler: Sequence[str], flags: Sequence[str], folder: Path, target: Path) -> None:
-    """In two steps: without the libraries zig would not give us their headers either."""
+    """Builds in two steps: without the libraries zig does not provide their headers either."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         objects = []

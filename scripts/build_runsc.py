@@ -43,7 +43,7 @@ def pinned_version() -> str:
 
 
 def find_go() -> str | None:
-    """Also where its own installer puts it, which is on the PATH of people more often than on that of services."""
+    """Looks also where Go's own installer puts it, which is often not on the PATH of a service."""
     return shutil.which("go") or shutil.which("/usr/local/go/bin/go")
 
 

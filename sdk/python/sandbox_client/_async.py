@@ -155,7 +155,7 @@ class AsyncSandboxClient:
         return RunResult.read(await self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
 
     async def poll(self, run_id: str) -> RunResult:
-        """How a run stands, with what it has written so far."""
+        """Returns the status of a run, with its output so far."""
         response = await self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
         return RunResult.read(response.run)
 
@@ -332,7 +332,7 @@ class AsyncSandboxClient:
         return Approval.read((await self._call("ApproveAction", request, pb.ApproveActionResponse)).approval)
 
     async def list_approvals(self, *, all_states: bool = False) -> list[Approval]:
-        """Those that can be answered, or all on record."""
+        """Lists pending approvals, or all on record."""
         request = pb.ListApprovalsRequest(status="all" if all_states else "pending")
         response = await self._call("ListApprovals", request, pb.ListApprovalsResponse)
         return [Approval.read(approval) for approval in response.approvals]
@@ -443,7 +443,7 @@ class AsyncExecStream:
 
     @property
     def result(self) -> RunResult:
-        """Without output, which has come already."""
+        """The result without output, which was streamed."""
         if self._result is None:
             raise RuntimeError("the run has not ended: read its output to the end first")
         return self._result

@@ -1,4 +1,4 @@
-"""How a client gets its certificate: from the daemon of this machine, which knows its users, or with an API key.
+"""Gets a client's certificate: from the daemon of this machine, which knows its users, or with an API key.
 
 Nothing secret is ever sent. The key in an API key signs a request for a certificate; its fingerprint tells whether
 the server at the other end is the gateway it was made for, before anything is asked of it.

@@ -154,7 +154,7 @@ class SandboxClient:
         return RunResult.read(self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
 
     def poll(self, run_id: str) -> RunResult:
-        """How a run stands, with what it has written so far."""
+        """Returns the status of a run, with its output so far."""
         response = self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
         return RunResult.read(response.run)
 
@@ -329,7 +329,7 @@ class SandboxClient:
         return Approval.read((self._call("ApproveAction", request, pb.ApproveActionResponse)).approval)
 
     def list_approvals(self, *, all_states: bool = False) -> list[Approval]:
-        """Those that can be answered, or all on record."""
+        """Lists pending approvals, or all on record."""
         request = pb.ListApprovalsRequest(status="all" if all_states else "pending")
         response = self._call("ListApprovals", request, pb.ListApprovalsResponse)
         return [Approval.read(approval) for approval in response.approvals]
@@ -440,7 +440,7 @@ class ExecStream:
 
     @property
     def result(self) -> RunResult:
-        """Without output, which has come already."""
+        """The result without output, which was streamed."""
         if self._result is None:
             raise RuntimeError("the run has not ended: read its output to the end first")
         return self._result

@@ -101,7 +101,7 @@ def _belong(address: str, identity: Identity) -> Target:
 
 
 def _log_in_here(*, start: bool = True) -> Identity | None:
-    """As who we are on this machine; None where there is no daemon."""
+    """Logs in as the user of this process at the daemon of this machine; None where there is no daemon."""
     path = (os.environ.get("K8E_RUN_DIR") or "/run/k8e") + "/k8e.sock"
     try:
         return login_local(path)
@@ -124,7 +124,7 @@ def _log_in_here(*, start: bool = True) -> Identity | None:
 
 
 def start_daemon() -> bool:
-    """By asking the command line for its status, which needs one."""
+    """Starts the daemon: asks the command line for the status, which needs one."""
     command = shutil.which("k8e")
     if command is None:
         return False

@@ -95,7 +95,7 @@ class CommandChannel(Channel):
         self.pump()
 
     def _repeat_orders(self) -> None:
-        """Those that are harmless twice, in case they were lost."""
+        """Posts again the orders that are harmless twice: they may have been lost with the connection."""
         if self._ending is not None:
             self._sender.post(End(self.id, self._ending))
         if self._size is not None:
@@ -124,10 +124,10 @@ class CommandChannel(Channel):
             return NotStarted(result.code, result.errno, stage, subject)
         return super().describe(result)
 
-    # What the caller does
+    # Called by the caller
 
     def end(self, grace_ms: int) -> None:
-        """Also holds for connections to come."""
+        """Ends the command, also over a later connection."""
         self._ending = grace_ms
         if self.state is State.OPEN:
             self._sender.post(End(self.id, grace_ms))

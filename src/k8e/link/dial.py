@@ -1,5 +1,5 @@
-"""How to reach an agent. A dialer is anything that can be called for a connected, non-blocking stream socket; it raises
-OSError when there is none now (worth another try) and LinkError when there never will be."""
+"""Connects to an agent. A dialer returns a connected, non-blocking stream socket. It raises OSError when there is none
+now (the link tries again) and LinkError when there never will be."""
 
 from __future__ import annotations
 

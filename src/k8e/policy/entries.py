@@ -41,7 +41,7 @@ class HostEntry:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Of `*`: those on which a registry with a private address is reached; public addresses are on all."""
+        """The ports of the entry. For `*`: those of registries with a private address; public addresses have all."""
         return DEFAULT_PORTS if self.port is None else (self.port,)
 
     @property

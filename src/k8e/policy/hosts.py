@@ -58,7 +58,7 @@ class HostList:
         return self._of((*self.entries, *other.entries))
 
     def minus(self, other: HostList) -> HostList:
-        """Without exactly those entries: `example.com` does not take `example.com:8443` along."""
+        """Returns the list without exactly those entries: removing `example.com` keeps `example.com:8443`."""
         return HostList(tuple(entry for entry in self.entries if entry not in other.entries))
 
 

@@ -135,7 +135,7 @@ def find_by_ending(word: str) -> Language | None:
 
 
 def find_by_files(names: frozenset[str]) -> tuple[Language, str] | None:
-    """With the name that decided."""
+    """Returns the language and the file that decided."""
     for language in LANGUAGES:
         for pattern in language.files:
             if pattern in names:

@@ -257,7 +257,7 @@ class FrameReader:
         return self._end
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Returns the buffer for the next bytes; never empty."""
         return self._view[self._end :]
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
