@@ -68,7 +68,7 @@ def list_audit_options() -> Table:
         "--sandbox": (any_text, "NAME", "only what concerns this one"),
         "--event": (list, "NAME", "only these, such as run_started"),
         "--since": (read_span, "TIME", "only the last 90s, 15m, 1h, 2d"),
-        "-n --last": (read_count, "N", "so many; 0: all; default: 100"),
+        "-n --last": (read_count, "N", "so many, 0 or more; 0: all; default: 100"),
         "--json": (None, "", "print the lines as they are in the log"),
     }
 
