@@ -11,7 +11,6 @@ Doors translate `Fault.kind` into their own status (HTTP, gRPC, exit codes) and 
     FAILED          it was tried and did not work (git clone, a control that could not be applied)
     LOST            it ran, and how it ended is not known
     UNAUTHENTICATED the caller is not known, or not any more
-    NOT_YET         this version cannot do it
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Kind(enum.Enum):
     FAILED = "failed"
     LOST = "lost"
     UNAUTHENTICATED = "unauthenticated"
-    NOT_YET = "not_yet"
 
 
 class Fault(ExplainedError):

@@ -24,7 +24,6 @@ CODES: Final[Mapping[Kind, grpc.StatusCode]] = {
     Kind.FAILED: grpc.StatusCode.ABORTED,
     Kind.LOST: grpc.StatusCode.DATA_LOSS,
     Kind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    Kind.NOT_YET: grpc.StatusCode.UNIMPLEMENTED,
 }
 _EXISTS: Final = ("session_exists", "key_exists", "file_exists")
 # Trailers have to fit into 8 KiB, in base64, beside the status' own text: the most bytes of each text, which may quote

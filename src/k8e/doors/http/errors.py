@@ -17,7 +17,6 @@ STATUS = {
     Kind.FAILED: 502,
     Kind.LOST: 500,
     Kind.UNAUTHENTICATED: 401,
-    Kind.NOT_YET: 501,
 }
 
 
