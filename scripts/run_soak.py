@@ -41,7 +41,7 @@ FILES = (
     "tests/images/test_fuzz.py",
     "tests/gateway/test_limits.py",
     "tests/gateway/test_many_clients.py",
-    "tests/mcp/test_foreign.py",
+    "tests/mcp/test_other_clients.py",
 )
 
 

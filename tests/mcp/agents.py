@@ -36,7 +36,7 @@ async def stdio_agent(machine: Machine, *words: str, mode: str = "legacy") -> As
 
 
 def read(result: CallToolResult) -> Any:
-    """The object, which is there twice and the same."""
+    """The JSON object, which is the same as text and as structured content."""
     assert not result.is_error, result.content
     assert isinstance(result.content[0], TextContent)
     assert json.loads(result.content[0].text) == result.structured_content
@@ -62,7 +62,7 @@ async def fail(client: Client, name: str, /, **arguments: Any) -> Any:
 
 
 class Pipes:
-    """`k8e sandbox-mcp` with a raw line each way."""
+    """`k8e sandbox-mcp` with raw lines."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -81,7 +81,7 @@ class Pipes:
         return json.loads(line)
 
     def read_answer(self, number: int) -> Any:
-        """Past what is only told."""
+        """Skips notifications."""
         while "id" not in (message := self.read()):
             pass
         assert message["id"] == number

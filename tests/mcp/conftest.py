@@ -20,6 +20,6 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    """The same without isolation, and a gateway: for who may come in, and as whom."""
+    """A daemon without isolation, and its gateway, for tests of authentication."""
     with open_house() as made:
         yield made

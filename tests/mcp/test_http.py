@@ -54,7 +54,7 @@ class Browser:
         return connection.getresponse()
 
     def leave(self, response: http.client.HTTPResponse | None = None) -> None:
-        """Breaks everything off."""
+        """Closes all connections."""
         if response is not None:
             response.close()
         for connection in self._connections:
@@ -190,7 +190,7 @@ def test_the_server_s_own_origin_is_taken(url: str, browser: Browser) -> None:
 
 
 def test_a_client_that_breaks_off_leaves_nothing(machine: Machine, browser: Browser) -> None:
-    """Neither the command, at once, nor the session, soon: nothing else of this client is open."""
+    """The command ends at once, and the session soon, because this client has nothing else open."""
     opened = browser.send("POST", INITIALIZE)
     token = opened.getheader("Mcp-Session-Id")
     assert token

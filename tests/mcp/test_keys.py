@@ -115,7 +115,7 @@ class Sender:
         return connection.getresponse()
 
     def ask(self, *words: Any, **headers: Any) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Read to the end."""
+        """Reads the response to its end."""
         response = self(*words, **headers)
         with response:
             return response.status, response.headers, response.read()
@@ -372,18 +372,18 @@ def test_the_user_of_a_peer_is_known_only_while_it_is_connected(tmp_path: Path) 
     table.write_text("header\n" + row % "01")
     assert find_user(peer, own, [table]) == 1000
     assert find_user(own, peer, [table]) is None
-    for state in ("04", "05", "06", "08"):  # its process has closed it: whose it was is not said any more
+    for state in ("04", "05", "06", "08"):  # its process has closed it: the kernel does not name its user any more
         table.write_text("header\n" + row % state)
         assert find_user(peer, own, [table, table6]) is None
     table6.write_text("header\n" + mapped % "01")
     assert find_user(peer, own, [table, table6]) == 1001
 
 
-# Certificates, and who may let others in
+# Certificates, and addresses beyond loopback
 
 
 def make_certificate(folder: Path, *names: str) -> tuple[Path, Path, Path]:
-    """As a company's own authority would: the certificate, its key, and whom to trust."""
+    """As a company's own authority would: the certificate, its key, and the authority."""
     authority = Authority.open(folder / "company", 1_700_000_000)
     issued = authority.issue_server(names, time.time())
     chain, key = folder / "server.crt", folder / "server.key"

@@ -1,5 +1,5 @@
-"""`agentkernel mcp server` in a project with files of its own: an agent has what its user has who types the same
-there, decided anew for each call; and images that its user has a password for."""
+"""`agentkernel mcp server` in a project with a configuration: an agent gets what its user gets from the same command,
+decided again for each call; and images that its user has a password for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.tiny_images import busybox_layer
 from tests.images.builder import build, entry, make_tar
 from tests.images.registry import PASSWORD, USER, RealRegistry, run_registry
 from tests.mcp.agents import INITIALIZE, INITIALIZED, Pipes, call, fail, stdio_agent
-from tests.mcp.test_kernel import kernel_agent
+from tests.mcp.test_agentkernel import kernel_agent
 
 CALL = {"image": "host"}
 
@@ -37,14 +37,14 @@ def project(machine: Machine) -> Path:
 
 @pytest.fixture(scope="module")
 async def agent(machine: Machine, project: Path) -> AsyncIterator[Client]:
-    """One server for all: whatever changes meanwhile counts from the next call on."""
+    """One server for all tests: a change counts from the next call on."""
     async with kernel_agent(machine, project) as client:
         yield client
 
 
 @dataclass
 class Note:
-    """A file that says what may be."""
+    """A configuration file."""
 
     path: Path
 
@@ -52,7 +52,7 @@ class Note:
         self.path.write_text(text)
 
     def remove(self) -> None:
-        """While a sandbox has it mounted it cannot be, and one is taken down after its answer."""
+        """Waits until no sandbox has it mounted: a sandbox is destroyed after its answer."""
 
         def is_gone() -> bool:
             with contextlib.suppress(OSError):

@@ -87,7 +87,7 @@ async def test_what_a_call_may_reach_with_either_toolset(
     hosts: list[str] | None,
     more: tuple[str, ...],
 ) -> None:
-    """k8e's usual list is a promise of its own; agentkernel says what it says."""
+    """k8e has its own default list of hosts."""
     folders = ClientFolders(str(tmp_path), "/home/nobody")
     resolved = await resolve(SpecResolver(toolset, folders), client, "id", image="host", **options)
     assert (resolved.spec.allowed_hosts, tuple(resolved.spec.more_hosts)) == (hosts, more)

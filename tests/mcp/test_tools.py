@@ -1,4 +1,4 @@
-"""Every tool, with what it is meant for and with the mistakes that models make."""
+"""Every tool, with the arguments that it is meant for and with the mistakes that models make."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_sub_agents_share_the_workspace_of_the_session_that_is_meant(agent
 
 
 async def test_calls_run_side_by_side(agent: Client, session: str) -> None:
-    """Each waits for what the other does."""
+    """Each command waits for the other."""
     await call(agent, "sandbox_exec", session_id=session, command="mkfifo a b")
     both = await asyncio.gather(
         call(agent, "sandbox_exec", session_id=session, command="echo one > a; cat b"),
@@ -294,7 +294,7 @@ async def test_a_file_that_is_too_large_for_an_answer_is_said_to_be(agent: Clien
 
 
 async def test_a_picture_comes_as_one(agent: Client, session: str) -> None:
-    """Which a program wrote, under whatever name."""
+    """A program wrote it, under any name."""
     png = make_png()
     script = f"open('plot.txt', 'wb').write(bytes.fromhex('{png.hex()}'))"
     await call(agent, "sandbox_run", session_id=session, language="python", code=script)
@@ -416,14 +416,14 @@ async def test_a_question_without_a_dialogue_is_pending_and_an_agent_cannot_answ
 
 @pytest.fixture(scope="module")
 def obliging() -> Iterator[Machine]:
-    """Whose root lets a user answer what the user's own programs ask."""
+    """A machine on which a user may answer approvals that the user's own programs ask for."""
     with open_house("[approvals]\nsame_user = true\n") as house:
         yield house.machine
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_no_dialogue_is_shown_where_what_is_clicked_does_not_count(machine: Machine, mode: str) -> None:
-    """An agent's shell can speak this protocol, too, and click for itself."""
+    """An agent's shell can speak this protocol too, and answer its own dialogue."""
 
     async def approve(context: object, params: Any) -> ElicitResult:
         raise AssertionError("no person is to be asked")

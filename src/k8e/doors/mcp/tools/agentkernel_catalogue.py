@@ -77,7 +77,7 @@ REMOVE: Final = ToolText(
     repeats=True,
 )
 
-KERNEL_TOOLS: Final[tuple[ToolText, ...]] = (
+AGENTKERNEL_TOOLS: Final[tuple[ToolText, ...]] = (
     ToolText(
         "sandbox_run",
         "Run a command in a temporary sandbox",

@@ -31,7 +31,7 @@ def red(house: House) -> str:
 
 
 def far(house: House, key: str = "", **more: str) -> Machine:
-    """Another machine, which has nothing of the gateway's but a key: neither its socket nor its files."""
+    """Another machine, which has a key of the gateway, and neither its socket nor its files."""
     home = house.machine.folder / "far"
     home.mkdir(exist_ok=True)
     place = {"K8E_RUN_DIR": str(home / "r"), "K8E_STATE_DIR": str(home / "s")}
@@ -134,7 +134,7 @@ def test_a_key_that_is_taken_back_ends_its_agents(house: House) -> None:
 
 
 def test_a_user_without_credentials_is_told_on_stderr(house: House) -> None:
-    """Whom to trust is known, and nothing else: `K8E_SANDBOX_CERT=/path/to/ca.crt`, as the README of k8e has it."""
+    """Only the authority is known: `K8E_SANDBOX_CERT=/path/to/ca.crt`, as the README of k8e prints it."""
     authority = str(house.machine.folder / "s" / "identity" / "ca.crt")
     done = far(house, K8E_SANDBOX_CERT=authority).k8e("sandbox-mcp", stdin=json.dumps(INITIALIZE).encode())
     assert (done.code, done.stdout) == (1, b"")
@@ -150,7 +150,7 @@ def test_http_is_for_the_gateway_s_own_machine(house: House, red: str) -> None:
 
 
 class Held:
-    """A call whose caller has more to say, some time."""
+    """A call whose caller keeps its input open."""
 
     def __init__(self, guest: Guest, *messages: pb.ConnectAgentRequest) -> None:
         self._over = threading.Event()
