@@ -130,6 +130,9 @@ class McpServer:
         task.add_done_callback(self._attaching.discard)
 
     async def _serve(self, peer: PeerConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing.is_set():
+            writer.close()
+            return
         connection = McpConnection(self._transport, peer, reader, writer, self._patience)
         self._connections.add(connection)
         try:
@@ -143,6 +146,7 @@ class McpServer:
             writer.close()
 
     async def _end(self) -> None:
+        self._closing.set()
         for task in self._attaching:
             task.cancel()
         for connection in self._connections:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 
@@ -16,7 +16,9 @@ from k8e.core.model import REMOTE, Caller
 from k8e.doors.connection_limits import ConnectionLimits, Peer
 from k8e.doors.http.connection import HttpConnection
 from k8e.doors.http.exchange import READ_SIZE, Exchange
-from k8e.doors.request_memory import RequestMemory
+
+if TYPE_CHECKING:
+    from k8e.doors.mcp.transport.http import HttpTransport
 
 HEAD_SIZE: Final = 64 << 10
 BUFFER: Final = 32 << 10  # bytes read ahead while no request reads; twice that at most
@@ -53,7 +55,8 @@ class PeerConnection(asyncio.StreamReaderProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        # Of TCP there are also losses, such as a timeout, that are no ConnectionError.
+        super().connection_lost(ConnectionResetError(str(exc)) if exc else None)
         self.gone.set()
         self.release()
 
@@ -76,18 +79,12 @@ class PeerConnection(asyncio.StreamReaderProtocol):
         self.release()
 
 
-class Endpoint(Protocol):
-    memory: RequestMemory
-
-    async def answer(self, head: h11.Request, exchange: Exchange, connection: PeerConnection) -> None: ...
-
-
 class McpConnection(HttpConnection):
     """The caller of each request is known when the endpoint has authenticated it."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: HttpTransport,
         connection: PeerConnection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,

@@ -57,6 +57,10 @@ class HttpTransport:
 
     async def answer(self, head: h11.Request, exchange: Exchange, connection: PeerConnection) -> None:
         call = HttpCall(head, Request.of(head), exchange, connection)
+        if call.method == "HEAD":
+            exchange.skip_body()
+            await exchange.send_bytes(405, b"", JSON)
+            return
         try:
             admission = await self._authenticator.authenticate(call)
             payer = find_payer(admission.caller.uid, admission.caller.tenant)
