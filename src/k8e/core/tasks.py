@@ -27,9 +27,10 @@ async def wait_done(*work: asyncio.Future[Any], timeout: float | None = None) ->
         await asyncio.wait(work, timeout=timeout)
 
 
-async def wait_first(*work: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109
-    """Returns when one of them is done, however it ended, or after `timeout` seconds."""
-    await asyncio.wait(work, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+async def wait_first(*work: asyncio.Future[Any], timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    """Returns when one of them is done, however it ended, or after `timeout` seconds; whether one is."""
+    done, _ = await asyncio.wait(work, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 async def stop(*work: asyncio.Task[Any]) -> None:

@@ -181,8 +181,7 @@ async def wait_until(futures: Collection[asyncio.Future[Any]], due: float) -> No
     """Returns when one of them is done, or a moment after `due`, in the loop's time. The moment is longer when the
     daemon itself comes late: what arrived while it stood still is read before the run is judged."""
     loop = asyncio.get_running_loop()
-    await wait_first(*futures, timeout=due - loop.time())
-    if not any(future.done() for future in futures):
+    if not await wait_first(*futures, timeout=due - loop.time()):
         await wait_first(*futures, timeout=max(LOOK, min(loop.time() - due, ALLOWANCE)))
 
 
