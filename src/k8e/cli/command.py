@@ -70,6 +70,6 @@ def any_text(text: str) -> str:
 
 
 def load(reference: str) -> Any:
-    """Without importlib, which costs as much as ten of our modules."""
+    """Without importlib, which would be two more modules to import."""
     module, _, name = reference.partition(":")
     return getattr(__import__(f"k8e.cli.{module}", fromlist=[name]), name)
