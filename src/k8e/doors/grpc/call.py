@@ -104,7 +104,7 @@ class Call:
 
     async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
         """Reads the next message, None after the last, and frees the one before."""
-        await self._free()
+        await self.free()
         if self.admission is None:
             return await self._read_unauthenticated(kind)
         arrival = Arrival(self._message_limits, self.payer, self.give_up)
@@ -147,7 +147,7 @@ class Call:
     async def read_idly(self, kind: type[M]) -> M | None:
         """Reads the next message of a call that may send nothing for hours; it takes no turn. The reader has to check
         that the message is small."""
-        await self._free()
+        await self.free()
         content = await self._receive(Reading.IDLE)
         if content is grpc.aio.EOF:
             return None
@@ -165,7 +165,7 @@ class Call:
             self._connection.note_message(len(content))
         return content
 
-    async def _free(self) -> None:
+    async def free(self) -> None:
         """Frees the memory of the message before."""
         self._allocation.free()
         await self._held.aclose()
@@ -197,6 +197,3 @@ class Call:
         except asyncio.CancelledError:
             await asyncio.wait({opening})
             raise
-
-    async def close(self) -> None:
-        await self._free()

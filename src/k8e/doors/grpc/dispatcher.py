@@ -144,7 +144,7 @@ class Dispatcher:
             calls.discard(call)
             if not calls:
                 del self._by_identity[identity]
-            await call.close()
+            await call.free()
 
     @asynccontextmanager
     async def _counted_unauthenticated(self, call: Call) -> AsyncIterator[None]:
@@ -156,7 +156,7 @@ class Dispatcher:
             yield
         finally:
             remove()
-            await call.close()
+            await call.free()
 
     def _log(self, name: str, who: str, problem: Fault | GrpcRefusal | None, seconds: float) -> None:
         # The refusal log has those of unauthenticated callers and limits them; here they would push out the rest.

@@ -74,21 +74,14 @@ def malformed(error: str) -> GrpcRefusal:
 
 
 def too_slow() -> GrpcRefusal:
-    return GrpcRefusal(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        "deadline_exceeded",
-        "the call took longer than it may",
-        hint="Give it a longer deadline; what takes its time can run in the background.",
-    )
+    hint = "Give it a longer deadline; what takes its time can run in the background."
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+    return GrpcRefusal(status, "deadline_exceeded", "the call took longer than it may", hint=hint)
 
 
 def stalled(seconds: float) -> GrpcRefusal:
-    return GrpcRefusal(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        "message_stalled",
-        f"a message did not come in {seconds:g} seconds",
-        hint="Send it in smaller pieces, and without pauses.",
-    )
+    error, hint = f"a message did not come in {seconds:g} seconds", "Send it in smaller pieces, and without pauses."
+    return GrpcRefusal(grpc.StatusCode.DEADLINE_EXCEEDED, "message_stalled", error, hint=hint)
 
 
 def internal_error() -> GrpcRefusal:

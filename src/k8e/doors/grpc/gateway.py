@@ -60,9 +60,8 @@ class Gateway:
     async def open(self) -> GrpcServer:
         """Opens the server once. Raises Fault; the next call tries again."""
         if not self._settings.listen:
-            raise Fault(
-                Kind.UNAVAILABLE, "gateway_closed", "the gateway is turned off", hint="[gateway] listen in k8e.toml"
-            )
+            error, hint = "the gateway is turned off", "[gateway] listen in k8e.toml"
+            raise Fault(Kind.UNAVAILABLE, "gateway_closed", error, hint=hint)
         async with self._lock:
             if self._server is None:
                 try:

@@ -55,6 +55,5 @@ def too_slow() -> HttpRefusal:
 
 
 def too_large(limit: int) -> HttpRefusal:
-    return HttpRefusal(
-        413, "message_too_large", f"the request's body is larger than {limit} bytes", hint="send less at once"
-    )
+    error = f"the request's body is larger than {limit} bytes"
+    return HttpRefusal(413, "message_too_large", error, hint="send less at once")

@@ -57,9 +57,6 @@ class Fields:
             raise self._wrong(name, "is not a whole number")
         return value
 
-    def take_list(self, name: str) -> list[Any]:
-        return self._take(name, list, "a list", [])
-
     def take_texts(self, name: str) -> list[str] | None:
         """None when it is not there, which is not the same as an empty list."""
         if name not in self._values:
@@ -81,7 +78,7 @@ class Fields:
 
     def take_each(self, name: str) -> list[Fields]:
         """A list of objects."""
-        values = self.take_list(name)
+        values = self._take(name, list, "a list", [])
         for index, value in enumerate(values):
             if not isinstance(value, dict):
                 raise self._wrong(f"{name}[{index}]", "is not an object")

@@ -46,10 +46,8 @@ class Router:
     async def answer(self, exchange: Exchange, request: Request) -> None:
         route = self._find(request)
         if route.takes and request.content_type not in route.takes:
-            wanted = " or ".join(route.takes)
-            raise HttpRefusal(
-                415, "content_type", "the request's content type is not taken here", hint=f"send {wanted}"
-            )
+            error, hint = "the request's content type is not taken here", f"send {' or '.join(route.takes)}"
+            raise HttpRefusal(415, "content_type", error, hint=hint)
         if not route.takes:
             await exchange.read_body(request, limit=0)
         if request.path[:2] == SESSIONS and (len(request.path) > 2 or request.method == "GET"):
@@ -62,9 +60,8 @@ class Router:
     def _find(self, request: Request) -> Route:
         candidates = [route for route in self.routes if route.fits(request.path)]
         if not candidates:
-            raise HttpRefusal(
-                404, "no_such_endpoint", "there is nothing at this address", hint="docs/http-api.md lists them"
-            )
+            hint = "docs/http-api.md lists them"
+            raise HttpRefusal(404, "no_such_endpoint", "there is nothing at this address", hint=hint)
         for route in candidates:
             if route.method == request.method:
                 return route

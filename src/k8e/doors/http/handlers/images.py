@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from k8e.core.contract import ImageService
 from k8e.core.model import NamedImage
+from k8e.doors.answers import pick
 from k8e.doors.http import requests
 from k8e.doors.http.answers import encode, show_image
 from k8e.doors.http.exchange import Exchange, Request
@@ -40,20 +41,16 @@ class ImageHandlers:
         name, tenant = fields.take_text("image"), fields.take_text("tenant_id")
         credentials = requests.read_credentials(fields.take_fields("credentials")) if "credentials" in fields else None
         fields.finish()
-        await _send_progress(
-            exchange, lambda report: self._images.pull(exchange.caller, name, credentials, report, tenant)
-        )
+        await _follow(exchange, lambda report: self._images.pull(exchange.caller, name, credentials, report, tenant))
 
     async def add(self, exchange: Exchange, request: Request) -> None:
         name, tenant = request.read_query(name="", tenant_id="")
-        await _send_progress(
-            exchange,
-            lambda report: self._images.add(exchange.caller, exchange.read_pieces(), name, report, tenant),
-        )
+        pieces = exchange.read_pieces()
+        await _follow(exchange, lambda report: self._images.add(exchange.caller, pieces, name, report, tenant))
 
     async def build_base(self, exchange: Exchange, request: Request) -> None:
         (await exchange.read_fields(request)).finish()
-        await _send_progress(exchange, lambda report: self._images.build_base(exchange.caller, report))
+        await _follow(exchange, lambda report: self._images.build_base(exchange.caller, report))
 
     async def remove(self, exchange: Exchange, request: Request) -> None:
         name, tenant = request.read_query(name="", tenant_id="")
@@ -68,7 +65,7 @@ class ImageHandlers:
         await exchange.send_json(200, {"ok": True, "removed": list(names), "freed": freed})
 
 
-async def _send_progress(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:
+async def _follow(exchange: Exchange, work: Callable[[Report], Awaitable[NamedImage]]) -> None:
     """Sends the latest progress only, as fast as the client reads, so that a slow client does not delay the work.
     Frames begin with the first progress: what is refused before has a status of its own."""
     latest: list[Progress] = []
@@ -78,6 +75,11 @@ async def _send_progress(exchange: Exchange, work: Callable[[Report], Awaitable[
         latest[:] = [progress]
         reported.set()
 
+    async def send(kind: FrameKind, data: bytes) -> None:
+        if not exchange.status:
+            await exchange.start_frames()
+        await exchange.send_frame(kind, data)
+
     task = asyncio.ensure_future(work(report))
     task.add_done_callback(lambda _: reported.set())
     try:
@@ -85,16 +87,9 @@ async def _send_progress(exchange: Exchange, work: Callable[[Report], Awaitable[
             await reported.wait()
             reported.clear()
             if latest and not task.done():
-                if not exchange.status:
-                    await exchange.start_frames()
-                progress = latest.pop()
-                shown = {"step": progress.step, "done": progress.done, "total": progress.total}
-                await exchange.send_frame(FrameKind.PROGRESS, encode(shown))
+                await send(FrameKind.PROGRESS, encode(pick(latest.pop(), "step", "done", "total")))
     finally:
         task.cancel()
         await asyncio.wait({task})
-    result = encode(show_image(task.result()))
-    if not exchange.status:
-        await exchange.start_frames()
-    await exchange.send_frame(FrameKind.RESULT, result)
+    await send(FrameKind.RESULT, encode(show_image(task.result())))
     await exchange.end_frames()

@@ -6,13 +6,13 @@ import base64
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.doors.errors import invalid
 from k8e.doors.http import answers
 from k8e.doors.http.answers import Json
 from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.clients import McpClient
 from k8e.doors.mcp.requests import decode_base64, take_encoding, take_session
 from k8e.doors.mcp.tools.tool import CallContext, ImageContent, ToolAnswer
+from k8e.doors.requests import read_mode
 
 MAX_FILE: Final = 8 << 20  # JSON carries it twice, base64 adds a third
 _SIGNATURES: Final = (
@@ -26,9 +26,7 @@ _SIGNATURES: Final = (
 async def write_file(client: McpClient, fields: Fields, context: CallContext) -> ToolAnswer:
     named = take_session(fields)
     path = fields.take_text("path")
-    mode = fields.take_text("mode", "w")
-    if mode not in ("w", "a"):
-        raise invalid("mode", f"{mode!r} is no way to write", hint="w replaces, a appends")
+    append = read_mode(fields.take_text("mode", "w"))
     encoding, content = take_encoding(fields), fields.take_text("content")
     fields.finish()
     data = content.encode("utf-8", "surrogateescape") if encoding == "utf-8" else decode_base64(content)
@@ -36,7 +34,7 @@ async def write_file(client: McpClient, fields: Fields, context: CallContext) ->
 
     async def write(session_id: str) -> int:
         written[0] = session_id
-        return await client.service.files.write(client.caller, session_id, path, data, append=mode == "a")
+        return await client.service.files.write(client.caller, session_id, path, data, append=append)
 
     size = await client.use(named, write)
     return ToolAnswer({"ok": True, "path": path, "bytes": size, "session_id": written[0]})
