@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from k8e.core.errors import Fault
@@ -45,28 +45,17 @@ class _Left:
     others: Sequence[CommandInfo]  # on no record
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Recovery:
-    def __init__(
-        self,
-        parts: Parts,
-        sessions: Sessions,
-        registry: Registry,
-        lifecycle: Lifecycle,
-        *,
-        endings: Endings,
-        background: Background,
-        hosts: Hosts,
-        pool: Pool,
-    ) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._registry = registry
-        self._lifecycle = lifecycle
-        self._endings = endings
-        self._background = background
-        self._hosts = hosts
-        self._pool = pool
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+    _parts: Parts
+    _sessions: Sessions
+    _registry: Registry
+    _lifecycle: Lifecycle
+    _endings: Endings
+    _background: Background
+    _hosts: Hosts
+    _pool: Pool
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def recover(self) -> None:
         lives = []

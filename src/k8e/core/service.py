@@ -96,7 +96,7 @@ class Service:
         self.images = Images(parts, registry, made_ahead)
         builder = Builder(parts, registry, observer, made_ahead, interpreters)
         self._creation = creation = Creation(
-            *(parts, registry, lifecycle), resolve=self.images.resolve, pool=made_ahead, quotas=quotas, builder=builder
+            parts, registry, lifecycle, self.images.resolve, made_ahead, quotas, builder
         )
         self.warm = Reservations(parts, made_ahead, creation)
         self._hosts = Hosts(parts, sessions, registry, lifecycle)
@@ -106,23 +106,13 @@ class Service:
         self._background = background = Background(parts, sessions, observer, launcher, endings)
         self._once = Once(lifecycle, registry, creation, foreground)
         self.runs = Runs(parts, sessions, registry, foreground=foreground, background=background, once=self._once)
-        persistence = Persistence(
-            *(parts, sessions, lifecycle),
-            builder=builder,
-            end_runs=self.runs.end_all,
-            review_approvals=self.approvals.review,
-            quotas=quotas,
-            interpreters=interpreters,
-        )
+        end_runs, review_approvals = self.runs.end_all, self.approvals.review
+        persistence = Persistence(parts, sessions, lifecycle, builder, end_runs, review_approvals, quotas, interpreters)
         children = Children(parts, sessions, creation, made_ahead, quotas)
         self.sessions = SessionCalls(
-            *(parts, sessions, registry, lifecycle),
-            observer=observer,
-            creation=creation,
-            children=children,
-            persistence=persistence,
-            hosts=self._hosts,
+            parts, sessions, registry, lifecycle, observer, creation, children, persistence, self._hosts
         )
+        self._recovery = Recovery(parts, sessions, registry, lifecycle, endings, background, self._hosts, made_ahead)
         self._upkeep: asyncio.Task[None] | None = None
 
     @property
@@ -138,13 +128,7 @@ class Service:
     async def recover(self) -> None:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         self._tell_damages()  # of a database that was set aside, whatever becomes of the rest
-        await Recovery(
-            *(self._parts, self._sessions, self._registry, self._lifecycle),
-            endings=self._endings,
-            background=self._background,
-            hosts=self._hosts,
-            pool=self._pool,
-        ).recover()
+        await self._recovery.recover()
         await self.approvals.recover()
         self._tell_damages()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from k8e.core.access.turns import Turns
@@ -30,26 +30,18 @@ _BUILDS: Final = 16  # at once, of all payers together; more would only slow eac
 def describe_sandbox(record: SessionRecord) -> SandboxSpec:
     """The sandbox of a session, when it is made and whenever it is started again."""
     session = record.session
-    return SandboxSpec(
-        session.runtime,
-        record.digest,
-        session.limits,
-        egress=session.hosts,
-        shape=session.shape,
-        shares=record.parent_sandbox,
-    )
+    what = session.runtime, record.digest, session.limits
+    return SandboxSpec(*what, egress=session.hosts, shape=session.shape, shares=record.parent_sandbox)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Builder:
-    def __init__(
-        self, parts: Parts, registry: Registry, observer: Observer, pool: Pool, interpreters: Interpreters
-    ) -> None:
-        self._parts = parts
-        self._registry = registry
-        self._observer = observer
-        self._pool = pool
-        self._interpreters = interpreters
-        self.builds = Turns(_BUILDS)
+    _parts: Parts
+    _registry: Registry
+    _observer: Observer
+    _pool: Pool
+    _interpreters: Interpreters
+    builds: Turns = field(default_factory=lambda: Turns(_BUILDS))
 
     async def build(
         self, live: Live, caller: Caller, manifest: Sequence[ManifestEntry], claimed: Claimed | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from k8e.core.calls import call
 from k8e.core.checks import check_caller
@@ -19,31 +19,19 @@ from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.sessions import Sessions
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SessionCalls:
     """Implements `contract.SessionService`."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        sessions: Sessions,
-        registry: Registry,
-        lifecycle: Lifecycle,
-        *,
-        observer: Observer,
-        creation: Creation,
-        children: Children,
-        persistence: Persistence,
-        hosts: Hosts,
-    ) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._registry = registry
-        self._lifecycle = lifecycle
-        self._observer = observer
-        self._creation = creation
-        self._children = children
-        self._persistence = persistence
-        self._hosts = hosts
+    _parts: Parts
+    _sessions: Sessions
+    _registry: Registry
+    _lifecycle: Lifecycle
+    _observer: Observer
+    _creation: Creation
+    _children: Children
+    _persistence: Persistence
+    _hosts: Hosts
 
     @call("create")
     async def create(self, caller: Caller, spec: SessionSpec) -> Session:

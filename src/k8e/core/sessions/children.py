@@ -8,7 +8,7 @@ become narrower, and the child's with it (hosts.py); nothing else of either can 
 from __future__ import annotations
 
 import posixpath
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from k8e.core import checks
@@ -120,13 +120,13 @@ def choose_workdir(spec: ChildSpec) -> str:
         checks.refuse(field, "is not UTF-8")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Children:
-    def __init__(self, parts: Parts, sessions: Sessions, creation: Creation, pool: Pool, quotas: Quotas) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._creation = creation
-        self._pool = pool
-        self._quotas = quotas
+    _parts: Parts
+    _sessions: Sessions
+    _creation: Creation
+    _pool: Pool
+    _quotas: Quotas
 
     async def create(self, caller: Caller, parent_session_id: str, spec: ChildSpec) -> Session:
         began = self._parts.clock.monotonic()
@@ -150,15 +150,8 @@ class Children:
         clock = self._parts.clock
         session = derive(parent.session, spec, clock.wall())
         checks.check_memory(session.runtime, session.limits)
-        record = SessionRecord(
-            make_sandbox_name(),
-            session,
-            clock.boot,
-            clock.monotonic(),
-            parent_sandbox=parent.sandbox,
-            digest=digest,
-        )
-        child = Live(record, clock, env, parent)
+        record = SessionRecord(make_sandbox_name(), session, clock.boot, clock.monotonic(), digest=digest)
+        child = Live(replace(record, parent_sandbox=parent.sandbox), clock, env, parent)
         self._creation.register(child)
         child.touch()
         with self._pool.foreground():

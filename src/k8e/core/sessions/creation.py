@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from k8e.core import checks
 from k8e.core.access.access import choose_tenant
@@ -41,25 +41,15 @@ def make_sandbox_name() -> str:
     return secrets.token_hex(8)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Creation:
-    def __init__(
-        self,
-        parts: Parts,
-        registry: Registry,
-        lifecycle: Lifecycle,
-        *,
-        resolve: ResolveImage,
-        pool: Pool,
-        quotas: Quotas,
-        builder: Builder,
-    ) -> None:
-        self._parts = parts
-        self._registry = registry
-        self._lifecycle = lifecycle
-        self.resolve_image = resolve
-        self._pool = pool
-        self._quotas = quotas
-        self._builder = builder
+    _parts: Parts
+    _registry: Registry
+    _lifecycle: Lifecycle
+    resolve_image: ResolveImage
+    _pool: Pool
+    _quotas: Quotas
+    _builder: Builder
 
     @property
     def default_limits(self) -> Limits:

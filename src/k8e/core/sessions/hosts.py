@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from k8e.core.checks import check_hosts, refuse
 from k8e.core.egress.ceiling import check_ceiling
@@ -56,12 +57,12 @@ def apply_change(old: HostList, change: HostsChange) -> HostList:
         refuse("add", error.cause, error.hint)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Hosts:
-    def __init__(self, parts: Parts, sessions: Sessions, registry: Registry, lifecycle: Lifecycle) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._lifecycle = lifecycle
-        self._registry = registry
+    _parts: Parts
+    _sessions: Sessions
+    _registry: Registry
+    _lifecycle: Lifecycle
 
     async def change(self, caller: Caller, session_id: str, change: HostsChange) -> Session:
         live = self._sessions.find(caller, session_id)

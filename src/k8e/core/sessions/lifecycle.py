@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from k8e.core.errors import Fault, Kind
@@ -27,11 +28,11 @@ def _failed(task: asyncio.Task[None]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Lifecycle:
-    def __init__(self, parts: Parts, registry: Registry, observer: Observer) -> None:
-        self._parts = parts
-        self._registry = registry
-        self._observer = observer
+    _parts: Parts
+    _registry: Registry
+    _observer: Observer
 
     def begin(self, live: Live, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begins to build or to start a session; the caller hears of faults."""

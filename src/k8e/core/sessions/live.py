@@ -155,13 +155,8 @@ class Live:
     @property
     def identity(self) -> dict[str, object]:
         """For the audit log."""
-        session = self.session
-        return {
-            "session": session.session_id,
-            "sandbox": self.sandbox,
-            "owner": session.owner,
-            "tenant": session.tenant,
-        }
+        owner, tenant, session_id = self.name
+        return {"session": session_id, "sandbox": self.sandbox, "owner": owner, "tenant": tenant}
 
     @property
     def name(self) -> Name:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from k8e.core import checks
@@ -37,27 +38,16 @@ from k8e.link.errors import LinkError
 PATIENCE: Final = 5.0  # for everything that was asked to end; longer than the time between TERM and KILL
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Persistence:
-    def __init__(
-        self,
-        parts: Parts,
-        sessions: Sessions,
-        lifecycle: Lifecycle,
-        *,
-        builder: Builder,
-        end_runs: Callable[[Live], Awaitable[None]],
-        review_approvals: Callable[[], Awaitable[None]],
-        quotas: Quotas,
-        interpreters: Interpreters,
-    ) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._lifecycle = lifecycle
-        self._builder = builder
-        self._end_runs = end_runs
-        self._review_approvals = review_approvals
-        self._quotas = quotas
-        self._interpreters = interpreters
+    _parts: Parts
+    _sessions: Sessions
+    _lifecycle: Lifecycle
+    _builder: Builder
+    _end_runs: Callable[[Live], Awaitable[None]]
+    _review_approvals: Callable[[], Awaitable[None]]
+    _quotas: Quotas
+    _interpreters: Interpreters
 
     # Stopping
 
