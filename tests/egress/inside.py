@@ -1,4 +1,4 @@
-"""What tests do inside a sandbox: a list of attempts (JSON, the only argument), a list of what came of them.
+"""The program of tests inside a sandbox: a list of attempts (JSON, the only argument), a list of their results.
 
 Each result is `{"ok": ...}` or `{"error": NAME}`, with the name of the errno, or of the resolver's own error. It stands
 alone: only the standard library, and no file of ours is there.
@@ -78,7 +78,7 @@ def try_scoped(address: str, port: int) -> Any:
 
 
 def try_from(source: str, address: str, port: int) -> Any:
-    """From an address that is somebody else's. What drops such packets owes nobody an answer: not long."""
+    """From an address that is not the sandbox's. Such packets are dropped without an answer: not long."""
     six = ":" in address
     with socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.settimeout(2)

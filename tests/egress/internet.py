@@ -26,7 +26,7 @@ from tests.egress.world import WIRE
 from tests.egress.zones import Zone
 
 UPLINK = "uplink0"
-# Addresses that look like anybody's: what is public is decided by number. None of them is ever left to a real network.
+# Addresses that look public: that is decided by number. None of them is ever left to a real network.
 HOST4, HOST6 = "45.90.28.2", "2a0b:4340:1::2"
 GATEWAY4, GATEWAY6 = "45.90.28.1", "2a0b:4340:1::1"
 NAME_SERVER = "45.90.29.53"
@@ -73,7 +73,7 @@ class Internet:
         self.ask(do="clear")
 
     def settle(self) -> None:
-        """Whatever the machine sent before this has been noted after it: a wire keeps the order."""
+        """Returns when all that the machine sent before is noted: a wire keeps the order."""
         marker = secrets.token_hex(8)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(marker.encode(), (NAME_SERVER, 9))

@@ -34,7 +34,7 @@ class Cell:
     room: Room
 
     async def attempt(self, *attempts: Attempt, **options: Unpack[ExecOptions]) -> list[Any]:
-        """What came of each: what it got, or the name of the error as `!NAME`."""
+        """The result of each: what it got, or the name of the error as `!NAME`."""
         done = await self.room.python(INSIDE, json.dumps(attempts), **options)
         assert done.outcome.exit_code == 0, done
         return ["!" + each["error"] if "error" in each else each["ok"] for each in json.loads(done.stdout)]

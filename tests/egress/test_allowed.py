@@ -1,4 +1,4 @@
-"""What a list allows works, whatever shape the answer has, and nothing beside it does."""
+"""Hosts on the list can be reached, whatever shape the answer has, and no others."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_tls_to_an_allowed_name(site: Site, cell: Cell) -> None:
     got = await cell.attempt(
         ("tls", "allowed.com", 443, authority),
         ("tls", "a.wild.com", 443, authority),
-        ("tls", "chain.com", 443, authority),  # reached; it is its certificate that is for somebody else
+        ("tls", "chain.com", 443, authority),  # reached; its certificate is for another name
     )
     assert [got[0]["port"], got[1]["port"]] == [443, 443]
     assert got[2] == "!TLS CERTIFICATE_VERIFY_FAILED"

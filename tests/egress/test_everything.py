@@ -109,7 +109,7 @@ async def test_another_sandbox_is_as_far_as_ever(site: Site, cell: Cell) -> None
 
 
 async def test_changes_to_and_from_everything(site: Site) -> None:
-    """What stays allowed goes on when everything is; what only everything allowed is cut with it."""
+    """Connections of entries that stay go on; those that only `*` allowed are cut with it."""
     async with site.cell("any.com", "10.66.1.0/24") as cell:
         async with watching(cell, "any.com") as named, watching(cell, "10.66.1.1") as private:
             assert await named.lines("tick")

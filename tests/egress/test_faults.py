@@ -1,4 +1,4 @@
-"""While nobody looks after the sandboxes (no engine, no resolver, no daemon), rules stay and nothing opens."""
+"""Without an engine, a resolver or a daemon, rules stay and nothing opens."""
 
 from __future__ import annotations
 

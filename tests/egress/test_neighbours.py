@@ -141,7 +141,7 @@ async def test_the_machine_by_its_link_local_addresses_and_by_shouting(
 
 
 async def test_a_neighbour_on_the_machines_network_does_not_get_in(site: Site, cells: tuple[Cell, Cell]) -> None:
-    """Who routes the sandboxes' addresses to the machine, as anybody on its network can."""
+    """A neighbour that routes the sandboxes' addresses to the machine, as any host on its network can."""
     _, other = cells
     process = await other.room.link.start(other.room.spec("/usr/bin/python3", "-c", LISTEN, identity=ROOT))
     try:

@@ -1,4 +1,4 @@
-"""What a list does not allow is refused at once, is explained, and no packet of it leaves the machine."""
+"""Hosts that are not on the list are refused at once, with a reason, and no packet to them leaves the machine."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_names_that_are_none(cell: Cell) -> None:
 
 
 async def test_addresses_in_every_spelling(cell: Cell) -> None:
-    """Of a host, by name unknown; of the machine; of nobody."""
+    """Of a host, by name unknown; of the machine; of no host."""
     await expect_refused(
         cell,
         {
@@ -164,7 +164,7 @@ async def test_an_address_that_another_sandbox_may_reach(site: Site, cell: Cell)
 
 @EVERYBODY
 async def test_questions_to_another_resolver(cell: Cell, options: ExecOptions) -> None:
-    """Whoever is asked, nothing leaves the machine."""
+    """Whichever server is asked, nothing leaves the machine."""
     labels = ["secret", "evil", "com"]
     tunnel = ["x" * 63, "y" * 63, "z" * 63, "evil", "com"]
     attempts: list[Attempt] = [
@@ -223,7 +223,7 @@ async def test_the_sandboxs_own_files_change_nothing(site: Site) -> None:
             identity=ROOT,
         )
         assert got[2] == UNKNOWN
-        # Answered by the machine's resolver as ever, or by nobody: never by the one that was written there.
+        # Answered by the machine's resolver as ever, or not at all: never by the one that was written there.
         assert got[3] in (["2a0b:4340:31::1", "45.90.31.1"], "!EAI_AGAIN", UNKNOWN)
         notes = cell.site.internet.notes()
         assert notes.names <= {"allowed.com"}

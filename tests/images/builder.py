@@ -138,7 +138,7 @@ def write_layout(path: Path, image: Built, name: str = "") -> Path:
 
 @dataclass
 class Docker:
-    """What older `docker save`s write; a layer that occurs twice is a link the second time."""
+    """As older versions of `docker save` write it; a layer that occurs twice is a link the second time."""
 
     layers: Sequence[bytes]
     config: Mapping[str, Any] = field(default_factory=dict)

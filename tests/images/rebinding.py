@@ -104,7 +104,7 @@ async def pull(registry: str, pem: str) -> list[str]:
 
 
 def tunnel() -> None:
-    """A proxy that knows names which nobody here does: all of them are the registry's."""
+    """A proxy that knows names which this machine does not: all of them are the registry's."""
 
     def copy(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -186,7 +186,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 @dataclass
 class TokenService:
-    """Gives tokens: for `public/` to anybody, for the rest to who has the password or the identity token."""
+    """Gives tokens: for `public/` to every caller, for the rest to callers with the password or the identity token."""
 
     authority: Authority
     realm: str = ""

@@ -131,7 +131,7 @@ def test_what_is_wrong_is_said_in_json(machine: Machine, words: list[str], code:
 
 
 class TestCredentials:
-    """What `docker login` and `podman login` leave, in all the places that they have."""
+    """The files of `docker login` and `podman login`, in all their places."""
 
     @pytest.fixture
     def environ(self, tmp_path: Path) -> dict[str, str]:

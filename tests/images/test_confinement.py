@@ -1,4 +1,4 @@
-"""What unpacks a stranger's layer has nothing but the directory that it fills, and is gone with who asked for it."""
+"""The process that unpacks a layer has nothing but the directory that it fills, and ends with its caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_for(question: Callable[[], bool], what: str) -> None:
 
 
 class Halting:
-    """A layer of which the rest comes when somebody says so."""
+    """A layer of which the rest comes when the test says so."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

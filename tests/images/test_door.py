@@ -1,4 +1,4 @@
-"""Images through the door: what is told while it takes its time, and what becomes of it when nobody listens."""
+"""Images through the HTTP door: the progress that is told, and a caller that leaves."""
 
 from __future__ import annotations
 

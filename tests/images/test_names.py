@@ -81,7 +81,7 @@ async def test_what_sessions_are_made_of_is_not_removed(rig: Rig, tmp_path: Path
     with fault(Kind.CONFLICT, "image_in_use"):
         await rig.service.images.remove(ALICE, "mine:1")
     assert await rig.service.images.prune(ALICE) == ([], 0)
-    assert await rig.service.images.remove(BOB, "his:1") == 0, "the layers are still somebody's"
+    assert await rig.service.images.remove(BOB, "his:1") == 0, "another image still has the layers"
     await rig.service.sessions.destroy(ALICE, session)
     assert await rig.service.images.prune(ALICE, unused_for=3600) == ([], 0)
     assert await rig.service.images.prune(ALICE) == (["mine:1"], 100)

@@ -1,4 +1,4 @@
-"""A name server that answers differently to whoever checks and to whoever connects leads nowhere: the address that was
+"""A name server that gives one answer to the check and another to the connection achieves nothing: the address that was
 judged is the one that is connected to, for the registry, where it redirects to, and where it has tokens."""
 
 from __future__ import annotations

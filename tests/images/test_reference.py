@@ -1,4 +1,4 @@
-"""Names of images: one canonical form, and nothing that means something else to somebody else."""
+"""Names of images: one canonical form, and none that means another image to another tool."""
 
 from __future__ import annotations
 
