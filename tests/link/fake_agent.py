@@ -24,10 +24,10 @@ from k8e.link.codec.frames import (
     Side,
 )
 from k8e.link.codec.protocol import FrameReader, encode
-from k8e.link.codec.records import Attachment, encode_outcome
-from k8e.link.codec.requests import decode_attach
+from k8e.link.codec.records import Attachment
 from k8e.link.errors import Code
 from k8e.link.model import Cause, ExecSpec, Outcome
+from tests.link.agent_codec import decode_attach, encode_outcome
 
 INSTANCE = bytes(range(16))
 # Far beyond what anything here takes: it only turns a hang into a failure.

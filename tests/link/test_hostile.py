@@ -28,10 +28,11 @@ from k8e.link.codec.frames import (
     Result,
 )
 from k8e.link.codec.protocol import MAX_DATA, OUTPUT_WINDOW, encode
-from k8e.link.codec.records import Attachment, encode_entry
+from k8e.link.codec.records import Attachment
 from k8e.link.errors import AgentError, Code, LinkLost, LinkTimeout, ProtocolViolation
 from k8e.link.model import Entry, ExecSpec, FileType
 from k8e.link.process import AgentProcess
+from tests.link.agent_codec import encode_entry
 from tests.link.fake_agent import CALM, HASTY, SPEC, FakeAgent, Stage, ended
 
 OPENED = Attachment(7, False, 0, 0, 0).encode()

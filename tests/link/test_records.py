@@ -17,11 +17,6 @@ from k8e.link.codec.records import (
     MAX_RECORD,
     Attachment,
     RecordReader,
-    encode_command,
-    encode_entry,
-    encode_event,
-    encode_outcome,
-    encode_record,
     parse_attachment,
     parse_command,
     parse_count,
@@ -31,16 +26,7 @@ from k8e.link.codec.records import (
     parse_outcome,
     parse_stage,
 )
-from k8e.link.codec.requests import (
-    FileRequest,
-    decode_attach,
-    decode_exec,
-    decode_file_request,
-    effective_window,
-    encode_attach,
-    encode_exec,
-    milliseconds,
-)
+from k8e.link.codec.requests import FileRequest, effective_window, encode_attach, encode_exec, milliseconds
 from k8e.link.errors import ProtocolViolation, Stage
 from k8e.link.model import (
     Cause,
@@ -55,6 +41,16 @@ from k8e.link.model import (
     WatchEvent,
 )
 from tests.link import strategies
+from tests.link.agent_codec import (
+    decode_attach,
+    decode_exec,
+    decode_file_request,
+    encode_command,
+    encode_entry,
+    encode_event,
+    encode_outcome,
+    encode_record,
+)
 
 cuts = st.lists(st.integers(1, 50), max_size=60)
 

@@ -27,10 +27,10 @@ from k8e.link.codec.frames import (
 )
 from k8e.link.codec.protocol import MAX_DATA, OUTPUT_WINDOW
 from k8e.link.codec.records import Attachment
-from k8e.link.codec.requests import decode_attach, decode_exec
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, NotStarted
 from k8e.link.model import Entry, FileType, TerminalSize
 from k8e.link.process import AgentProcess
+from tests.link.agent_codec import decode_attach, decode_exec
 from tests.link.fake_agent import CALM, HASTY, SPEC, FakeAgent, Stage, ended
 
 STDIN, STDOUT, STDERR = b"to be read", b"0123456789", b"errors"

@@ -17,11 +17,11 @@ from k8e.link.codec.frames import (
     Request,
     Result,
 )
-from k8e.link.codec.records import IN_Q_OVERFLOW, encode_entry, encode_event
-from k8e.link.codec.requests import decode_file_request
+from k8e.link.codec.records import IN_Q_OVERFLOW
 from k8e.link.errors import Code, LinkLost
 from k8e.link.model import Entry, FileType, WatchEvent
 from k8e.link.sockets import AgentWatcher
+from tests.link.agent_codec import decode_file_request, encode_entry, encode_event
 from tests.link.fake_agent import CALM, FakeAgent, Stage
 
 FILE = Entry(b"", FileType.FILE, 0o644, 0, 0, 10, 1)

@@ -60,23 +60,6 @@ def parse_entry(record: bytes) -> Entry:
     return Entry(name, file_type, mode, uid, gid, size, mtime, shown, unreadable=flags == _UNREADABLE)
 
 
-def encode_entry(entry: Entry) -> bytes:
-    target = entry.target or b""
-    fixed = _ENTRY.pack(
-        ord(entry.type.value),
-        _UNREADABLE if entry.unreadable else 0,
-        0,
-        entry.mode,
-        entry.uid,
-        entry.gid,
-        entry.size,
-        entry.mtime_ns,
-        len(entry.name),
-        len(target),
-    )
-    return encode_record(fixed + entry.name + target)
-
-
 def parse_event(record: bytes) -> WatchEvent:
     if len(record) < _EVENT.size:
         _refuse("an event is too short")
@@ -85,10 +68,6 @@ def parse_event(record: bytes) -> WatchEvent:
     if len(name) != length or length > MAX_NAME or b"\0" in name:
         _refuse("an event's name is impossible")
     return WatchEvent(mask, cookie, name, bool(mask & IN_Q_OVERFLOW))
-
-
-def encode_event(event: WatchEvent) -> bytes:
-    return encode_record(_EVENT.pack(event.mask, event.cookie, len(event.name)) + event.name)
 
 
 def _parse_end(how: int, cause: int, value: int) -> tuple[int | None, int | None, Cause]:
@@ -117,29 +96,6 @@ def parse_command(record: bytes) -> CommandInfo:
     return CommandInfo(
         command, pid, state == 1, attached == 1, exit_code, signal, why, started / 1000, stdout, stderr, name
     )
-
-
-def encode_command(info: CommandInfo) -> bytes:
-    how = _EXITED if info.exit_code is not None else _SIGNALLED if info.signal is not None else 0
-    cause = next((number for number, cause in _CAUSES.items() if cause is info.cause), 0)
-    fixed = _COMMAND.pack(
-        info.pid,
-        info.id,
-        1 if info.running else 2,
-        info.attached,
-        how,
-        cause,
-        info.exit_code or info.signal or 0,
-        round(info.started * 1000),
-        info.stdout_bytes,
-        info.stderr_bytes,
-        len(info.name),
-    )
-    return encode_record(fixed + info.name)
-
-
-def encode_record(body: bytes) -> bytes:
-    return _LENGTH.pack(len(body)) + body
 
 
 def parse_only_entry(payload: bytes) -> Entry:
@@ -187,24 +143,6 @@ def parse_outcome(payload: bytes) -> Outcome:
         _refuse("RESULT is malformed")
     exit_code, signal, why = _parse_end(how, cause, value)
     return Outcome(exit_code, signal, why, stdout, stderr, wall / 1e6, user / 1e6, system / 1e6, resident)
-
-
-def encode_outcome(outcome: Outcome) -> bytes:
-    value = outcome.signal if outcome.exit_code is None else outcome.exit_code
-    if value is None:
-        raise ValueError("an outcome has an exit code or a signal")
-    return _OUTCOME.pack(
-        _EXITED if outcome.exit_code is not None else _SIGNALLED,
-        next(number for number, cause in _CAUSES.items() if cause is outcome.cause),
-        0,
-        value,
-        outcome.stdout_bytes,
-        outcome.stderr_bytes,
-        round(outcome.wall_seconds * 1e6),
-        round(outcome.user_seconds * 1e6),
-        round(outcome.system_seconds * 1e6),
-        outcome.max_rss_kib,
-    )
 
 
 def parse_stage(payload: bytes) -> Stage:

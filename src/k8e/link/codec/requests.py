@@ -56,10 +56,6 @@ def _encode_id(field: str, value: int | None) -> int:
     return OWN_ID if value is None else _check_range(field, value, OWN_ID - 1)
 
 
-def _decode_id(value: int) -> int | None:
-    return None if value == OWN_ID else value
-
-
 def effective_window(window: int) -> int:
     """Returns the window that the agent uses for the one that EXEC asks for."""
     _check_range("window", window, MAX_WINDOW, MIN_WINDOW)
@@ -124,13 +120,6 @@ def encode_park(spec: ExecSpec, loader: bytes, keep: float | None) -> bytes:
     return payload
 
 
-def decode_park(payload: bytes) -> tuple[ExecSpec, bytes, float | None]:
-    """Decodes what `encode_park` encoded, for the agent that tests play."""
-    kept, length = _PARK.unpack_from(payload)
-    end = _PARK.size + length
-    return decode_exec(payload[end:]), payload[_PARK.size : end], kept / 1000 if kept else None
-
-
 def _encode_rlimit(limit: Rlimit) -> bytes:
     return _RLIMIT.pack(
         _check_range("rlimits.resource", limit.resource, 0xFFFF_FFFF),
@@ -146,58 +135,10 @@ def _encode_variable(name: bytes, value: bytes) -> bytes:
     return _check_text(f"env[{name!r}]", name + b"=" + value)
 
 
-def decode_exec(payload: bytes) -> ExecSpec:
-    """Decodes what `encode_exec` encoded, for the agent that tests play. Raises ValueError or struct.error."""
-    (flags, uid, gid, timeout, grace, drain, window, umask, rows, columns, group_count, rlimit_count, argc, envc) = (
-        _EXEC.unpack_from(payload)
-    )
-    at = _EXEC.size
-    groups = struct.unpack_from(f"<{group_count}I", payload, at)
-    at += 4 * group_count
-    limits = []
-    for _ in range(rlimit_count):
-        resource, _zero, soft, hard = _RLIMIT.unpack_from(payload, at)
-        limits.append(Rlimit(resource, soft, hard))
-        at += _RLIMIT.size
-    texts = []
-    for _ in range(1 + argc + envc):
-        (length,) = _U32.unpack_from(payload, at)
-        at += 4
-        if at + length > len(payload):
-            raise ValueError("a text goes beyond the end")
-        texts.append(payload[at : at + length])
-        at += length
-    if at != len(payload):
-        raise ValueError("something follows the end")
-    variables = (text.partition(b"=") for text in texts[1 + argc :])
-    return ExecSpec(
-        argv=tuple(texts[1 : 1 + argc]),
-        env=tuple((name, value) for name, _, value in variables),
-        cwd=texts[0],
-        identity=Identity(_decode_id(uid), _decode_id(gid), groups),
-        stdin=not flags & NO_STDIN,
-        terminal=TerminalSize(rows, columns) if flags & PTY else None,
-        timeout=timeout / 1000 if timeout else None,
-        grace=grace / 1000,
-        drain=drain / 1000,
-        window=window,
-        umask=umask,
-        rlimits=tuple(limits),
-        detached=bool(flags & DETACHED),
-        parked=bool(flags & PARKED),
-        keep_capabilities=bool(flags & KEEP_CAPABILITIES),
-    )
-
-
 def encode_attach(stdout_from: int, stderr_from: int) -> bytes:
     return _ATTACH.pack(
         _check_range("stdout_from", stdout_from, TO_THE_END), _check_range("stderr_from", stderr_from, TO_THE_END)
     )
-
-
-def decode_attach(payload: bytes) -> tuple[int, int]:
-    stdout_from, stderr_from = _ATTACH.unpack(payload)
-    return stdout_from, stderr_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +174,3 @@ class FileRequest:
         if len(payload) > MAX_CONTROL:
             raise ValueError(f"path is {len(self.path) + len(self.second)} bytes long")
         return payload
-
-
-def decode_file_request(operation: FrameType, payload: bytes) -> FileRequest:
-    """Decodes what `FileRequest.encode` encoded, for the agent that tests play."""
-    uid, gid, flags, mode, offset, length, first, second = _FILE.unpack_from(payload)
-    if len(payload) != _FILE.size + first + second:
-        raise ValueError("the paths do not fill the payload")
-    path = payload[_FILE.size : _FILE.size + first]
-    identity = Identity(_decode_id(uid), _decode_id(gid))
-    return FileRequest(operation, path, payload[_FILE.size + first :], flags, mode, offset, length, identity)
