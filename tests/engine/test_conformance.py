@@ -94,7 +94,7 @@ async def share(rig: Rig, image: str = "host", top: bytes = b"/workspace") -> As
         return dialers.setdefault(path, CuttableDialer(path))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("k8e.engine.local.engine.UnixDialer", make_dialer)
+        patch.setattr("k8e.engine.local.links.UnixDialer", make_dialer)
         shared = Shared(rig, dialers, image, top)
         async with shared.stack:
             yield shared
