@@ -105,7 +105,7 @@ class Service:
         self._foreground = foreground = Foreground(parts, sessions, launcher, endings, interpreters)
         self._background = background = Background(parts, sessions, observer, launcher, endings)
         self._once = Once(lifecycle, registry, creation, foreground)
-        self.runs = Runs(parts, sessions, registry, foreground=foreground, background=background, once=self._once)
+        self.runs = Runs(parts, sessions, registry, foreground, background, self._once)
         end_runs, review_approvals = self.runs.end_all, self.approvals.review
         persistence = Persistence(parts, sessions, lifecycle, builder, end_runs, review_approvals, quotas, interpreters)
         children = Children(parts, sessions, creation, made_ahead, quotas)

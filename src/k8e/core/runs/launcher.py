@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from k8e.core.egress.denials import Mark
@@ -32,12 +32,12 @@ Facts = dict[str, object]
 KEPT_RUNS: Final = 1000  # ended ones on record, of one session
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Launcher:
-    def __init__(self, parts: Parts, sessions: Sessions, quotas: Quotas, endings: Endings) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._quotas = quotas
-        self._endings = endings
+    _parts: Parts
+    _sessions: Sessions
+    _quotas: Quotas
+    _endings: Endings
 
     def count(self, live: Live) -> Callable[[], None]:
         """Counts one more run of the session's payer, until the returned function is called."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from k8e.core.access.access import Payer, choose_tenant, find_payer
@@ -30,12 +30,12 @@ from k8e.core.tasks import wait_first
 _LEAVING: Final = 8
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Once:
-    def __init__(self, lifecycle: Lifecycle, registry: Registry, creation: Creation, foreground: Foreground) -> None:
-        self._lifecycle = lifecycle
-        self._registry = registry
-        self._creation = creation
-        self._foreground = foreground
+    _lifecycle: Lifecycle
+    _registry: Registry
+    _creation: Creation
+    _foreground: Foreground
 
     async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> LiveRun:
         live = await self._make(caller, session, run, keep=keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from k8e.core import checks
@@ -28,25 +29,16 @@ from k8e.link.model import CommandInfo
 PIP_SECONDS: Final = 300.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Runs:
     """Implements `contract.RunService`."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        sessions: Sessions,
-        registry: Registry,
-        *,
-        foreground: Foreground,
-        background: Background,
-        once: Once,
-    ) -> None:
-        self._parts = parts
-        self._sessions = sessions
-        self._registry = registry
-        self._foreground = foreground
-        self._background = background
-        self._once = once
+    _parts: Parts
+    _sessions: Sessions
+    _registry: Registry
+    _foreground: Foreground
+    _background: Background
+    _once: Once
 
     @call("run")
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
