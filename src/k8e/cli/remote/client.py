@@ -15,6 +15,7 @@ from k8e.cli.remote.messages import decode, readable
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
 from k8e.doors.http import answers
+from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
     from k8e.cli.client.service import Wanted
@@ -265,7 +266,7 @@ class Stdin:
 
 
 def write(value: answers.Json, exit_code: int | None = None) -> Answer:
-    return Answer(answers.encode(value), exit_code)
+    return Answer(to_json(value), exit_code)
 
 
 DONE: Final = write({"ok": True})

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from k8e.core.access.access import find_scope
 from k8e.core.access.keys import Certificate
 from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
-from k8e.doors.answers import pick
 from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.http.answers import pick
 from k8e.identity.register import KeyRecord
 from k8e.link.model import CommandInfo, Entry
 

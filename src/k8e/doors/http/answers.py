@@ -8,10 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
-from k8e.doors.answers import pick
 from k8e.engine import Mount
 from k8e.link.model import CommandInfo, Entry
-from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
     from k8e.identity.register import KeyRecord
@@ -19,9 +17,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def encode(value: object) -> bytes:
-    """One line of JSON that a terminal can show."""
-    return to_json(value)
+def pick(value: object, *names: str) -> dict[str, Any]:
+    """Returns the attributes that are called the same in core and in the answer."""
+    return {name: getattr(value, name) for name in names}
 
 
 def text_of(name: str, data: bytes) -> Json:

@@ -8,7 +8,7 @@ import logging
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import h11
 
@@ -16,17 +16,11 @@ from k8e.core.access.access import find_payer
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import format_event
 from k8e.core.model import Caller
-from k8e.doors.http.answers import encode
-from k8e.doors.http.authentication import refuse_web_pages
 from k8e.doors.http.errors import HttpRefusal, describe, internal_error, malformed
-from k8e.doors.http.exchange import READ_SIZE, Exchange, Request
-from k8e.doors.http.frames import BadFrame, FrameKind
+from k8e.doors.http.exchange import READ_SIZE, Exchange
+from k8e.doors.http.frames import BadFrame
 from k8e.doors.request_memory import RequestMemory
 
-if TYPE_CHECKING:
-    from k8e.doors.http.server import HttpServer
-
-FORBIDDEN: Final = 403
 HEAD_SIZE: Final = 32 << 10
 IDLE_PATIENCE: Final = 120.0  # between two requests
 
@@ -138,33 +132,6 @@ class HttpConnection(abc.ABC):
     async def refuse(self, refusal: HttpRefusal) -> None:
         if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self._explain(self._begin(), refusal)
-
-
-class UnixConnection(HttpConnection):
-    """A connection to the unix socket, whose caller the kernel names."""
-
-    def __init__(
-        self, server: HttpServer, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        super().__init__(caller, server.memory, reader, writer, head_patience=server.head_patience)
-        self._server = server
-
-    async def _handle(self, exchange: Exchange, head: h11.Request) -> None:
-        try:
-            request = Request.of(head)
-            refuse_web_pages(request)
-            await self._server.router.answer(exchange, request)
-        except HttpRefusal as refusal:
-            if refusal.status == FORBIDDEN:
-                call = f"{head.method.decode()} {name_path(head)}"
-                self._server.service.turn_away(self._caller.label, call, refusal.code)
-            raise
-
-    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
-        await super()._explain(exchange, problem)
-        if exchange.can_continue:
-            await exchange.send_frame(FrameKind.ERROR, encode(describe(problem)[1]))
-            await exchange.end_frames()
 
 
 def is_gone(writer: asyncio.StreamWriter) -> bool:

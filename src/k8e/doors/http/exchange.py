@@ -12,10 +12,10 @@ import h11
 
 from k8e.core.model import MAX_MESSAGE, Caller
 from k8e.doors.http import frames
-from k8e.doors.http.answers import encode
 from k8e.doors.http.errors import malformed, too_large, too_slow
 from k8e.doors.http.fields import Fields, decode_object
 from k8e.doors.request_memory import Allocation
+from k8e.profiles.text import to_json
 
 READ_SIZE = 256 << 10
 BODY_PATIENCE = 30.0  # between two pieces of a body
@@ -130,7 +130,7 @@ class Exchange:
             yield piece
 
     async def send_json(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
-        await self.send_bytes(status, encode(body), "application/json", headers)
+        await self.send_bytes(status, to_json(body), "application/json", headers)
 
     async def send_bytes(
         self, status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None

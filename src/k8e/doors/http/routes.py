@@ -50,7 +50,8 @@ class Router:
             raise HttpRefusal(415, "content_type", error, hint=hint)
         if not route.takes:
             await exchange.read_body(request, limit=0)
-        if request.path[:2] == SESSIONS and (len(request.path) > 2 or request.method == "GET"):
+        narrows = "tenant_id" in request.query or "owner" in request.query
+        if narrows and request.path[:2] == SESSIONS and (len(request.path) > 2 or request.method == "GET"):
             query = dict(request.query)
             meant = read_meant(query.pop("tenant_id", ""), query.pop("owner", ""))
             request = replace(request, query=query)

@@ -8,25 +8,33 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import os
+import select
 import socket
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import h11
 
 from k8e.core.contract import SandboxService
+from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import format_event
+from k8e.core.model import Caller
 from k8e.doors.acceptor import Acceptor, attach
-from k8e.doors.http.authentication import read_caller
-from k8e.doors.http.connection import UnixConnection
-from k8e.doors.http.disconnects import Disconnects
-from k8e.doors.http.errors import HttpRefusal
+from k8e.doors.http.connection import HttpConnection, name_path
+from k8e.doors.http.errors import HttpRefusal, describe
+from k8e.doors.http.exchange import Exchange, Request
+from k8e.doors.http.frames import FrameKind
 from k8e.doors.http.routes import Handlers, Router
 from k8e.doors.request_memory import RequestMemory
+from k8e.profiles.text import to_json
 
 BUFFER: Final = 32 << 10  # of what a client sends while no handler reads; twice that and one piece at most
 HEAD_PATIENCE: Final = 10.0  # from a request's first byte to the end of its head
 CONNECTIONS_PER_USER: Final = 1000  # so that one member of the group cannot lock out the others
+FORBIDDEN: Final = 403
+HOSTS: Final = (b"", b"localhost")
 
 log = logging.getLogger("k8e.doors.http")
 
@@ -112,3 +120,83 @@ class HttpServer:
             if not self._users[caller.uid]:
                 del self._users[caller.uid]
             writer.close()
+
+
+class UnixConnection(HttpConnection):
+    """A connection to the unix socket, whose caller the kernel names."""
+
+    def __init__(
+        self, server: HttpServer, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        super().__init__(caller, server.memory, reader, writer, head_patience=server.head_patience)
+        self._server = server
+
+    async def _handle(self, exchange: Exchange, head: h11.Request) -> None:
+        try:
+            request = Request.of(head)
+            refuse_web_pages(request)
+            await self._server.router.answer(exchange, request)
+        except HttpRefusal as refusal:
+            if refusal.status == FORBIDDEN:
+                call = f"{head.method.decode()} {name_path(head)}"
+                self._server.service.turn_away(self._caller.label, call, refusal.code)
+            raise
+
+    async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
+        await super()._explain(exchange, problem)
+        if exchange.can_continue:
+            await exchange.send_frame(FrameKind.ERROR, to_json(describe(problem)[1]))
+            await exchange.end_frames()
+
+
+class Disconnects:
+    """One epoll for all connections, watched by the loop. It asks for no events: EPOLLHUP is always reported.
+
+    Reading to the end of the stream does not tell it: a connection is not read while its command takes no stdin, and a
+    client that has only finished sending is still there.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[], object]] = {}
+
+    def open(self) -> None:
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._notice)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def watch(self, descriptor: int, callback: Callable[[], object]) -> int:
+        """Calls back once when the other end is closed. The caller has to `forget` what is returned.
+
+        A duplicate is watched, because asyncio may close its descriptor and the number then becomes another client's.
+        """
+        duplicate = os.dup(descriptor)
+        self._callbacks[duplicate] = callback
+        self._epoll.register(duplicate, select.EPOLLONESHOT)
+        return duplicate
+
+    def forget(self, duplicate: int) -> None:
+        del self._callbacks[duplicate]
+        self._epoll.unregister(duplicate)
+        os.close(duplicate)
+
+    def _notice(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            self._callbacks[descriptor]()
+
+
+def read_caller(client: socket.socket) -> Caller:
+    """The kernel names the process and its user."""
+    pid, uid, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return Caller(uid, pid=pid)
+
+
+def refuse_web_pages(request: Request) -> None:
+    """A browser that a web page makes call the daemon names the page's origin or another host, and can send none of
+    the content types that the routes take."""
+    if b"origin" in request.headers or b"sec-fetch-site" in request.headers:
+        raise HttpRefusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
+    if request.headers.get(b"host", b"") not in HOSTS:
+        raise HttpRefusal(403, "host_refused", "this is not the host you are looking for", hint="Host: localhost")

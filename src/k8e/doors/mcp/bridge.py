@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
-from k8e.doors.http.answers import Json, encode
+from k8e.doors.http.answers import Json
+from k8e.profiles.text import to_json
 
 MARK: Final = b"\x1e"
 PATIENCE: Final = 60.0  # for an answer; the bridge gives a credential helper half of that
@@ -34,7 +35,7 @@ class Bridge:
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            await self._send(MARK + encode({"id": number, "ask": question, **words}))
+            await self._send(MARK + to_json({"id": number, "ask": question, **words}))
             async with asyncio.timeout(PATIENCE):
                 return await answer
         except TimeoutError:

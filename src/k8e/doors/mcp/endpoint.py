@@ -22,11 +22,11 @@ from k8e.core.model import REMOTE, Caller
 from k8e.doors.addresses import list_names
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.errors import invalid
-from k8e.doors.http.answers import encode
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.fields import Fields, decode_object
 from k8e.doors.http.routes import JSON, LINES, Route
 from k8e.doors.request_memory import RequestMemory
+from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
     from k8e.doors.mcp.bridge import Bridge
@@ -181,7 +181,7 @@ class McpEndpoint:
             told["ca_certificate"] = str(self._keys.authority_file)
         try:
             await exchange.start_pieces(LINES)
-            await exchange.send_piece(encode(told))
+            await exchange.send_piece(to_json(told))
             await server.serve()
             await exchange.end_frames()
         finally:

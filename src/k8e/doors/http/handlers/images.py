@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 from k8e.core.contract import ImageService
 from k8e.core.model import NamedImage
-from k8e.doors.answers import pick
 from k8e.doors.http import requests
-from k8e.doors.http.answers import encode, show_image
+from k8e.doors.http.answers import pick, show_image
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.frames import FrameKind
 from k8e.doors.http.routes import BYTES, JSON, Route
 from k8e.engine.images import Progress, Report
+from k8e.profiles.text import to_json
 
 
 class ImageHandlers:
@@ -87,9 +87,9 @@ async def _follow(exchange: Exchange, work: Callable[[Report], Awaitable[NamedIm
             await reported.wait()
             reported.clear()
             if latest and not task.done():
-                await send(FrameKind.PROGRESS, encode(pick(latest.pop(), "step", "done", "total")))
+                await send(FrameKind.PROGRESS, to_json(pick(latest.pop(), "step", "done", "total")))
     finally:
         task.cancel()
         await asyncio.wait({task})
-    await send(FrameKind.RESULT, encode(show_image(task.result())))
+    await send(FrameKind.RESULT, to_json(show_image(task.result())))
     await exchange.end_frames()

@@ -15,6 +15,7 @@ from k8e.doors.http.fields import Fields, decode_object
 from k8e.doors.http.frames import HEADER, BadFrame, Frame, FrameKind, FrameReader
 from k8e.doors.http.routes import JSON, RUNS, SESSIONS, Route
 from k8e.doors.run_stream import stream_run
+from k8e.profiles.text import to_json
 
 STDIN_FRAME = 1 << 20
 
@@ -74,13 +75,13 @@ class RunHandlers:
         async def begin() -> None:
             await exchange.start_frames()
             started = {"run_id": live.run_id, "session_id": live.session_id}
-            await exchange.send_frame(FrameKind.STARTED, answers.encode(started))
+            await exchange.send_frame(FrameKind.STARTED, to_json(started))
 
         async def send(chunk: Chunk) -> None:
             await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
 
         result = await stream_run(live, send, stdin=take_stdin(stdin, incoming), begin=begin)
-        await exchange.send_frame(FrameKind.RESULT, answers.encode(answers.show_run_summary(result)))
+        await exchange.send_frame(FrameKind.RESULT, to_json(answers.show_run_summary(result)))
         await exchange.end_frames(answers.exit_header(result.exit_code))
 
     async def list(self, exchange: Exchange, request: Request) -> None:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from k8e.core.contract import SandboxService, WarmService
 from k8e.core.model import PoolStatus
-from k8e.doors.answers import pick
 from k8e.doors.http import requests
-from k8e.doors.http.answers import Json
+from k8e.doors.http.answers import Json, pick
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.routes import JSON, Route
 

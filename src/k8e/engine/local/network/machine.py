@@ -32,20 +32,12 @@ class Machine:
     def __init__(self, tag: str, pool: Pool) -> None:
         ledger = own_ledger()
         self.pool = pool if _has_ipv6() else Pool(pool.v4, None)
-        self._shares = read_connection_limits()
-        self._leases = Leases(tag, self.pool, ledger, self._shares.wires)
+        shares = read_connection_limits()
+        self._leases = Leases(tag, self.pool, ledger, shares.wires)
         self._memory = ledger / _FORWARDING
-        self._name = f"k8e_{tag}"
-        self._table: Table | None = None
+        self.table = Table(f"k8e_{tag}", shares)  # also while it is not in the kernel
         self._with_rules: frozenset[str] = frozenset()
         self._lock = threading.Lock()
-
-    @property
-    def table(self) -> Table:
-        """Also while it is not in the kernel."""
-        if self._table is None:
-            self._table = Table(self._name, self._shares)
-        return self._table
 
     def prepare(self, *, doubtful: bool = False) -> bool:
         """Makes the rules for all wires of this engine. True: they had to be made anew, and let nothing out. `doubtful`
@@ -104,7 +96,7 @@ class Machine:
         return {mark for mark in marks if mark & mask == value}
 
     def clear_messages(self, wire: Wire, marks: Iterable[int]) -> list[Message]:
-        return [*self.table.clear(wire), *delete_elements(self._name, "live", map(live_element, marks))]
+        return [*self.table.clear(wire), *delete_elements(self.table.name, "live", map(live_element, marks))]
 
     def sandboxes(self) -> set[str]:
         """Every one that has a wire."""
@@ -137,9 +129,7 @@ class Machine:
                     self.table.remove()
                 if self._leases.blocks():
                     self._leases.release_blocks(self._give_back)
-            if self._table is not None:
-                self._table.close()
-                self._table = None
+            self.table.close()
 
     def _give_back(self) -> None:
         leave_rules()

@@ -250,7 +250,7 @@ class Network:
     def refusals(self, sandbox: str) -> list[Refusal]:
         """Since the last call. Two short requests to the kernel, which answers at once: not worth a thread."""
         attachment = self._attachment(sandbox)
-        told = attachment.refusals.take_names()
+        told = attachment.refusals.take_names() if attachment.refusals.names else []
         table = self._machine.table
         for version in (4, 6):
             name = f"refused{version}_{attachment.wire.index}"

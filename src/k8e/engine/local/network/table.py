@@ -6,6 +6,7 @@ Everything blocks for a moment and is called in threads.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -76,13 +77,18 @@ class Table:
     def __init__(self, name: str, shares: ConnectionLimits = USUAL) -> None:
         self.name = name
         self._shares = shares
+
+    @functools.cached_property
+    def kernel(self) -> NetfilterSocket:
+        """Opened when it is first used, also after `close`."""
         try:
-            self.kernel = NetfilterSocket()
+            return NetfilterSocket()
         except OSError as error:
             raise EngineError("network rules", f"netlink: {error}", "the kernel needs netfilter") from error
 
     def close(self) -> None:
-        self.kernel.close()
+        if kernel := vars(self).pop("kernel", None):
+            kernel.close()
 
     def is_current(self) -> bool:
         """Whether it is there with the rules that we know."""
