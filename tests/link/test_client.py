@@ -14,10 +14,10 @@ from k8e.link import AgentLink
 from k8e.link.codec.frames import Ack, Data, End, Eof, FrameType, Opened, Order, Ping, Pong, Request, Result, Signal
 from k8e.link.codec.protocol import INPUT_WINDOW, MAX_DATA, OUTPUT_WINDOW
 from k8e.link.codec.requests import KEEP_MODE, TO_THE_END
+from k8e.link.command import AgentProcess
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, LinkTimeout, NotStarted
 from k8e.link.errors import Stage as LaunchStage
 from k8e.link.model import Cause, CommandInfo, Connection, Entry, ExecSpec, FileType, Process, Sandbox, Scope, Watcher
-from k8e.link.process import AgentProcess
 from k8e.link.sockets import AgentConnection, AgentWatcher
 from tests.link.agent_codec import decode_exec, decode_file_request, decode_park, encode_command, encode_entry
 from tests.link.fake_agent import CALM, HASTY, INSTANCE, SPEC, FakeAgent, Stage, ended

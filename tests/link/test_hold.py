@@ -8,8 +8,8 @@ from k8e.link import AgentLink
 from k8e.link.codec.frames import Data, Eof, FrameType, Opened, Order, Request, Result
 from k8e.link.codec.protocol import MAX_DATA
 from k8e.link.codec.records import Attachment
+from k8e.link.command import AgentProcess
 from k8e.link.errors import AgentError, Code, LinkLost
-from k8e.link.process import AgentProcess
 from tests.link.agent_codec import decode_attach
 from tests.link.fake_agent import FakeAgent, Stage, ended
 

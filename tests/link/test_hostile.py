@@ -29,9 +29,9 @@ from k8e.link.codec.frames import (
 )
 from k8e.link.codec.protocol import MAX_DATA, OUTPUT_WINDOW, encode
 from k8e.link.codec.records import Attachment
+from k8e.link.command import AgentProcess
 from k8e.link.errors import AgentError, Code, LinkLost, LinkTimeout, ProtocolViolation
 from k8e.link.model import Entry, ExecSpec, FileType
-from k8e.link.process import AgentProcess
 from tests.link.agent_codec import encode_entry
 from tests.link.fake_agent import CALM, HASTY, SPEC, FakeAgent, Stage, ended
 

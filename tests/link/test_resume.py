@@ -27,9 +27,9 @@ from k8e.link.codec.frames import (
 )
 from k8e.link.codec.protocol import MAX_DATA, OUTPUT_WINDOW
 from k8e.link.codec.records import Attachment
+from k8e.link.command import AgentProcess
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkLost, NotStarted
 from k8e.link.model import Entry, FileType, TerminalSize
-from k8e.link.process import AgentProcess
 from tests.link.agent_codec import decode_attach, decode_exec
 from tests.link.fake_agent import CALM, HASTY, SPEC, FakeAgent, Stage, ended
 

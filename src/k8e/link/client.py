@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -12,13 +13,12 @@ from k8e.link.codec.frames import FrameType, Request
 from k8e.link.codec.protocol import NONCE_SIZE, PARKING_GENERATION
 from k8e.link.codec.records import RecordReader, parse_command
 from k8e.link.codec.requests import encode_park
-from k8e.link.command import CommandChannel
+from k8e.link.command import AgentProcess, CommandChannel, end_abandoned
 from k8e.link.dial import Dialer
-from k8e.link.errors import AgentError, Code, LinkError, ProtocolViolation
+from k8e.link.errors import AgentError, BrokenInput, Code, LinkError, ProtocolViolation
 from k8e.link.files import Files
 from k8e.link.model import CommandInfo, Completed, ExecSpec
 from k8e.link.multiplexer import Multiplexer, Timing, deadline
-from k8e.link.process import AgentProcess, Collector, end_abandoned, feed
 
 # Far more than an agent keeps (1,024 ended ones) or a sandbox can run.
 _MAX_COMMANDS: Final = 65_536
@@ -84,7 +84,14 @@ class AgentLink(Files):
         if spec.parked and self._mux.generation < PARKING_GENERATION:
             spec = replace(spec, parked=False)
         channel = CommandChannel(self._mux, self._mux.new_id(), spec, subject=subject)
-        await self._begin_command(channel, f"starting {subject}")
+        try:
+            async with deadline(self._mux.timing.reply, f"starting {subject}"):
+                await self._mux.begin(channel)
+                await channel.wait_opened()
+        except BaseException:
+            # Cancelled or overdue: the command may have started without its caller knowing it.
+            end_abandoned(self._mux, channel)
+            raise
         return AgentProcess(self._mux, channel, spec)
 
     async def attach(
@@ -111,16 +118,6 @@ class AgentLink(Files):
             await channel.changed.wait()
         channel.detach()
 
-    async def _begin_command(self, channel: CommandChannel, what: str) -> None:
-        try:
-            async with deadline(self._mux.timing.reply, what):
-                await self._mux.begin(channel)
-                await channel.wait_opened()
-        except BaseException:
-            # Cancelled or overdue: the command may have started without its caller knowing it.
-            end_abandoned(self._mux, channel)
-            raise
-
     async def run(
         self,
         spec: ExecSpec,
@@ -134,11 +131,14 @@ class AgentLink(Files):
         if spec.detached:
             raise ValueError("a detached command cannot be run to its end")
         process = await self.start(spec)
-        stdout, stderr = Collector(limit), Collector(limit)
+        stdout, stderr = _Collector(limit), _Collector(limit)
         try:
             process.stdout.divert(stdout)
             process.stderr.divert(stderr)
-            await feed(process, input)
+            with contextlib.suppress(BrokenInput):  # a command that reads less is no error
+                if input:
+                    await process.write(input)
+                await process.close_stdin()
             outcome = await process.wait()
         except BaseException:
             end_abandoned(self._mux, process.channel)
@@ -185,3 +185,20 @@ class AgentLink(Files):
     async def release(self, command: int) -> None:
         await self._mux.connected()
         self._mux.release(command)
+
+
+class _Collector:
+    """Keeps the first bytes of a stream; how many there were in all is in the outcome."""
+
+    def __init__(self, limit: int) -> None:
+        self._chunks: list[bytes] = []
+        self._room = limit
+
+    def __call__(self, content: bytes) -> None:
+        if self._room > 0:
+            kept = content[: self._room]
+            self._room -= len(kept)
+            self._chunks.append(kept)
+
+    def take(self) -> bytes:
+        return b"".join(self._chunks)
