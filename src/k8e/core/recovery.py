@@ -14,8 +14,7 @@ from k8e.core.model import Phase, Status
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
-from k8e.core.runs.endings import Endings, put_away
-from k8e.core.runs.outcome import record_outcome
+from k8e.core.runs.endings import Endings, put_away, record_outcome
 from k8e.core.sandbox.environment import recall_env
 from k8e.core.sessions import ends
 from k8e.core.sessions.hosts import Hosts

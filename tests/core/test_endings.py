@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from k8e.core.model import Status
-from k8e.core.runs.outcome import judge, record_outcome, suspect_oom
+from k8e.core.runs.endings import judge, record_outcome, suspect_oom
 from k8e.core.store.records import RunRecord
 from k8e.link.model import Cause, Outcome
 
