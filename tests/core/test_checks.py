@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from k8e.core import checks
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Language, RunSpec, SessionSpec
-from k8e.core.runs.command import check_argv
+from k8e.core.runs.launcher import check_argv
 from k8e.engine import Limits
 from tests.core.rig import fault
 

@@ -18,7 +18,7 @@ import pytest
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec, Status, Terminal
-from k8e.core.runs.command import place_run
+from k8e.core.runs.launcher import place_run
 from k8e.engine import EngineError
 from k8e.link.client import AgentLink
 from k8e.link.errors import AgentError, Code

@@ -1,7 +1,7 @@
 """Checks of what comes through a door: names, paths, sizes, numbers and times. Pure.
 
 Each returns its value in the form that the rest of core works with (bytes for what goes into a sandbox), or raises a
-Fault that names the field. Checks of one noun alone stand with it, as in runs/command.py and sessions/mounts.py.
+Fault that names the field. Checks of one noun alone stand with it, as in runs/launcher.py and sessions/mounts.py.
 """
 
 from __future__ import annotations

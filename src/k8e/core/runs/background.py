@@ -18,7 +18,6 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, RunResult, RunSpec, Status
 from k8e.core.parts import Parts
-from k8e.core.runs.command import check_run, place_run
 from k8e.core.runs.endings import (
     ALLOWANCE,
     GRACE,
@@ -30,7 +29,7 @@ from k8e.core.runs.endings import (
     wait_until,
 )
 from k8e.core.runs.kept_output import KeptOutput
-from k8e.core.runs.launcher import Facts, Launcher
+from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
 from k8e.core.sandbox.output import read_all, read_so_far
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.observer import Observer

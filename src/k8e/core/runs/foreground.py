@@ -10,10 +10,9 @@ from typing import Final
 from k8e.core.access.turns import Turns
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec
 from k8e.core.parts import Parts
-from k8e.core.runs.command import check_run, place_run
 from k8e.core.runs.endings import ALLOWANCE, Endings, wait_until
 from k8e.core.runs.foreground_run import ForegroundRun
-from k8e.core.runs.launcher import Facts, Launcher
+from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.sessions import Opened, Sessions

@@ -1,4 +1,4 @@
-"""Puts a run on record and starts its command, foreground and background alike.
+"""Makes a command of a run's spec, puts the run on record and starts the command, foreground and background alike.
 
 A run is on record before its command starts, so that after a crash it is known as lost rather than unknown. No command
 is started twice.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from k8e.core import checks
 from k8e.core.egress.denials import Mark
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunSpec
 from k8e.core.parts import Parts
-from k8e.core.runs.endings import Endings
+from k8e.core.runs.endings import TIMEOUT_GRACE, Endings
+from k8e.core.sandbox.interpreters import COMMANDS, MAX_WORD
 from k8e.core.sessions.ends import describe_loss
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.quotas import Quotas
@@ -24,12 +26,15 @@ from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translate
+from k8e.engine import Place
 from k8e.link.errors import LinkError, NotStarted
-from k8e.link.model import ExecSpec, Process
+from k8e.link.model import ExecSpec, Process, TerminalSize
 
 Facts = dict[str, object]
 
 KEPT_RUNS: Final = 1000  # ended ones on record, of one session
+MAX_ARGV: Final = 1 << 20
+MAX_PACKAGES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,3 +93,89 @@ class Launcher:
         except LinkError as error:
             await self._endings.conclude(opened.live, record, error)
             raise translate(error, "starting the command") from error
+
+
+def check_run(spec: RunSpec) -> ExecSpec:
+    """The command as far as it is known without its sandbox."""
+    env = checks.check_env("env", spec.env)
+    checks.check_content("stdin", spec.stdin)
+    if spec.terminal is not None:
+        checks.check_terminal(spec.terminal)
+        if spec.background:
+            checks.refuse("terminal", "is for foreground runs", "Leave out background.")
+    return ExecSpec(
+        check_argv(spec),
+        env,
+        checks.check_path("workdir", spec.workdir) if spec.workdir else b"",
+        timeout=checks.check_timeout(spec.timeout),
+        grace=TIMEOUT_GRACE,
+        terminal=TerminalSize(spec.terminal.rows, spec.terminal.columns) if spec.terminal else None,
+    )
+
+
+def place_run(opened: Opened, plan: ExecSpec, spec: RunSpec) -> ExecSpec:
+    """The command with what its sandbox adds: environment, directory and user."""
+    place = opened.place
+    terminal = ((b"TERM", spec.terminal.term.encode()),) if spec.terminal and spec.terminal.term else ()
+    return replace(
+        plan,
+        argv=complete_argv(place, plan.argv) if spec.entrypoint else plan.argv,
+        env=tuple(dict((*place.env, *opened.live.env, *terminal, *plan.env)).items()),  # later ones win
+        cwd=plan.cwd or opened.live.session.workdir.encode() or place.workdir,
+        identity=place.user,
+        keep_capabilities=place.capable,
+    )
+
+
+def complete_argv(place: Place, argv: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Puts the image's entrypoint before a command that does not begin with it. Without a command: the image's own."""
+    first = place.entrypoint[0] if place.entrypoint else b""
+    if argv and argv[0] in (first, first.rpartition(b"/")[2]):
+        return argv
+    complete = (*place.entrypoint, *(argv or place.command))
+    if not complete:
+        checks.refuse("argv", "is empty, and the image has no command of its own")
+    return complete
+
+
+def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
+    """Empty: the image's own command."""
+    if spec.argv and spec.code:
+        checks.refuse("argv", "is given together with code")
+    if spec.entrypoint and spec.code:
+        checks.refuse("entrypoint", "is for argv, and code is given")
+    if not spec.argv and spec.entrypoint:
+        return ()  # the image's own
+    if not spec.argv:
+        code = checks.encode("code", spec.code)
+        if len(code) > MAX_WORD:
+            hint = "Write it to a file in the workspace and run that."
+            checks.refuse("code", f"has {len(code)} bytes, the limit is {MAX_WORD}", hint)
+        return (*COMMANDS[spec.language], code)
+    if not spec.argv[0]:
+        checks.refuse("argv", "begins with an empty word")
+    for index, word in enumerate(spec.argv):
+        if b"\0" in word:
+            checks.refuse(f"argv[{index}]", "contains a NUL byte")
+        if len(word) > MAX_WORD:
+            checks.refuse(f"argv[{index}]", f"has {len(word)} bytes, the limit is {MAX_WORD}")
+    if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
+        checks.refuse("argv", f"takes more than {MAX_ARGV} bytes")
+    return spec.argv
+
+
+def check_packages(packages: Sequence[str]) -> tuple[bytes, ...]:
+    """The argv that installs the packages. A word that looks like an option is no requirement of pip."""
+    if not packages:
+        checks.refuse("packages", "is empty")
+    if len(packages) > MAX_PACKAGES:
+        checks.refuse("packages", f"has {len(packages)} entries, the limit is {MAX_PACKAGES}")
+    words = []
+    for index, package in enumerate(packages):
+        word = checks.encode(f"packages[{index}]", package)
+        if not word.strip() or word.startswith(b"-"):
+            checks.refuse(
+                f"packages[{index}]", "is not a requirement", "Name packages only, such as requests or requests>=2."
+            )
+        words.append(word)
+    return (b"pip", b"install", b"--no-input", b"--disable-pip-version-check", b"--", *words)

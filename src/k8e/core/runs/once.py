@@ -15,9 +15,9 @@ from typing import Final
 from k8e.core.access.access import Payer, choose_tenant, find_payer
 from k8e.core.contract import LiveRun
 from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec
-from k8e.core.runs.command import check_run
 from k8e.core.runs.foreground import Foreground, NotBegun
 from k8e.core.runs.foreground_run import ForegroundRun
+from k8e.core.runs.launcher import check_run
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.ends import DESTROYED, FINISHED
 from k8e.core.sessions.lifecycle import Lifecycle

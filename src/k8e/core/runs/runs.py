@@ -15,9 +15,9 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.background import Background
-from k8e.core.runs.command import check_packages
 from k8e.core.runs.foreground import Foreground
 from k8e.core.runs.foreground_run import ForegroundRun
+from k8e.core.runs.launcher import check_packages
 from k8e.core.runs.once import Once
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry

@@ -18,14 +18,6 @@ _MAX_ENV: Final = 1 << 20
 Variables = tuple[tuple[bytes, bytes], ...]
 
 
-def merge_env(*layers: Variables) -> Variables:
-    """Later ones win."""
-    merged: dict[bytes, bytes] = {}
-    for layer in layers:
-        merged.update(layer)
-    return tuple(merged.items())
-
-
 async def prepare_state(sandbox: Sandbox) -> None:
     """Makes the directory in which every sandbox keeps what belongs to its session."""
     with translated("preparing the session's own directory"):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from k8e.core.model import Language
-from k8e.core.sandbox.environment import Variables, merge_env
+from k8e.core.sandbox.environment import Variables
 from k8e.engine import Place, Shape
 from k8e.link.errors import AgentError
 from k8e.link.model import ExecSpec, Sandbox
@@ -64,7 +64,7 @@ def plan(kind: Kind, place: Place, env: Variables) -> ExecSpec:
     placeholder = secrets.token_hex(16).encode()
     return ExecSpec(
         (*kind, placeholder),
-        merge_env(place.env, env),
+        tuple(dict((*place.env, *env)).items()),
         place.workspace,
         identity=place.user,
         keep_capabilities=place.capable,

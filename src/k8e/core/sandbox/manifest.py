@@ -23,7 +23,7 @@ import yaml
 from k8e.core.checks import MAX_PATH, check_content, check_path, encode, refuse
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import MAX_MESSAGE, ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
-from k8e.core.sandbox.environment import Variables, merge_env
+from k8e.core.sandbox.environment import Variables
 from k8e.core.sandbox.output import HeadTail, read_into
 from k8e.core.translation import translated
 from k8e.engine import Place
@@ -236,7 +236,7 @@ async def _apply(sandbox: Sandbox, place: Place, env: Variables, entry: Manifest
 
 
 async def _clone(sandbox: Sandbox, place: Place, env: Variables, entry: ManifestRepo, path: bytes) -> None:
-    variables = merge_env(place.env, env, ((b"GIT_TERMINAL_PROMPT", b"0"),))
+    variables = tuple(dict((*place.env, *env, (b"GIT_TERMINAL_PROMPT", b"0"))).items())
     for argv in list_steps(entry, path):
         spec = ExecSpec(argv, variables, place.workspace, identity=place.user, stdin=False, timeout=CLONE_SECONDS)
         process = await sandbox.start(spec)

@@ -21,7 +21,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
-from k8e.core.sandbox.environment import Variables, keep_env, merge_env, prepare_state
+from k8e.core.sandbox.environment import Variables, keep_env, prepare_state
 from k8e.core.sessions.builder import Builder, describe_sandbox
 from k8e.core.sessions.ends import STOPPED, describe_unusable
 from k8e.core.sessions.lifecycle import Lifecycle
@@ -110,9 +110,10 @@ class Persistence:
         record = live.record
         await self._review_approvals()  # approvals from before the stop are settled before a new one can be asked for
         await self._parts.store.set_phase(live.sandbox, Phase.STARTING, record.reason, durable=True)
-        kept = merge_env(await self._parts.environments.recall(live.sandbox), plain)
+        kept = tuple(dict((*await self._parts.environments.recall(live.sandbox), *plain)).items())  # later ones win
         _check_variables(live, kept)
-        checks.check_size_of_env(merge_env(kept, secret))
+        env = tuple(dict((*kept, *secret)).items())
+        checks.check_size_of_env(env)
         if plain:
             await self._parts.environments.keep(live.sandbox, kept)
         async with self._builder.builds.take(live.payer):
@@ -120,7 +121,6 @@ class Persistence:
                 await self._parts.engine.start(live.sandbox, describe_sandbox(record))
                 sandbox, place = await self._parts.engine.attach(live.sandbox)
             await prepare_state(sandbox)
-        env = merge_env(kept, secret)
         await keep_env(sandbox, env)
         await self._parts.audit.record("session_started", **live.identity, caller=caller.label)
         names, secrets = _names(env), _names(secret)
