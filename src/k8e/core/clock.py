@@ -21,11 +21,8 @@ class Clock(Protocol):
 
 
 class SystemClock:
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
     def __init__(self) -> None:
         self.boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()

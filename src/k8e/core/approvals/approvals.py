@@ -26,7 +26,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts
-from k8e.core.sessions.ends import check_usable
+from k8e.core.sessions.ends import describe_unusable
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.sessions import Sessions
@@ -106,7 +106,8 @@ class Approvals:
         action = checks.check_words("action", action, empty=False)
         life = checks.check_timeout(self._settings.life if seconds is None else seconds)
         live = self._sessions.find(caller, session_id)
-        check_usable(live)
+        if not live.usable:
+            raise describe_unusable(live)
         if sum(sandbox == live.sandbox for sandbox in self._pending.values()) >= MAX_PENDING:
             hint = "Wait until some of them are answered."
             raise Fault(Kind.EXHAUSTED, "too_many_approvals", f"{MAX_PENDING} questions are open", hint=hint)

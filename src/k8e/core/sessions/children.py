@@ -17,7 +17,7 @@ from k8e.core.model import WORKSPACE, Caller, ChildSpec, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.sessions.creation import Creation, make_id, make_sandbox_name
-from k8e.core.sessions.ends import check_usable
+from k8e.core.sessions.ends import describe_unusable
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.runtimes import choose_runtime
@@ -169,7 +169,8 @@ class Children:
                 hint=f"Make it a child of {parent.parent.session_id}.",
                 field="parent_session_id",
             )
-        check_usable(parent)
+        if not parent.usable:
+            raise describe_unusable(parent)
         self._quotas.check_child(parent)
 
 

@@ -52,11 +52,6 @@ def describe_end(reason: str) -> str:
     return _REASONS.get(reason, reason)
 
 
-def check_usable(live: Live) -> None:
-    if not live.usable:
-        raise describe_unusable(live)
-
-
 def describe_unusable(live: Live) -> Fault:
     """A caller wants to use a session that is not active."""
     if live.stopped:

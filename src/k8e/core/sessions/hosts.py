@@ -27,7 +27,7 @@ from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Caller, HostsChange, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import check_reach
-from k8e.core.sessions.ends import UNBOUND, check_usable, describe_loss
+from k8e.core.sessions.ends import UNBOUND, describe_loss, describe_unusable
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.registry import Registry
@@ -75,7 +75,8 @@ class Hosts:
                 for member in (live.parent, live):  # always in this order
                     if member is not None:
                         await stack.enter_async_context(member.hosts.changing)
-                check_usable(live)
+                if not live.usable:
+                    raise describe_unusable(live)
                 old = live.session.hosts
                 new = apply_change(old, change)
                 if new != old:

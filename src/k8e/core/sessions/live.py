@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from k8e.core.access.access import Payer, find_payer
+from k8e.core.access.access import find_payer
 from k8e.core.clock import Clock
 from k8e.core.egress.denials import Mark, Notes
 from k8e.core.model import Phase, Session
@@ -113,6 +113,7 @@ class Live:
         self._record = record
         self._env = env
         self._clock = clock
+        self.payer = find_payer(record.session.owner, record.session.tenant)
         self.stored = stored
         self.parent = parent
         self.children: list[Live] = []  # those that are not gone; the registry writes it
@@ -161,10 +162,6 @@ class Live:
     @property
     def name(self) -> Name:
         return self.session.owner, self.session.tenant, self.session.session_id
-
-    @property
-    def payer(self) -> Payer:
-        return find_payer(self.session.owner, self.session.tenant)
 
     def show(self) -> Session:
         children = tuple(child.session_id for child in self.children)

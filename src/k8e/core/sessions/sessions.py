@@ -12,7 +12,7 @@ from k8e.core import checks
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import Caller
 from k8e.core.parts import Parts
-from k8e.core.sessions.ends import LOST, OUT_OF_MEMORY, SILENCE, UNRESPONSIVE, check_usable, describe_loss
+from k8e.core.sessions.ends import LOST, OUT_OF_MEMORY, SILENCE, UNRESPONSIVE, describe_loss, describe_unusable
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.observer import Observer
@@ -51,7 +51,8 @@ class Sessions:
         return await self.enter(self.find(caller, session_id))
 
     async def enter(self, live: Live) -> Opened:
-        check_usable(live)
+        if not live.usable:
+            raise describe_unusable(live)
         try:
             sandbox, place = await self._parts.engine.attach(live.sandbox)
         except (EngineError, LinkError) as error:
