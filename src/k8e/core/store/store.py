@@ -11,8 +11,18 @@ from typing import Final
 from k8e.core.access.access import may_see
 from k8e.core.model import ApprovalStatus, Caller, Phase, Status
 from k8e.core.store.database import Database
-from k8e.core.store.records import ApprovalRecord, ImageRecord, RunRecord, SessionRecord, WarmRecord
-from k8e.core.store.tables import APPROVALS, IMAGES, RUNS, SESSIONS, WARM
+from k8e.core.store.records import (
+    APPROVALS,
+    IMAGES,
+    RUNS,
+    SESSIONS,
+    WARM,
+    ApprovalRecord,
+    ImageRecord,
+    RunRecord,
+    SessionRecord,
+    WarmRecord,
+)
 from k8e.policy import HostList
 
 KEPT_SESSIONS: Final = 1000  # records of sessions that are gone, of one tenant
