@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequen
 from dataclasses import replace
 
 from k8e.core import checks
-from k8e.core.calls import call
+from k8e.core.log.audit import call
 from k8e.core.model import MAX_MESSAGE, WORKSPACE, Caller
 from k8e.core.parts import Parts
 from k8e.core.sessions.sessions import Opened, Sessions

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from k8e.core import checks
 from k8e.core.access.access import Payer, choose_tenant, find_payer, require_scope, sees_all
-from k8e.core.calls import call
 from k8e.core.checks import BASE, HOST
 from k8e.core.errors import Fault, Kind
+from k8e.core.log.audit import call
 from k8e.core.log.daemon_log import note
 from k8e.core.model import REMOTE, Caller, NamedImage, Scope
 from k8e.core.parts import Parts

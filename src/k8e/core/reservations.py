@@ -8,8 +8,8 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.access.access import choose_tenant
-from k8e.core.calls import call
 from k8e.core.errors import Fault, Kind
+from k8e.core.log.audit import call
 from k8e.core.model import Caller, PoolStatus, Reservation, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from k8e.core.approvals.approvals import Approvals
-from k8e.core.calls import call
 from k8e.core.checks import check_caller
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.errors import Fault
 from k8e.core.files import Files
 from k8e.core.images import Images
-from k8e.core.log.audit import Audit
+from k8e.core.log.audit import Audit, call
 from k8e.core.log.daemon_log import LOGGER, warn
 from k8e.core.log.metrics import Metrics
 from k8e.core.log.refusal_log import RefusalLog

@@ -21,8 +21,8 @@ from typing import Final
 from k8e.core import checks
 from k8e.core.access.access import may_see, require_scope
 from k8e.core.access.lineage import Lineage, are_related, read_lineage
-from k8e.core.calls import call
 from k8e.core.errors import Fault, Kind
+from k8e.core.log.audit import call
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts

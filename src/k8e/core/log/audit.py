@@ -11,26 +11,28 @@ settings ask for it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.log.metrics import Metrics
-from k8e.core.model import RunSpec
+from k8e.core.model import Caller, RunSpec
 from k8e.core.tasks import wait_done, wait_result
 from k8e.damage import Damage, Damaged, Damages, check_file
 from k8e.settings import AuditSettings
 
 MAX_WAITING: Final = 10_000  # lines
 DELAY: Final = 0.02  # so that a command does not share its moment with the writing of its line
+_STRANGE: Final = ("session_not_found", "run_not_found", "approval_not_found")  # it may be another caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,16 @@ class Audit:
             ) from error
         return None
 
+    def note_fault(self, call: str, arguments: tuple[object, ...], fault: Fault) -> None:
+        """A caller sees no difference between what they may not have and what is not there. A reader of the log sees
+        every try of either."""
+        self._metrics.failures.add(fault.code)
+        if fault.kind in (Kind.DENIED, Kind.UNAUTHENTICATED) or fault.code in _STRANGE:
+            caller, named = arguments[0], arguments[1] if len(arguments) > 1 else ""
+            label = caller.label if isinstance(caller, Caller) else ""
+            subject = named if isinstance(named, str) else getattr(named, "session_id", "")
+            self.note("access_refused", caller=label, call=call, subject=subject[:100], code=fault.code)
+
     def describe_run(self, spec: RunSpec) -> dict[str, object]:
         """The fields of a run's command."""
         code = b"\0".join(spec.argv) if spec.argv else spec.code.encode("utf-8", "surrogateescape")
@@ -236,3 +248,39 @@ class Audit:
             warn("audit_not_written", cause=cause)
         self._lost += count
         self._metrics.audit_lost.add(amount=count)
+
+
+class _Parts(Protocol):
+    @property
+    def audit(self) -> Audit: ...
+
+
+class _Noun(Protocol):
+    """A class that implements a protocol of the contract."""
+
+    @property
+    def _parts(self) -> _Parts: ...
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound=_Noun)
+Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def call(name: str) -> Callable[[Method[S, P, T]], Method[S, P, T]]:
+    """Marks a method that doors call, caller first, with the name that the audit log has for it: the faults that it
+    ends with are counted, and what a caller may not have is logged."""
+
+    def mark(method: Method[S, P, T]) -> Method[S, P, T]:
+        @functools.wraps(method)
+        async def answer(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return await method(self, *args, **kwargs)
+            except Fault as fault:
+                self._parts.audit.note_fault(name, args, fault)
+                raise
+
+        return answer
+
+    return mark

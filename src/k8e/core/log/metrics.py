@@ -95,21 +95,4 @@ class Metrics:
 
     def render(self) -> str:
         """In Prometheus' text format."""
-        series = (
-            self.sessions,
-            self.creates,
-            self.destroys,
-            self.execs,
-            self.failures,
-            self.refusals,
-            self.audit_lost,
-            self.create_seconds,
-            self.start_seconds,
-            self.parked,
-            self.exec_seconds,
-            self.warm,
-            self.claims,
-            self.discards,
-            self.refill_seconds,
-        )
-        return "".join(line + "\n" for one in series for line in one.render())
+        return "".join(line + "\n" for series in vars(self).values() for line in series.render())

@@ -9,9 +9,9 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.access.access import may_see
-from k8e.core.calls import call
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
+from k8e.core.log.audit import call
 from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.background import Background

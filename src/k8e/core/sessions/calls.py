@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from k8e.core.calls import call
 from k8e.core.checks import check_caller
+from k8e.core.log.audit import call
 from k8e.core.model import Caller, ChildSpec, HostsChange, Session, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.sessions.children import Children
