@@ -23,7 +23,7 @@ from k8e.core.log.daemon_log import note
 from k8e.core.model import REMOTE, Caller, NamedImage, Scope
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
-from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Registry
 from k8e.core.store.records import ImageRecord
 from k8e.core.tasks import stop, wait_done
 from k8e.core.translation import translated_image

@@ -20,8 +20,7 @@ from k8e.core.sessions import ends
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.registry import Registry
-from k8e.core.sessions.sessions import Opened, Sessions
+from k8e.core.sessions.sessions import Opened, Registry, Sessions
 from k8e.core.store.records import RunRecord, SessionRecord
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translated

@@ -38,13 +38,11 @@ from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.quotas import Quotas, measure_share
-from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.runtimes import probe_runtimes
-from k8e.core.sessions.sessions import Sessions
+from k8e.core.sessions.sessions import Observer, Registry, Sessions
 from k8e.core.store.environments import Environments
 from k8e.core.store.store import Store
 from k8e.core.tasks import Tasks, stop
@@ -89,7 +87,7 @@ class Service:
         self._quotas = quotas = Quotas(parts, registry)
         self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory())
         self._lifecycle = lifecycle = Lifecycle(parts, registry, observer)
-        self._sessions = sessions = Sessions(parts, registry, observer, lifecycle)
+        self._sessions = sessions = Sessions(parts, registry, observer, lifecycle.give_up)
         self.files = Files(parts, sessions)
         self.approvals = Approvals(parts, sessions, registry)
         self.images = Images(parts, registry, made_ahead)

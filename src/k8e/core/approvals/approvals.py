@@ -28,8 +28,7 @@ from k8e.core.model import REMOTE, Approval, ApprovalStatus, Caller, Scope
 from k8e.core.parts import Parts
 from k8e.core.sessions.ends import describe_unusable
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.registry import Registry
-from k8e.core.sessions.sessions import Sessions
+from k8e.core.sessions.sessions import Registry, Sessions
 from k8e.core.store.records import ApprovalRecord
 from k8e.core.tasks import wait_first
 

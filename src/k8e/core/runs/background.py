@@ -32,8 +32,7 @@ from k8e.core.runs.kept_output import KeptOutput
 from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
 from k8e.core.sandbox.output import read_all, read_so_far
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.observer import Observer
-from k8e.core.sessions.sessions import Opened, Sessions
+from k8e.core.sessions.sessions import Observer, Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translated

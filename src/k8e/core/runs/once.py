@@ -22,7 +22,7 @@ from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.ends import DESTROYED, FINISHED
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Registry
 from k8e.core.tasks import wait_first
 
 # Sandboxes of one payer that are being taken down, before the next is made: a payer who starts more than that waits,

@@ -20,8 +20,7 @@ from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.runs.launcher import check_packages
 from k8e.core.runs.once import Once
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.registry import Registry
-from k8e.core.sessions.sessions import Sessions
+from k8e.core.sessions.sessions import Registry, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
 from k8e.link.model import CommandInfo

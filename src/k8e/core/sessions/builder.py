@@ -8,17 +8,16 @@ from typing import Final
 
 from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault
-from k8e.core.model import Caller, ManifestEntry, Phase
+from k8e.core.model import Caller, Denials, ManifestEntry, Phase
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Claimed, Pool
 from k8e.core.sandbox.environment import keep_env, prepare_state
 from k8e.core.sandbox.interpreters import waits_for_mounts
 from k8e.core.sandbox.manifest import apply_manifest, make_workdir
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.phases import Event
-from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Observer, Registry
 from k8e.core.store.records import SessionRecord
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, MountRefused, Place, SandboxSpec
@@ -116,11 +115,13 @@ class Builder:
     async def _furnish(self, live: Live, sandbox: Sandbox, place: Place, entries: Sequence[ManifestEntry]) -> None:
         if not entries:
             return
-        mark = await self._observer.mark(live)
+        await self._observer.observe(live)
+        mark = live.refusals.mark()
         try:
             await apply_manifest(sandbox, place, live.env, entries)
         except Fault as fault:
-            raise await self._observer.explain(live, mark, fault) from fault.__cause__
+            await self._observer.observe(live)
+            raise _explain(fault, live.refusals.since(mark, "")) from fault.__cause__
 
     async def _log_creation(self, live: Live, caller: Caller) -> None:
         session = live.session
@@ -138,3 +139,16 @@ class Builder:
             shape=asdict(session.shape),
             **({"parent": session.parent, **session.labels} if session.parent else {}),
         )
+
+
+def _explain(fault: Fault, denied: Denials) -> Fault:
+    """The fault of a session that could not be created, with the denials that may be its cause. Their hints name no
+    session, because there is none."""
+    if not denied.entries:
+        return fault
+    last = denied.entries[-1]
+    detail = f"the network was refused: {last.host or last.address} ({last.reason}); {fault.detail}"
+    explained = Fault(
+        fault.kind, fault.code, fault.error, detail=detail, hint=last.hint, field=fault.field, denied=denied
+    )
+    return explained.with_traceback(fault.__traceback__)

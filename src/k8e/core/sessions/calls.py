@@ -13,10 +13,8 @@ from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
-from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.persistence import Persistence
-from k8e.core.sessions.registry import Registry
-from k8e.core.sessions.sessions import Sessions
+from k8e.core.sessions.sessions import Observer, Registry, Sessions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

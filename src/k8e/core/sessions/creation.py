@@ -23,8 +23,8 @@ from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.mounts import check_shape
 from k8e.core.sessions.quotas import Quotas
-from k8e.core.sessions.registry import Registry
 from k8e.core.sessions.runtimes import choose_runtime
+from k8e.core.sessions.sessions import Registry
 from k8e.core.store.records import SessionRecord
 from k8e.core.tasks import wait_done
 from k8e.engine import PLAIN, Limits, Runtime

@@ -30,8 +30,7 @@ from k8e.core.sessions.children import check_reach
 from k8e.core.sessions.ends import UNBOUND, describe_loss, describe_unusable
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.registry import Registry
-from k8e.core.sessions.sessions import Sessions
+from k8e.core.sessions.sessions import Registry, Sessions
 from k8e.core.tasks import wait_done
 from k8e.core.translation import translate
 from k8e.engine import EngineError

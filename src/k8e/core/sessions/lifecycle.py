@@ -17,9 +17,8 @@ from k8e.core.model import Phase
 from k8e.core.parts import Parts
 from k8e.core.sessions import ends
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.observer import Observer
 from k8e.core.sessions.phases import Event
-from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Observer, Registry
 from k8e.core.tasks import stop, wait_done, wait_first, wait_result
 from k8e.core.translation import translated
 

@@ -22,7 +22,7 @@ from k8e.core.model import REMOTE
 from k8e.core.parts import Parts
 from k8e.core.pool.memory import SystemMemory
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.sessions import Registry
 from k8e.profiles.text import describe_amount
 
 _SOON: Final = 1.0  # when to try again; when a command or a session ends is not known

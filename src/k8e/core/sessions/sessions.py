@@ -1,29 +1,194 @@
-"""Sessions as callers find and use them. A silent sandbox is asked once more before its session is ended."""
+"""The sessions that are not destroyed: callers find, enter and use them; their sandboxes are observed.
+
+Each sandbox is observed before and after every command, so an engine answers at once when there is nothing to tell. The
+upkeep observes sessions in which no command runs in turn, and each session is observed once more before its end. A
+silent sandbox is asked once more before its session is ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from k8e.core import checks
+from k8e.core.access.access import Payer, find_payer, may_see
+from k8e.core.egress.denials import clean
+from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
-from k8e.core.model import Caller
+from k8e.core.model import REMOTE, Caller
 from k8e.core.parts import Parts
-from k8e.core.sessions.ends import LOST, OUT_OF_MEMORY, SILENCE, UNRESPONSIVE, describe_loss, describe_unusable
-from k8e.core.sessions.lifecycle import Lifecycle
-from k8e.core.sessions.live import Live
-from k8e.core.sessions.observer import Observer
-from k8e.core.sessions.registry import Registry
+from k8e.core.sessions.ends import (
+    GONE_HINT,
+    LOST,
+    OUT_OF_MEMORY,
+    SILENCE,
+    UNRESPONSIVE,
+    describe_loss,
+    describe_unusable,
+)
+from k8e.core.sessions.live import Live, Name
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, Observation, Place
 from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
 from k8e.link.model import Sandbox
 
+REMEMBERED: Final = 1000  # ends of sessions of one payer, for a better answer than "never heard of it"
+REMEMBERED_IN_ALL: Final = 5000
+_ROUND: Final = 32  # sessions observed in one round of upkeep
 _LAST: Final = 3.0  # for its last answer: the daemon itself may have stood still for all of the time before
 _PAUSE: Final = 0.5  # before one that could not be reached is asked again
+
+
+class Registry:
+    """Answers a caller who may not see a session as if it did not exist."""
+
+    def __init__(self) -> None:
+        self._by_sandbox: dict[str, Live] = {}
+        self._by_id: dict[str, dict[Name, Live]] = {}
+        self._ended: dict[Payer, dict[Name, str]] = {}  # why; the latest last. By payer: none pushes out another's
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._by_sandbox.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_sandbox)
+
+    def check_name(self, live: Live) -> None:
+        """Refuses a name that another session of the same owner and tenant has."""
+        namesake = self._by_id.get(live.session_id, {}).get(live.name)
+        if namesake is not None:
+            raise Fault(
+                Kind.CONFLICT,
+                "session_exists",
+                f"session {live.session_id} exists already",
+                detail=f"it is {namesake.phase.value}",
+                hint="Use it, destroy it first, or choose another id.",
+            )
+
+    def add(self, live: Live) -> None:
+        self.check_name(live)
+        self._by_id.setdefault(live.session_id, {})[live.name] = live
+        self._by_sandbox[live.sandbox] = live
+        if live.parent is not None:
+            live.parent.children.append(live)
+        self._forget_end(live.name)
+
+    def remove(self, live: Live) -> None:
+        del self._by_sandbox[live.sandbox]
+        if live.parent is not None:
+            live.parent.children.remove(live)
+        namesakes = self._by_id[live.session_id]
+        del namesakes[live.name]
+        if not namesakes:
+            del self._by_id[live.session_id]
+
+    def remember_end(self, name: Name, reason: str) -> None:
+        self._forget_end(name)
+        ended = self._ended.setdefault(find_payer(*name[:2]), {})
+        ended[name] = reason
+        if len(ended) > REMEMBERED:
+            self._forget_end(next(iter(ended)))
+        elif sum(map(len, self._ended.values())) > REMEMBERED_IN_ALL:
+            most = max(self._ended.values(), key=len)
+            self._forget_end(next(iter(most)))
+
+    def _forget_end(self, name: Name) -> None:
+        payer = find_payer(*name[:2])
+        ended = self._ended.get(payer, {})
+        ended.pop(name, None)
+        if not ended:
+            self._ended.pop(payer, None)
+
+    def find(self, caller: Caller, session_id: str) -> Live:
+        namesakes = self._by_id.get(session_id, {})
+        mine = namesakes.get((caller.uid, caller.tenant or "default", session_id))
+        if mine is not None and caller.meant.covers(mine.session.owner, mine.session.tenant):
+            return mine
+        seen = [live for live in namesakes.values() if may_see(caller, live.session.owner, live.session.tenant)]
+        if not seen:
+            raise self.missing(caller, session_id)
+        if len(seen) > 1:
+            raise Fault(
+                Kind.CONFLICT,
+                "session_ambiguous",
+                f"there are {len(seen)} sessions called {session_id}",
+                detail="; ".join(sorted(_describe_owner(live) for live in seen)),
+                hint="Say whose you mean: --tenant-id NAME and --owner UID, or --owner gateway (tenant_id, owner).",
+            )
+        return seen[0]
+
+    def get(self, sandbox: str) -> Live | None:
+        """For what belongs to a sandbox and was already shown to be the caller's."""
+        return self._by_sandbox.get(sandbox)
+
+    def find_sandbox(self, caller: Caller, sandbox: str) -> Live | None:
+        live = self._by_sandbox.get(sandbox)
+        return live if live and may_see(caller, live.session.owner, live.session.tenant) else None
+
+    def missing(self, caller: Caller, session_id: str) -> Fault:
+        """Tells a caller who could have seen the session why it is gone."""
+        ends = (end for ended in self._ended.values() for end in ended.items())
+        reasons = [why for name, why in ends if name[2] == session_id and may_see(caller, *name[:2])]
+        if reasons:
+            error, hint = f"there is no session {session_id} any more", GONE_HINT
+        else:
+            error, hint = f"there is no session {session_id}", "List your sessions, or create one."
+        return Fault(Kind.NOT_FOUND, "session_not_found", error, detail=reasons[-1] if reasons else "", hint=hint)
+
+    def visible(self, caller: Caller) -> list[Live]:
+        return [live for live in self if may_see(caller, live.session.owner, live.session.tenant)]
+
+
+def _describe_owner(live: Live) -> str:
+    session = live.session
+    whose = "the gateway's" if session.owner == REMOTE else f"uid {session.owner}'s"
+    return f"{whose} in tenant {session.tenant}"
+
+
+class Observer:
+    def __init__(self, parts: Parts) -> None:
+        self._engine = parts.engine
+        self._metrics = parts.metrics
+        self._refusals = parts.refusals
+        self._asked = ""  # last by the upkeep
+
+    async def observe(self, live: Live) -> Observation:
+        """Never keeps a command from running: what the engine cannot tell is missing, and the daemon log says so."""
+        async with live.observing:  # a second caller wants what happened until now, and asks again
+            try:
+                seen = await self._engine.observe(live.sandbox)
+            except EngineError as error:
+                warn("health_unknown", session=live.session_id, sandbox=live.sandbox, cause=error)
+                return Observation(alive=True, oom_kills=0)
+            if seen.refusals_unknown:
+                warn("refusals_unknown", session=live.session_id, sandbox=live.sandbox, cause=seen.refusals_unknown)
+            if seen.refusals:
+                refusals = [clean(refusal) for refusal in seen.refusals]
+                live.refusals.add(refusals)
+                self._metrics.refusals.add(amount=len(refusals))
+                for each in refusals:
+                    self._refusals.note(
+                        "refused",
+                        live.sandbox,
+                        live.identity,
+                        host=each.host,
+                        address=each.address,
+                        port=each.port,
+                        reason=each.reason,
+                        refused_at=round(each.at, 3),
+                    )
+            return seen
+
+    async def observe_some(self, lives: Sequence[Live]) -> None:
+        """Some of the sessions now, the others in the next rounds."""
+        active = sorted((live for live in lives if live.usable), key=lambda live: live.sandbox)
+        turn = [live for live in active if live.sandbox > self._asked][:_ROUND]
+        for live in turn:
+            await self.observe(live)
+        self._asked = turn[-1].sandbox if len(turn) == _ROUND else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +201,14 @@ class Opened:
 
 
 class Sessions:
-    def __init__(self, parts: Parts, registry: Registry, observer: Observer, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, parts: Parts, registry: Registry, observer: Observer, give_up: Callable[[Live, str], object]
+    ) -> None:
+        """`give_up` ends a session, or stops a persistent one, whose sandbox is dead or silent."""
         self._parts = parts
         self._registry = registry
         self._observer = observer
-        self._lifecycle = lifecycle
+        self._give_up = give_up
         self._doubted: dict[str, asyncio.Task[None]] = {}  # by sandbox: it did not answer in time and is asked again
 
     def find(self, caller: Caller, session_id: str) -> Live:
@@ -68,7 +236,7 @@ class Sessions:
         live.memory_kills.see(seen.oom_kills)
         if not seen.alive and live.usable:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=seen.oom_kills)
-            self._lifecycle.give_up(live, OUT_OF_MEMORY if live.memory_kills.recent else LOST)
+            self._give_up(live, OUT_OF_MEMORY if live.memory_kills.recent else LOST)
         return seen
 
     def doubt(self, live: Live) -> None:
@@ -92,7 +260,7 @@ class Sessions:
             return
         if live.usable and (await self.examine(live)).alive and live.usable:
             warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
-            self._lifecycle.give_up(live, UNRESPONSIVE)
+            self._give_up(live, UNRESPONSIVE)
 
     async def _answers_within(self, live: Live, seconds: float) -> bool:
         """Also true of a session that is not active any more."""
