@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.client.local import read_answer
+from k8e.cli.client import read_answer
 from k8e.cli.client.response import Response
 from k8e.cli.process import Failure
 from tests.agentkernel.house import AGENTKERNEL

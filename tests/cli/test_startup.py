@@ -10,7 +10,7 @@ import pytest
 from tests.cli.machine import K8E, Machine
 
 # What each costs on a small machine is in k8e.cli. `encodings`, `os`, `site` and the like are Python's own start.
-CLIENT = {f"k8e.cli.client.{name}" for name in ("http", "local", "response")}
+CLIENT = {f"k8e.cli.client.{name}" for name in ("http", "response", "streams")}
 OURS = {"k8e", "k8e.errors", "k8e.cli", *(f"k8e.cli.{name}" for name in ("client", "process", "run", "state")), *CLIENT}
 CHEAP = {"__future__", "_json", "_socket"}
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.client import GATEWAY_VARIABLES, find_gateway
-from k8e.cli.client.http import send_patiently
-from k8e.cli.client.local import LocalClient, check, open_mcp
+from k8e.cli.client import GATEWAY_VARIABLES, LocalClient, add_query, check, find_gateway
+from k8e.cli.client.http import connect, send_patiently
 from k8e.cli.client.response import Response
 from k8e.cli.process import Failure, print_json, read_some, write_all
 
@@ -55,6 +54,15 @@ def bridge(tenant: str, front: str = "", *, permissive: bool = False) -> int:
     except Failure as failure:
         print_json(failure.body, 2)
         return failure.status
+
+
+def open_mcp(cwd: str, home: str, tenant_id: str, front: str) -> socket:
+    """A connection on which an AI agent's messages follow in chunks, and the daemon's in the answer."""
+    target = add_query("/v1/mcp", cwd=cwd, home=home, tenant_id=tenant_id, front=front, answers="1")
+    head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    connection = connect()
+    send_patiently(connection, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode("ascii"))
+    return connection
 
 
 def bridge_to_daemon(tenant: str, front: str, *, permissive: bool) -> int:

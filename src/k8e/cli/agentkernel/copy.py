@@ -14,8 +14,7 @@ from k8e.cli.agentkernel.exec import explain
 from k8e.cli.agentkernel.leading_options import show_help, take_options, wants_help
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.project.paths import FOLDER
-from k8e.cli.client import SessionName
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import FAILED, Failure, ServiceError
 
 TYPE_CHECKING = False

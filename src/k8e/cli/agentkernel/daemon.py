@@ -10,8 +10,7 @@ import time
 
 from k8e.cli.agentkernel.output import say, show_table
 from k8e.cli.agentkernel.plan import find_file, read_user_config
-from k8e.cli.client import run_dir
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import LocalClient, run_dir
 from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json
 from k8e.profiles.config.file import AgentPool, PoolSizes
 from k8e.profiles.options import NO_OPTIONS, Context, SandboxOptions, merge

@@ -5,8 +5,7 @@ from __future__ import annotations
 from k8e.cli.agentkernel import terminal
 from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
 from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
-from k8e.cli.client import SessionName
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import Failure, ServiceError
 
 TYPE_CHECKING = False

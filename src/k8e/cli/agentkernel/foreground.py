@@ -12,14 +12,14 @@ import os
 from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found] # the C inside `signal`
 
 from k8e.cli.agentkernel.output import say
+from k8e.cli.client import LocalClient
 from k8e.cli.client.http import find_patience
-from k8e.cli.client.local import LocalClient
 from k8e.cli.process import Failure, die_of, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e.cli.agentkernel.terminal import Terminal
-    from k8e.cli.client.local import LocalStream
+    from k8e.cli.client.streams import LocalStream
 
 HUP, INT, QUIT, USR1, USR2, TERM, CONT, TTIN, WINCH = 1, 2, 3, 10, 12, 15, 18, 21, 28
 CANNOT_RUN = 125

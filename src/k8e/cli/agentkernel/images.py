@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from k8e.cli.client.local import LocalClient
+    from k8e.cli.client import LocalClient
     from k8e.cli.process import ServiceError
     from k8e.profiles.sandbox_policy import SandboxPolicy
 

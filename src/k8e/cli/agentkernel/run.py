@@ -11,7 +11,7 @@ from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help
 from k8e.cli.agentkernel.options import OPTIONS, CommandOptions
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import describe_session, prepare, tell_new
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import LocalClient
 from k8e.cli.process import Failure, ServiceError
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from k8e.cli.agentkernel.plan import Plan
-    from k8e.cli.client.local import LocalStream
+    from k8e.cli.client.streams import LocalStream
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
 USAGE = "run [options] COMMAND [ARGUMENT ...]"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from k8e.cli.agentkernel.options import CommandOptions
 from k8e.cli.agentkernel.output import say, show_table
 from k8e.cli.agentkernel.plan import describe_session, prepare
-from k8e.cli.client import SessionName
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import Failure, ServiceError, print_json, write_all
 from k8e.profiles.sandbox_policy import FRONT, check_name
 

@@ -10,7 +10,7 @@ import sys
 from _json import encode_basestring_ascii
 from _socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_STREAM, SOL_SOCKET, socket
 
-from k8e.cli.client import run_dir
+from k8e.cli.client import JSON, run_dir
 from k8e.cli.client.response import Response
 from k8e.cli.process import Failure, read_some
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PATIENCE = 30.0  # seconds; a daemon that has said nothing for so long, though it was asked twice, is silent
-JSON = "application/json"
-BYTES = "application/octet-stream"
 FRAMES = "application/x-k8e-frames"
 STDIN, REQUEST = 0, 3  # kinds of frames
 
@@ -91,12 +89,15 @@ class Connection:
             pass
         return Response(self._socket, early=True)
 
-    def upload(self, target: str, first: bytes) -> Response:
-        """Sends a request whose body goes on (`feed`) after the answer has begun; `first` is its first frame, JSON."""
+    def post(self, target: str, wanted: object) -> Response:
+        return self.request("POST", target, pack(wanted).encode("ascii"), JSON)
+
+    def upload(self, target: str, wanted: object) -> Response:
+        """Sends a request whose body goes on (`feed`) after the answer has begun; `wanted` is its first frame."""
         head = (
             f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FRAMES}\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-        return self._exchange(head.encode("ascii") + pack_chunk(REQUEST, first))
+        return self._exchange(head.encode("ascii") + pack_chunk(REQUEST, pack(wanted).encode("ascii")))
 
     def feed(self, descriptor: int) -> None:
         """Sends what can be read there as stdin, to its end. For a thread: it waits while the command reads nothing."""
@@ -154,12 +155,6 @@ def send_patiently(connection: socket, data: bytes) -> None:
 def pack_chunk(kind: int, data: bytes) -> bytes:
     """A frame in a chunk."""
     return b"%x\r\n%c%b%b\r\n" % (len(data) + 5, kind, len(data).to_bytes(4, "big"), data)
-
-
-def quote(text: str) -> str:
-    """For a path or query: everything but what needs no quoting anywhere."""
-    plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-    return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in os.fsencode(text))
 
 
 def pack(value: object) -> str:

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
-from k8e.cli.client import Answer, open_client
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import Answer, LocalClient, open_client
 from k8e.cli.images.credentials import find_credentials
 from k8e.cli.process import FAILED, Failure, read_some, write_all
 from k8e.cli.sandbox.sessions import show

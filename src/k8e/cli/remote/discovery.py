@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k8e.cli.client import run_dir
-from k8e.cli.client.local import LocalClient
+from k8e.cli.client import LocalClient, run_dir
 from k8e.cli.process import Failure, ServiceError
 from k8e.cli.remote import connection
 from k8e.cli.remote.profiles import Cache, Credentials, Profiles

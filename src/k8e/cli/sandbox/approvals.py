@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from k8e.cli.client import open_client, run_dir
+from k8e.cli.client import LocalClient, open_client, run_dir
 from k8e.cli.process import FAILED, UNREACHABLE, Failure, print_json, read_some, write_all
 from k8e.cli.sandbox.sessions import name_session, show
 from k8e.profiles.text import clean
@@ -83,8 +83,6 @@ def open_as_person() -> Service:
     key = read_secret("API key: ")
     endpoint = os.environ.get("K8E_SANDBOX_ENDPOINT", "")
     if not endpoint:
-        from k8e.cli.client.local import LocalClient
-
         endpoint = LocalClient().status().parse()["gateway"]["endpoint"] or ""
         if not endpoint:
             hint = "[gateway] in k8e.toml turns it on; `k8e sandbox status` says why it is off"
