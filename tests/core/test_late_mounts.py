@@ -11,7 +11,7 @@ import pytest
 
 from k8e.core.errors import Kind
 from k8e.core.model import REMOTE, Caller, SessionSpec
-from k8e.core.sandbox.interpreters import BASH
+from k8e.core.sessions.interpreters import BASH
 from k8e.core.sessions.mounts import check_shape, check_slots
 from k8e.core.store.records import read_shape, write_shape
 from k8e.engine import EngineError, Mount, MountRefused, Place, Shape

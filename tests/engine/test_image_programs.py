@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8e.conformance import CHECKS, Check
-from k8e.core.sandbox.interpreters import BASH, PYTHON, plan
+from k8e.core.sessions.interpreters import BASH, PYTHON, plan
 from k8e.engine.images import Image
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import ExecSpec, Identity

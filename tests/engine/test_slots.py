@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from k8e.core.sandbox.interpreters import BASH, PYTHON, Kind, plan
+from k8e.core.sessions.interpreters import BASH, PYTHON, Kind, plan
 from k8e.engine import EngineError, Mount, MountRefused, Shape
 from k8e.engine.local.mounts.slots import TRAY
 from k8e.engine.local.record import Record

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e.core.sandbox.interpreters import Kind, plan
+from k8e.core.sessions.interpreters import Kind, plan
 from k8e.engine import Limits, Place, Runtime, SandboxSpec
 from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Outcome, Process, Sandbox

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from k8e.core.sandbox.interpreters import BASH, NODE, PAUSE, PYTHON, Kind, plan
+from k8e.core.sessions.interpreters import BASH, NODE, PAUSE, PYTHON, Kind, plan
 from k8e.link.errors import AgentError, Code, NotStarted, Stage
 from k8e.link.model import Cause, ExecSpec, Identity, Rlimit, Scope, TerminalSize
 from tests.parking.conftest import Bed

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from k8e.core.sandbox.interpreters import BASH, NODE, PYTHON, Kind, suits
+from k8e.core.sessions.interpreters import BASH, NODE, PYTHON, Kind, suits
 from k8e.engine import Runtime
 from tests.changes import current_changes
 from tests.parking import bash_programs, node_programs, python_programs

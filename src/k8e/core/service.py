@@ -36,9 +36,9 @@ from k8e.core.sessions.calls import SessionCalls
 from k8e.core.sessions.children import Children
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.hosts import Hosts
+from k8e.core.sessions.interpreters import Interpreters, park
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.quotas import Quotas, measure_share
 from k8e.core.sessions.runtimes import probe_runtimes
@@ -85,7 +85,7 @@ class Service:
         self._observer = observer = Observer(parts)
         self._interpreters = interpreters = Interpreters(parts)
         self._quotas = quotas = Quotas(parts, registry)
-        self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory())
+        self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory(), park)
         self._lifecycle = lifecycle = Lifecycle(parts, registry, observer)
         self._sessions = sessions = Sessions(parts, registry, observer, lifecycle.give_up)
         self.files = Files(parts, sessions)

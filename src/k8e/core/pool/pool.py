@@ -14,7 +14,7 @@ import asyncio
 import math
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -28,13 +28,14 @@ from k8e.core.pool.memory import Memory
 from k8e.core.pool.quiet import Quiet
 from k8e.core.pool.retries import Retries
 from k8e.core.sandbox.environment import prepare_state
-from k8e.core.sandbox.interpreters import park, waits_for_mounts
 from k8e.core.store.records import WarmRecord
 from k8e.core.tasks import stop, wait_done
-from k8e.engine import EngineError, Place
+from k8e.engine import EngineError, Place, SandboxSpec
 from k8e.link.errors import LinkError
 from k8e.link.model import Sandbox
 from k8e.settings import PoolSettings
+
+Park = Callable[[Sandbox, Place, SandboxSpec], Awaitable[None]]  # parks interpreters in a warm sandbox
 
 _SLACK: Final = 1.25  # more memory than must stay free, before one is made: else it would be the next to go
 
@@ -50,7 +51,7 @@ class Claimed:
 
 
 class Pool:
-    def __init__(self, parts: Parts, settings: PoolSettings, memory: Memory) -> None:
+    def __init__(self, parts: Parts, settings: PoolSettings, memory: Memory, park: Park) -> None:
         self._engine = parts.engine
         self._store = parts.store
         self._clock = parts.clock
@@ -58,6 +59,7 @@ class Pool:
         self._tasks = parts.tasks
         self.settings = settings
         self._memory = memory
+        self._park = park
         self._demand = Demand(settings.min, settings.max)
         self._ready: dict[Template, deque[str]] = {}  # the oldest first
         self._condemned: set[str] = set()  # to be destroyed, and could not be yet
@@ -172,8 +174,7 @@ class Pool:
             await self._engine.create(name, spec)
             sandbox, place = await self._engine.attach(name)
             await prepare_state(sandbox)
-            if not waits_for_mounts(template.shape, place):
-                await park(sandbox, place, template.limits.memory)
+            await self._park(sandbox, place, spec)
             await self._store.set_ready(name, True)
         except BaseException as error:
             await self._destroy(name)

@@ -13,8 +13,8 @@ from k8e.core.parts import Parts
 from k8e.core.runs.endings import ALLOWANCE, Endings, wait_until
 from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
+from k8e.core.sessions.interpreters import Interpreters, suits
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
@@ -93,7 +93,7 @@ class Foreground:
                 record, mark = await self._launcher.record(opened.live, record, about)
                 if asyncio.get_running_loop().time() >= due:
                     return NotBegun(self._endings.come_late(opened.live, record))
-                spec = self._interpreters.choose(plan)
+                spec = replace(plan, parked=suits(plan))
                 process = await self._launcher.start(opened, record, spec)
             self._interpreters.started(spec, process)
             run = ForegroundRun(self._endings, self._parts.tasks, opened.live, record, mark, process, due)

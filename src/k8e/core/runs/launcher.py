@@ -18,8 +18,8 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import TIMEOUT_GRACE, Endings
-from k8e.core.sandbox.interpreters import COMMANDS, MAX_WORD
 from k8e.core.sessions.ends import describe_loss
+from k8e.core.sessions.interpreters import COMMANDS, MAX_WORD
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.sessions import Opened, Sessions

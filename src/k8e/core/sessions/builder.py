@@ -12,10 +12,9 @@ from k8e.core.model import Caller, Denials, ManifestEntry, Phase
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Claimed, Pool
 from k8e.core.sandbox.environment import keep_env, prepare_state
-from k8e.core.sandbox.interpreters import waits_for_mounts
 from k8e.core.sandbox.manifest import apply_manifest, make_workdir
+from k8e.core.sessions.interpreters import Interpreters, waits_for_mounts
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.sessions import Observer, Registry
 from k8e.core.store.records import SessionRecord

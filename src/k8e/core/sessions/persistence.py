@@ -24,9 +24,9 @@ from k8e.core.parts import Parts
 from k8e.core.sandbox.environment import Variables, keep_env, prepare_state
 from k8e.core.sessions.builder import Builder, describe_sandbox
 from k8e.core.sessions.ends import STOPPED, describe_unusable
+from k8e.core.sessions.interpreters import Interpreters
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
-from k8e.core.sessions.parked import Interpreters
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.sessions import Sessions
