@@ -1,8 +1,12 @@
 """Clients of the service: a command calls methods of one client, and prints what they return.
 
-service.py has the methods that every client has. The client of this machine's daemon stands here and speaks HTTP on its
-unix socket (docs/http-api.md; http.py, response.py, streams.py, failures.py, launch.py). ../remote/ speaks gRPC to a
-gateway. Neither protocol is imported before it is needed.
+The client of this machine's daemon stands here and speaks HTTP on its unix socket (docs/http-api.md; http.py,
+response.py, streams.py, failures.py, launch.py). ../remote/ speaks gRPC to a gateway. Neither protocol is imported
+before it is needed.
+
+Texts are as Python decodes arguments and file names: a client sends the bytes that the user typed. `wanted` is an
+object with the members of the request in docs/http-api.md. Every method raises ServiceError when the service refuses,
+and Failure when the service cannot be reached or does not answer.
 """
 
 from __future__ import annotations
@@ -11,13 +15,16 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any, TypeAlias
 
     from k8e.cli.client.response import Response
-    from k8e.cli.client.service import Service, Wanted
     from k8e.cli.client.streams import LocalStream
+    from k8e.cli.remote.client import RemoteClient, RemoteStream
 
+    Service: TypeAlias = "LocalClient | RemoteClient"
+    RunStream: TypeAlias = LocalStream | RemoteStream
+    Wanted = Mapping[str, Any]
     Show = Callable[[dict[str, Any]], None]
 
 # Any of them means a gateway and not the daemon of this machine. Options become variables (commands.py).
