@@ -25,8 +25,8 @@ from mcp.client.streamable_http import streamable_http_client
 from k8e.core.errors import Fault
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
+from k8e.doors.mcp.authentication import find_user
 from k8e.doors.mcp.certificates import IssuedCertificate
-from k8e.doors.mcp.peers import find_user
 from k8e.doors.mcp.server import bind
 from k8e.identity.api_key import ApiKey
 from k8e.identity.authority import Authority, make_request
