@@ -16,8 +16,7 @@ from k8e.engine import EngineError, Runtime
 from k8e.engine.local.disk import fsck
 from k8e.engine.local.disk.cleanup import empty_folder
 from k8e.engine.local.record import IdRanges, Record
-from k8e.engine.local.system.calls import syncfs
-from k8e.engine.local.system.descriptors import opened
+from k8e.engine.local.system.calls import opened, syncfs
 from k8e.engine.local.system.tool import try_tool
 from k8e.policy import HostList
 from tests.engine.rig import ROOT, Rig, Room

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.system.calls import UMOUNT_NOFOLLOW, umount2
-from k8e.engine.local.system.descriptors import DIRECTORY, opened
-from k8e.engine.local.system.mountinfo import read_mounts
+from k8e.engine.local.system.calls import DIRECTORY, UMOUNT_NOFOLLOW, opened, read_mounts, umount2
 
 _BUSY_PAUSE = 0.01  # nothing tells when a mount stops being busy
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from k8e.damage import Damaged, check_own, read_own
 from k8e.engine.local.disk.inodes import Stretch, UnknownLayout, read_stretches, shift_owners
 from k8e.engine.local.disk.loop import mount_image
-from k8e.engine.local.system.descriptors import opened
+from k8e.engine.local.system.calls import opened
 from k8e.engine.local.system.tool import run_tool
 
 MIN_DISK = 32 << 20

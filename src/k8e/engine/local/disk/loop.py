@@ -14,8 +14,7 @@ import os
 import struct
 from pathlib import Path
 
-from k8e.engine.local.system.calls import MS_NOATIME, MS_NODEV, MS_NOSUID, mount
-from k8e.engine.local.system.descriptors import opened
+from k8e.engine.local.system.calls import MS_NOATIME, MS_NODEV, MS_NOSUID, mount, opened
 
 _LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_CONFIGURE = 0x4C0A

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from k8e.engine.local.system.descriptors import DIRECTORY, opened
+from k8e.engine.local.system.calls import DIRECTORY, opened
 
 DEEPEST: Final = 100
 _PIECE: Final = 1 << 30

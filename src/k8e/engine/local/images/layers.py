@@ -23,8 +23,7 @@ from typing import IO, Protocol
 
 from k8e.engine import EngineError
 from k8e.engine.local.images.limits import ImageLimits
-from k8e.engine.local.system.calls import syncfs
-from k8e.engine.local.system.descriptors import opened
+from k8e.engine.local.system.calls import opened, syncfs
 from k8e.engine.local.system.tool import bound_to, find_tool
 
 _UNPACKER = Path(__file__).with_name("unpacker.py")

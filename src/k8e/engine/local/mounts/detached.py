@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.engine.local.system.calls import clone_user_namespace, mount_setattr, open_tree
-from k8e.engine.local.system.descriptors import opened
+from k8e.engine.local.system.calls import clone_user_namespace, mount_setattr, open_tree, opened
 
 _WALL = 0x40000000  # waits also for a child that sends no signal when it ends
 

@@ -30,12 +30,14 @@ from k8e.engine.local.system.calls import (
     CLONE_FS,
     CLONE_NEWNS,
     MOUNT_ATTR_RDONLY,
+    PATH,
+    PATH_OF_DIRECTORY,
     mount_setattr,
     move_mount,
+    opened,
     setns,
     unshare,
 )
-from k8e.engine.local.system.descriptors import PATH, PATH_OF_DIRECTORY, opened
 from k8e.engine.local.system.tasks import in_own_thread
 
 _NAMESPACES = 2  # the gofer's, and that of the sandbox process

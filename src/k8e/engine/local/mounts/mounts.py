@@ -29,10 +29,11 @@ from k8e.engine.local.system.calls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
+    PATH_OF_DIRECTORY,
     mount_setattr,
     move_mount,
+    opened,
 )
-from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
 from k8e.link.model import Identity
 
 UNUSED_ID = 0x2FFF0000  # below the ids of native sandboxes, above those of users

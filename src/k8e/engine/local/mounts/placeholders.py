@@ -20,8 +20,15 @@ from k8e.damage import Damaged, Damages, read_own
 from k8e.engine import Mount
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
-from k8e.engine.local.system.calls import AT_FDCWD, RESOLVE_NO_MAGICLINKS, openat2
-from k8e.engine.local.system.descriptors import DIRECTORY, PATH, PATH_OF_DIRECTORY, opened
+from k8e.engine.local.system.calls import (
+    AT_FDCWD,
+    DIRECTORY,
+    PATH,
+    PATH_OF_DIRECTORY,
+    RESOLVE_NO_MAGICLINKS,
+    openat2,
+    opened,
+)
 
 MARK = "user.k8e.placeholder"
 _lock = threading.Lock()  # one sandbox's must not be removed while another begins to count on it

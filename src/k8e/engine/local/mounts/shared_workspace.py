@@ -15,8 +15,7 @@ from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.mounts.mounts import make_mount_point
 from k8e.engine.local.record import Record
 from k8e.engine.local.runtime.bundle import ID_COUNT
-from k8e.engine.local.system.calls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, move_mount
-from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
+from k8e.engine.local.system.calls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, PATH_OF_DIRECTORY, move_mount, opened
 
 _CONTROL = "shared workspace"
 

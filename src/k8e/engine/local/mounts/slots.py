@@ -30,13 +30,14 @@ from k8e.engine.local.system.calls import (
     MOUNT_ATTR_RDONLY,
     MS_NODEV,
     MS_NOSUID,
+    PATH_OF_DIRECTORY,
     UMOUNT_NOFOLLOW,
     mount,
     mount_setattr,
     move_mount,
+    opened,
     umount2,
 )
-from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
 from k8e.link.model import Identity
 
 TRAY = "/run/k8e-slots"  # inside gVisor

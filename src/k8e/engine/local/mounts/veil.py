@@ -17,8 +17,17 @@ from pathlib import Path
 from k8e.engine import EngineError, Mount
 from k8e.engine.local.mounts.owner import Owner, act_as
 from k8e.engine.local.mounts.source import find_path, refusal
-from k8e.engine.local.system.calls import MNT_DETACH, MS_NODEV, MS_NOSUID, MS_RDONLY, mount, move_mount, umount2
-from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
+from k8e.engine.local.system.calls import (
+    MNT_DETACH,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_RDONLY,
+    PATH_OF_DIRECTORY,
+    mount,
+    move_mount,
+    opened,
+    umount2,
+)
 
 _OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,nfs_export=off"
 

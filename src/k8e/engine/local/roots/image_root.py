@@ -23,7 +23,7 @@ from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.roots.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
 from k8e.engine.local.roots.root_files import RootFiles
 from k8e.engine.local.runtime.bundle import LOADER
-from k8e.engine.local.system.descriptors import DIRECTORY, opened
+from k8e.engine.local.system.calls import DIRECTORY, opened
 from k8e.engine.local.toolchain.package_clients import certificates
 from k8e.engine.local.toolchain.registries import CA_BUNDLE, Registries
 from k8e.link.model import Identity

@@ -27,11 +27,12 @@ from k8e.engine.local.system.calls import (
     MS_NOATIME,
     MS_NODEV,
     MS_NOSUID,
+    PATH_OF_DIRECTORY,
     mount,
     move_mount,
+    opened,
     umount2,
 )
-from k8e.engine.local.system.descriptors import PATH_OF_DIRECTORY, opened
 
 MAX_LAYERS: Final = 127
 # redirect_dir: without it a directory of the image could not be renamed (EXDEV), which package managers do. What says

@@ -14,8 +14,14 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from k8e.engine.local.system.calls import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
-from k8e.engine.local.system.descriptors import DIRECTORY, PATH_OF_DIRECTORY, closing
+from k8e.engine.local.system.calls import (
+    DIRECTORY,
+    PATH_OF_DIRECTORY,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    closing,
+    openat2,
+)
 
 
 class RootFiles:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from k8e.engine import EngineError
-from k8e.engine.local.system.mountinfo import read_mounts
+from k8e.engine.local.system.calls import read_mounts
 
 _DEADLINE = 30.0
 _BUSY_PAUSE = 0.01  # nothing tells when a group stops being busy

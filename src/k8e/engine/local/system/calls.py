@@ -6,12 +6,15 @@ unpacker of images (images/unpacker.py) makes calls of its own: it is a program 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import re
 import signal
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +54,11 @@ _NUMBERS: Final = {
     "x86_64": {"setgroups": 116, "seccomp": 317},
     "aarch64": {"setgroups": 159, "seccomp": 277},
 }.get(os.uname().machine, {}) | {"open_tree": 428, "move_mount": 429, "openat2": 437, "mount_setattr": 442}
+
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+PATH: Final = os.O_PATH | os.O_NOFOLLOW  # names a file or directory without opening it
+PATH_OF_DIRECTORY: Final = PATH | os.O_DIRECTORY
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -186,3 +194,40 @@ def seccomp(program: bytes) -> None:
     lines = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(lines))
     _syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, described)
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def opened(
+    path: str | Path, flags: int, *, folder: int | None = None, mode: int = 0o600
+) -> contextlib.AbstractContextManager[int]:
+    """Opens a file, below `folder` if one is given. Programs that are started meanwhile do not inherit it."""
+    return closing(os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=folder))
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    point: Path
+    kind: str  # of filesystem
+
+
+def parse_mounts(text: bytes) -> list[MountEntry]:
+    found = []
+    for line in text.split(b"\n"):
+        before, separator, after = line.partition(b" - ")
+        if separator:
+            point = _ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), before.split(b" ")[4])
+            found.append(MountEntry(Path(os.fsdecode(point)), os.fsdecode(after.split(b" ")[0])))
+    return found
+
+
+def read_mounts() -> list[MountEntry]:
+    """Reads the mount table. Names are bytes: a disk labelled in Latin-1 must not keep sandboxes from being
+    destroyed."""
+    return parse_mounts(Path("/proc/self/mountinfo").read_bytes())
