@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.core.pool.demand import Template
-from k8e.core.pool.retries import FIRST_RETRY, LAST_RETRY, Retries
+from k8e.core.pool.demand import FIRST_RETRY, LAST_RETRY, Retries, Template
 from k8e.engine import Runtime
 
 KIND, OTHER = Template(Runtime.NATIVE), Template(Runtime.GVISOR)

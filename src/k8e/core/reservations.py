@@ -14,9 +14,8 @@ from k8e.core.model import Caller, PoolStatus, Reservation, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.pool.demand import Template
 from k8e.core.pool.pool import Pool
-from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.creation import Creation, choose_runtime
 from k8e.core.sessions.mounts import check_slots
-from k8e.core.sessions.runtimes import choose_runtime
 from k8e.core.translation import translated
 
 MAX_RESERVED: Final = 100  # of one kind

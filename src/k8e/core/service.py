@@ -34,14 +34,13 @@ from k8e.core.runs.runs import Runs
 from k8e.core.sessions.builder import Builder
 from k8e.core.sessions.calls import SessionCalls
 from k8e.core.sessions.children import Children
-from k8e.core.sessions.creation import Creation
+from k8e.core.sessions.creation import Creation, probe_runtimes
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.interpreters import Interpreters, park
 from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.quotas import Quotas, measure_share
-from k8e.core.sessions.runtimes import probe_runtimes
 from k8e.core.sessions.sessions import Observer, Registry, Sessions
 from k8e.core.store.environments import Environments
 from k8e.core.store.store import Store
@@ -68,7 +67,9 @@ class Service:
         audit_file: Path | None = None,
         environments: Path | None = None,  # where persistent sessions keep theirs
     ) -> None:
-        clock, metrics, settings = clock or SystemClock(), Metrics(), settings or Settings()
+        clock, settings = clock or SystemClock(), settings or Settings()
+        self.metrics = metrics = Metrics()
+        self.audit = Audit(audit_file, settings.audit, metrics, clock)
         self._state = audit_file.parent if audit_file else None
         self._parts = parts = Parts(
             engine=engine,
@@ -78,7 +79,7 @@ class Service:
             tasks=Tasks(),
             settings=settings,
             metrics=metrics,
-            audit=Audit(audit_file, settings.audit, metrics, clock),
+            audit=self.audit,
             refusals=RefusalLog(audit_file, settings.audit, metrics, clock),
         )
         self._registry = registry = Registry()
@@ -111,14 +112,6 @@ class Service:
         )
         self._recovery = Recovery(parts, sessions, registry, lifecycle, endings, background, self._hosts, made_ahead)
         self._upkeep: asyncio.Task[None] | None = None
-
-    @property
-    def metrics(self) -> Metrics:
-        return self._parts.metrics
-
-    @property
-    def audit(self) -> Audit:
-        return self._parts.audit
 
     # The service's own life
 

@@ -8,7 +8,7 @@ to none: a machine that is not used keeps nothing ready.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,8 @@ from k8e.engine import PLAIN, Limits, Runtime, SandboxSpec, Shape
 HALF_LIFE: Final = 30.0  # a burst of forty is one of twenty after this many seconds
 MEMORY: Final = 3600.0  # a kind that was not asked for since is forgotten; as long as a session lives unused
 KINDS: Final = 8  # remembered at once: callers choose limits freely
+FIRST_RETRY: Final = 1.0
+LAST_RETRY: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +115,40 @@ class Demand:
         if asked.count < 2 and not asked.usual:
             return 0  # it may never be asked for again
         return max(self._minimum, round(asked.recent_at(now)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    delay: float
+    until: float
+    cause: str
+
+
+class Retries:
+    """When a kind that could not be made is tried again: later and later. Times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._failures: dict[Template, _Failure] = {}
+
+    def fail(self, kind: Template, cause: object, now: float) -> float:
+        """Returns after how many seconds the kind may be tried again."""
+        last = self._failures.get(kind)
+        delay = min(last.delay * 2, LAST_RETRY) if last else FIRST_RETRY
+        self._failures[kind] = _Failure(delay, now + delay, str(cause))
+        return delay
+
+    def forget(self, kind: Template) -> None:
+        """It can be made, or a caller asks for it anew."""
+        self._failures.pop(kind, None)
+
+    def keep(self, kinds: Container[Template]) -> None:
+        """Forgets all others."""
+        self._failures = {kind: failure for kind, failure in self._failures.items() if kind in kinds}
+
+    def may_try(self, kind: Template, now: float) -> bool:
+        failure = self._failures.get(kind)
+        return failure is None or failure.until <= now
+
+    def cause(self, kind: Template) -> str:
+        failure = self._failures.get(kind)
+        return failure.cause if failure else ""

@@ -23,10 +23,9 @@ from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import note, warn
 from k8e.core.model import Reservation
 from k8e.core.parts import Parts
-from k8e.core.pool.demand import Demand, Template
+from k8e.core.pool.demand import Demand, Retries, Template
 from k8e.core.pool.memory import Memory
 from k8e.core.pool.quiet import Quiet
-from k8e.core.pool.retries import Retries
 from k8e.core.sandbox.environment import prepare_state
 from k8e.core.store.records import WarmRecord
 from k8e.core.tasks import stop, wait_done

@@ -79,7 +79,7 @@ class Background:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
         plan = place_run(opened, plan, spec)
-        give_back = self._launcher.count(live)
+        give_back = self._launcher.quotas.take_run(live.payer)
         about = self._launcher.describe(caller, spec)
         launching = self._parts.tasks.spawn(self._launch(opened, plan, about, give_back, due), watched=True)
         launching.add_done_callback(lambda _: give_back())

@@ -64,7 +64,7 @@ class Foreground:
         except TimeoutError:
             return await self._give_up(live, record, about)
         plan = place_run(opened, plan, spec)
-        give_back = self._launcher.count(live)
+        give_back = self._launcher.quotas.take_run(live.payer)
         launching = self._parts.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -41,12 +41,8 @@ MAX_PACKAGES: Final = 256
 class Launcher:
     _parts: Parts
     _sessions: Sessions
-    _quotas: Quotas
+    quotas: Quotas
     _endings: Endings
-
-    def count(self, live: Live) -> Callable[[], None]:
-        """Counts one more run of the session's payer, until the returned function is called."""
-        return self._quotas.take_run(live.payer)
 
     def describe(self, caller: Caller, spec: RunSpec) -> Facts:
         """For the audit log."""

@@ -16,11 +16,10 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import WORKSPACE, Caller, ChildSpec, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
-from k8e.core.sessions.creation import Creation, make_id, make_sandbox_name
+from k8e.core.sessions.creation import Creation, choose_runtime, make_id, make_sandbox_name
 from k8e.core.sessions.ends import describe_unusable
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.quotas import Quotas
-from k8e.core.sessions.runtimes import choose_runtime
 from k8e.core.sessions.sessions import Sessions
 from k8e.core.store.records import SessionRecord
 from k8e.engine import Limits, Runtime, Shape

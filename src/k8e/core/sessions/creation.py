@@ -23,14 +23,34 @@ from k8e.core.sessions.lifecycle import Lifecycle
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.mounts import check_shape
 from k8e.core.sessions.quotas import Quotas
-from k8e.core.sessions.runtimes import choose_runtime
 from k8e.core.sessions.sessions import Registry
 from k8e.core.store.records import SessionRecord
 from k8e.core.tasks import wait_done
-from k8e.engine import PLAIN, Limits, Runtime
+from k8e.core.translation import translated
+from k8e.engine import PLAIN, Limits, Runtime, RuntimeReport
 from k8e.policy import HostList
 
 ResolveImage = Callable[[int, str, str], Awaitable[str]]  # the digest of an image, by its owner, tenant and name
+
+
+async def probe_runtimes(parts: Parts) -> Sequence[RuntimeReport]:
+    with translated("trying the runtimes"):
+        return await parts.engine.probe()
+
+
+async def choose_runtime(parts: Parts, wanted: Runtime | None) -> Runtime:
+    reports = await probe_runtimes(parts)
+    for report in reports:
+        if report.available and wanted in (None, report.runtime):
+            return report.runtime
+        if report.runtime is wanted:
+            error = f"runtime {wanted.value} does not work here"
+            raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint)
+    if wanted is not None:
+        raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here")
+    reasons = "; ".join(f"{report.runtime.value}: {report.reason}" for report in reports)
+    hint = next((report.hint for report in reports if report.hint), "")
+    raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
 
 
 def make_id() -> str:

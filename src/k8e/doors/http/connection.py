@@ -12,7 +12,7 @@ from typing import Final
 
 import h11
 
-from k8e.core.access.access import find_payer
+from k8e.core.access.access import Payer
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import format_event
 from k8e.core.model import Caller
@@ -114,7 +114,7 @@ class HttpConnection(abc.ABC):
             self._log(head, exchange.status, time.monotonic() - began)
 
     def _begin(self) -> Exchange:
-        allocation = self._memory.allocate(find_payer(self._caller.uid, ""))
+        allocation = self._memory.allocate(Payer(self._caller.uid, ""))
         return Exchange(self._caller, self._protocol, self._reader, self._writer, allocation)
 
     @abc.abstractmethod
