@@ -11,7 +11,7 @@ import pytest
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import HostsChange, SessionSpec
 from k8e.core.sessions.hosts import apply_change
-from k8e.core.store.errors import StoreFailed
+from k8e.core.store.schema import StoreFailed
 from k8e.engine import EngineError
 from k8e.policy import NOTHING, HostList
 from k8e.settings import EgressSettings, Settings

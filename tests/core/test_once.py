@@ -12,7 +12,7 @@ import pytest
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Kind
 from k8e.core.model import Language, Phase, RunSpec, SessionSpec, Status
-from k8e.core.runs import once
+from k8e.core.runs import foreground
 from tests.core.rig import ALICE, BOB, Rig, fault, open_rig
 from tests.sandboxes import needs_root
 
@@ -151,7 +151,7 @@ async def test_it_is_on_record_as_such_before_there_is_a_sandbox(rig: Rig, monke
 
 
 async def test_who_starts_more_than_can_be_cleared_away_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "_LEAVING", 2)
+    monkeypatch.setattr(foreground, "_LEAVING", 2)
     held = asyncio.Event()
     destroy = rig.engine.destroy
 

@@ -13,8 +13,8 @@ import pytest
 from k8e.core.errors import Kind
 from k8e.core.model import Caller, Phase, Session, Status
 from k8e.core.store import database, schema
-from k8e.core.store.errors import StoreFailed
 from k8e.core.store.records import RunRecord, SessionRecord
+from k8e.core.store.schema import StoreFailed
 from k8e.core.store.store import KEPT_SESSIONS, Store
 from k8e.engine import Limits, Runtime
 from tests.core.rig import fault

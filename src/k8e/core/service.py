@@ -27,9 +27,8 @@ from k8e.core.recovery import Recovery
 from k8e.core.reservations import Reservations
 from k8e.core.runs.background import Background
 from k8e.core.runs.endings import Endings
-from k8e.core.runs.foreground import Foreground
+from k8e.core.runs.foreground import Foreground, Once
 from k8e.core.runs.launcher import Launcher
-from k8e.core.runs.once import Once
 from k8e.core.runs.runs import Runs
 from k8e.core.sessions.builder import Builder
 from k8e.core.sessions.calls import SessionCalls

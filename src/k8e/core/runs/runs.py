@@ -15,10 +15,9 @@ from k8e.core.log.audit import call
 from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.background import Background
-from k8e.core.runs.foreground import Foreground
+from k8e.core.runs.foreground import Foreground, Once
 from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.runs.launcher import check_packages
-from k8e.core.runs.once import Once
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.sessions import Registry, Sessions
 from k8e.core.store.records import RunRecord

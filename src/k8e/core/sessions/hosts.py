@@ -93,10 +93,8 @@ class Hosts:
         facts = {**live.identity, "caller": caller.label, "before": old.texts, "after": new.texts}
         if excess(new, old):
             await self._parts.audit.record("hosts_changing", **facts)
-        else:
-            self._parts.audit.note(
-                "hosts_changing", **facts
-            )  # an audit log that cannot be written must not keep a list open
+        else:  # an audit log that cannot be written must not keep a list open
+            self._parts.audit.note("hosts_changing", **facts)
 
     async def _narrow(self, child: Live, limit: HostList) -> None:
         """Takes off a child's list what its parent's will not have any more. A child with which that is not possible is

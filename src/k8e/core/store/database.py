@@ -20,9 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from k8e.core.store.errors import StoreFailed, corrupt
 from k8e.core.store.records import SESSIONS, Table
-from k8e.core.store.schema import check_columns, migrate
+from k8e.core.store.schema import StoreFailed, check_columns, corrupt, migrate
 from k8e.core.tasks import wait_result
 from k8e.damage import Damaged, Damages, check_own
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from k8e.core.sandbox.environment import Variables, read_variables, write_variables
-from k8e.core.store.errors import StoreFailed
+from k8e.core.store.schema import StoreFailed
 from k8e.damage import Damaged, Damages, own_directory, read_own
 
 P = ParamSpec("P")

@@ -33,7 +33,7 @@ class SessionRecord:
     used_at: float  # monotonic
     reason: str = ""  # why it ended
     parent_sandbox: str = ""  # of the session it is a child of: a session's id may be used again, this never
-    fleeting: bool = False  # there for one command, and gone with it (once.py)
+    fleeting: bool = False  # there for one command, and gone with it
     digest: str = "host"  # of the image, when it was made: what the name means may change
 
 

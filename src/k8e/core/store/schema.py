@@ -1,4 +1,4 @@
-"""The schema of the daemon's SQLite file, and the steps that bring an older file to it."""
+"""The schema of the daemon's SQLite file, the steps that bring an older file to it, and the errors of the store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from k8e.core.store.errors import StoreFailed, corrupt
+from k8e.core.errors import Fault, Kind
 
 # Each brings the file from the version that is its index to the next one. Released ones never change.
 MIGRATIONS: Final[Sequence[Sequence[str]]] = (
@@ -111,6 +111,22 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
     ),
     ("ALTER TABLE sessions ADD COLUMN withheld TEXT NOT NULL DEFAULT '[]'",),
 )
+
+
+class StoreFailed(Fault):
+    def __init__(self, cause: object, hint: str = "") -> None:
+        if not hint and type(cause) is sqlite3.DatabaseError:  # not one of its kinds: the file is not what it should be
+            hint = "It is damaged, or no database: put a copy of it back, or move it away to begin with nothing."
+        hint = hint or "Is the disk with the state directory full, or does another process hold the database?"
+        super().__init__(
+            Kind.UNAVAILABLE, "state_unavailable", "the daemon's database does not answer", detail=str(cause), hint=hint
+        )
+
+
+def corrupt(cause: object) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(str(cause))
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def migrate(connection: sqlite3.Connection) -> None:

@@ -33,6 +33,7 @@ _ENDING: Final = (
     *("finished", "status", "exit_code", "stdout_bytes", "stderr_bytes", "truncated", "duration_ms"),
     *("kept_stdout", "kept_stderr", "denied"),
 )
+_SET_PHASE: Final = "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?"
 _NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
 
 
@@ -76,10 +77,7 @@ class Store(Database):
         await self._transact(work)
 
     async def set_phase(self, sandbox: str, phase: Phase, reason: str = "", *, durable: bool = False) -> None:
-        statement, values = (
-            "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?",
-            (phase.value, reason, sandbox),
-        )
+        statement, values = _SET_PHASE, (phase.value, reason, sandbox)
         await self._transact(lambda connection: connection.execute(statement, values), durable=durable)
 
     async def stop_session(self, sandbox: str, reason: str, now: float) -> None:
@@ -87,10 +85,7 @@ class Store(Database):
 
         def work(connection: sqlite3.Connection) -> None:
             _close_runs(connection, sandbox, now)
-            stopped = Phase.STOPPED.value
-            connection.execute(
-                "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (stopped, reason, sandbox)
-            )
+            connection.execute(_SET_PHASE, (Phase.STOPPED.value, reason, sandbox))
 
         await self._transact(work, durable=True)
 
@@ -112,7 +107,7 @@ class Store(Database):
             else:
                 connection.execute("DELETE FROM runs WHERE sandbox = ?", (sandbox,))
             gone = Phase.DESTROYED.value
-            connection.execute("UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?", (gone, reason, sandbox))
+            connection.execute(_SET_PHASE, (gone, reason, sandbox))
             connection.execute(
                 "DELETE FROM sessions WHERE phase = ?1 AND (owner, tenant) = "
                 "(SELECT owner, tenant FROM sessions WHERE sandbox = ?2) AND rowid <= "
