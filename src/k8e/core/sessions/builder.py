@@ -72,7 +72,7 @@ class Builder:
 
     async def _make(self, live: Live) -> tuple[Sandbox, Place]:
         await self._parts.store.insert_session(live.record)
-        live.stored = True
+        live.mark_stored()
         async with self.builds.take(live.payer):
             return await self._make_sandbox(live)
 
@@ -90,7 +90,7 @@ class Builder:
         except Fault:
             self._pool.waste(claimed)
             raise
-        live.stored = True
+        live.mark_stored()
         with translated("putting the session's list of hosts in force"):
             await self._parts.engine.set_egress(live.sandbox, live.session.hosts)
         if not live.session.shape.mounts:

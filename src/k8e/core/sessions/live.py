@@ -114,7 +114,7 @@ class Live:
         self._env = env
         self._clock = clock
         self.payer = find_payer(record.session.owner, record.session.tenant)
-        self.stored = stored  # its record is in the store
+        self.stored = stored
         self.parent = parent
         self.children: list[Live] = []  # those that are not gone; the registry writes it
         self.use = Use(clock, record.session.last_used, record.used_at)
@@ -217,6 +217,10 @@ class Live:
     def set_hosts(self, hosts: HostList) -> None:
         """The list that is in force from now on."""
         self._record = replace(self._record, session=replace(self.session, hosts=hosts))
+
+    def mark_stored(self) -> None:
+        """Its record is in the store."""
+        self.stored = True
 
     # Use and idleness
 
