@@ -19,9 +19,8 @@ from k8e.core.access.keys import Keys
 from k8e.core.model import Caller, RunSpec
 from k8e.doors.addresses import list_names
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.certificates import ServerCredentials
 from k8e.doors.grpc.methods import METHODS
-from k8e.doors.grpc.server import GrpcServer
+from k8e.doors.grpc.server import GrpcServer, ServerCredentials
 from k8e.doors.mcp.endpoint import McpEndpoint
 from k8e.identity.authority import SERVER_LIFE, Authority, make_request
 from tests.core.rig import Rig, open_rig, remove_sandboxes

@@ -18,11 +18,10 @@ from k8e.core.access.keys import Keys
 from k8e.core.model import Caller
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.call import Call, Handler
-from k8e.doors.grpc.certificates import ServerCredentials
 from k8e.doors.grpc.dispatcher import Dispatcher
 from k8e.doors.grpc.message_limits import ARRIVING_ALL, ARRIVING_EACH, SLOW_EACH, MessageLimits
 from k8e.doors.grpc.methods import METHODS
-from k8e.doors.grpc.server import Router
+from k8e.doors.grpc.server import Router, ServerCredentials
 from k8e.identity.authority import make_request
 from tests.doors.stand_in import StandIn
 from tests.gateway.house import Guest, House

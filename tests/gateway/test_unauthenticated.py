@@ -26,8 +26,7 @@ from k8e.doors.addresses import name_source
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.grpc import connection
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.backpressure import Pause, ProxySide
-from k8e.doors.grpc.connection import UNAUTHENTICATED_BYTES
+from k8e.doors.grpc.connection import UNAUTHENTICATED_BYTES, Pause, ProxySide
 from k8e.doors.grpc.dispatcher import UNAUTHENTICATED_CALLS
 from k8e.doors.grpc.methods import METHODS
 from k8e.doors.grpc.proxy import Proxy

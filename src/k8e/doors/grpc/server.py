@@ -7,6 +7,8 @@ to take TLS 1.3 only.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +23,6 @@ from k8e.doors.addresses import bind_port, bracket, list_names, split_address
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.grpc.authentication import Context
 from k8e.doors.grpc.call import Handler
-from k8e.doors.grpc.certificates import ServerCredentials
 from k8e.doors.grpc.dispatcher import Dispatcher
 from k8e.doors.grpc.handlers import list_handlers
 from k8e.doors.grpc.handlers.agents import AgentDoor
@@ -30,6 +31,8 @@ from k8e.doors.grpc.message_limits import MessageLimits
 from k8e.doors.grpc.methods import MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.doors.grpc.proxy import Proxy
 from k8e.doors.request_memory import RequestMemory
+from k8e.identity import anonymous
+from k8e.identity.authority import Authority, ServerCertificate
 
 CALLS: Final = 4000  # at once, of all callers
 INNER: Final = "gw.sock"
@@ -141,3 +144,39 @@ def _closed(listen: str, cause: Exception) -> Fault:
     error = f"the gateway cannot listen on {listen}"
     hint = "Is the port taken? [gateway] listen in k8e.toml names another one."
     return Fault(Kind.UNAVAILABLE, "gateway_closed", error, detail=str(cause), hint=hint)
+
+
+class ServerCredentials:
+    """The certificate in force, renewed when a third of its life is left. gRPC asks for it from its own threads, at
+    every handshake, so that nothing is restarted."""
+
+    def __init__(self, authority: Authority, names: Sequence[str]) -> None:
+        self._authority = authority
+        self._names = names
+        self._lock = threading.Lock()
+        self._current = authority.issue_server(names, time.time())
+        self._used = self._current  # by gRPC
+
+    def make(self) -> grpc.ServerCredentials:
+        first = self._configure(self._current)
+        fetch: Any = self._fetch  # the stubs do not know that it may return None
+        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+
+    def renew(self) -> None:
+        """Takes effect with the next handshake."""
+        with self._lock:
+            self._current = self._authority.issue_server(self._names, time.time())
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: the certificate has not changed."""
+        if self._current.is_worn(time.time()):
+            self.renew()
+        with self._lock:
+            if self._used is self._current:
+                return None
+            self._used = self._current
+            return self._configure(self._current)
+
+    def _configure(self, certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
+        roots = self._authority.certificate + anonymous.CERTIFICATE.encode()
+        return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], roots)
