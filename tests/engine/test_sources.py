@@ -14,8 +14,7 @@ from k8e.engine import Mount, MountRefused
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.mounts.detached import IdMapping
 from k8e.engine.local.mounts.mounts import UNUSED_ID, id_mappings
-from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
-from k8e.engine.local.mounts.source import open_source
+from k8e.engine.local.mounts.source import Owner, act_as, find_owner, open_source
 from k8e.engine.local.mounts.veil import resolve_hidden
 from k8e.engine.local.runtime.bundle import ID_COUNT
 from k8e.link.model import Identity

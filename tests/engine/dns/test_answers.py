@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.engine.local.dns.answers import MAX_RECORDS, BadAnswer, Finding, build_reply, encode_reply, read_answer
-from k8e.engine.local.dns.cache import Cache
 from k8e.engine.local.dns.queries import Query, read_query
+from k8e.engine.local.dns.upstream import Cache
 
 NAME = dns.name.from_text("example.com.")
 SOA = "example.com. 900 IN SOA ns. admin. 1 2 3 4 30"

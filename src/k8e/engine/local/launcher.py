@@ -20,8 +20,7 @@ from k8e.engine.local.disk import disk, fsck
 from k8e.engine.local.disk.cleanup import empty_folder
 from k8e.engine.local.dns.resolv_conf import resolv_conf_for_sandbox
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.mounts.mounts import attach_mounts
-from k8e.engine.local.mounts.shared_workspace import load_parent, share_workspace
+from k8e.engine.local.mounts.mounts import attach_mounts, load_parent, share_workspace
 from k8e.engine.local.mounts.slots import cut_slots
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.network.network import Network

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import struct
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from ipaddress import IPv6Address
 
 import dns.exception
@@ -17,7 +20,6 @@ import dns.rcode
 import dns.rdatatype
 
 from k8e.engine.local.dns.answers import BadAnswer, Finding, read_answer
-from k8e.engine.local.dns.cache import Cache
 from k8e.engine.local.dns.queries import HEADER, LARGEST_REPLY
 from k8e.engine.local.dns.resolv_conf import Configuration, ResolvConf, Server
 
@@ -30,6 +32,9 @@ MAX_STRAYS = 32  # packets that do not belong to the query, before the server is
 AVOIDED = 30.0  # seconds for which a server that failed is asked last
 
 log = logging.getLogger(__name__)
+MAX_FINDINGS = 4096
+
+Key = tuple[str, int]
 
 
 class UpstreamFailed(Exception):
@@ -214,3 +219,42 @@ def _read_message(packet: bytes) -> dns.message.Message:
         return dns.message.from_wire(packet, ignore_trailing=True)
     except (dns.exception.DNSException, ValueError, struct.error) as error:
         raise BadAnswer(f"an unreadable answer ({type(error).__name__})") from error
+
+
+class Cache:
+    """Answers, for as long as their TTL says. Shared by all sandboxes; which of them a sandbox may see is decided when
+    it asks."""
+
+    def __init__(self, size: int = MAX_FINDINGS) -> None:
+        self._size = size
+        self._findings: OrderedDict[Key, tuple[Finding, float]] = OrderedDict()
+
+    def get(self, key: Key, now: float) -> Finding | None:
+        """With the time that is left, and in a new order each time, as a server that spreads its load would."""
+        if key not in self._findings:
+            return None
+        finding, since = self._findings[key]
+        if now - since >= finding.ttl:
+            del self._findings[key]
+            return None
+        self._findings.move_to_end(key)
+        mixed = tuple(random.sample(finding.records, len(finding.records)))
+        return replace(finding.aged(now - since), records=mixed)
+
+    def has(self, key: Key, now: float) -> bool:
+        finding, since = self._findings.get(key, (None, 0.0))
+        return finding is not None and now - since < finding.ttl
+
+    def put(self, key: Key, finding: Finding, now: float) -> None:
+        if finding.ttl <= 0:
+            return
+        self._findings[key] = (finding, now)
+        self._findings.move_to_end(key)
+        while len(self._findings) > self._size:
+            self._findings.popitem(last=False)
+
+    def clear(self) -> None:
+        self._findings.clear()
+
+    def __len__(self) -> int:
+        return len(self._findings)

@@ -20,11 +20,11 @@ from k8e.engine import EngineError, Mount
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.mounts.kept_parts import keep_parts
-from k8e.engine.local.mounts.owner import Owner, find_owner
 from k8e.engine.local.mounts.placeholders import placeholders
-from k8e.engine.local.mounts.source import open_source, refusal
+from k8e.engine.local.mounts.source import Owner, find_owner, open_source, refusal
 from k8e.engine.local.mounts.veil import mount_veil, resolve_hidden
-from k8e.engine.local.runtime.bundle import Bind
+from k8e.engine.local.record import Record
+from k8e.engine.local.runtime.bundle import ID_COUNT, Bind
 from k8e.engine.local.system.calls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOSUID,
@@ -38,6 +38,7 @@ from k8e.link.model import Identity
 
 UNUSED_ID = 0x2FFF0000  # below the ids of native sandboxes, above those of users
 _FIRST_GROUP = 60_000  # inside, of the groups that the machine's user is in besides the first
+_CONTROL = "shared workspace"
 
 
 def attach_mounts(
@@ -126,3 +127,41 @@ def _map_owners(mount: Mount, tree: int, owner: Owner, first_id: int | None, use
         cause = f"the owners of its files cannot be mapped to the sandbox's: {error.strerror}"
         hint = "id-mapped mounts need Linux 5.12 or later and a filesystem that knows them: ext4, xfs, btrfs, ..."
         raise EngineError(f"mount {mount.source}", cause, hint) from error
+
+
+def load_parent(parent: SandboxPaths) -> Record:
+    try:
+        return Record.load(parent.record)
+    except (FileNotFoundError, ValueError) as error:
+        raise EngineError(_CONTROL, f"{parent.top.name} is not there any more") from error
+
+
+def share_workspace(parent: SandboxPaths, child: SandboxPaths, child_first: int | None) -> Path:
+    """Mounts the parent's workspace below the child's directory: the same files, live. Returns where.
+
+    Each native sandbox has ids of its own on the machine, so the child sees the files through an id-mapped mount: what
+    belongs to uid 1000 of the parent belongs to uid 1000 of the child. The mount holds the parent's disk for as long as
+    the child lives, also when the parent is gone.
+    """
+    target = make_mount_point(child, "workspace")
+    parent_first = load_parent(parent).first_id or 0
+    try:
+        with (
+            opened(parent.workspace, PATH_OF_DIRECTORY) as workspace,
+            cloned(workspace, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) as tree,
+        ):
+            _shift_ids(tree, parent_first, child_first or 0)
+            move_mount(tree, target)
+    except FileNotFoundError as error:
+        raise EngineError(_CONTROL, f"{parent.top.name} has no workspace any more") from error
+    return target
+
+
+def _shift_ids(tree: int, stored: int, shown: int) -> None:
+    if stored == shown:
+        return
+    try:
+        map_ids(tree, [IdMapping(stored, shown, ID_COUNT)])
+    except OSError as error:
+        cause = f"the owners of its files cannot be mapped to this sandbox's: {error}"
+        raise EngineError(_CONTROL, cause, "id-mapped mounts of ext4 need Linux 5.12 or later") from error

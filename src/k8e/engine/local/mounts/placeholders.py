@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from k8e.damage import Damaged, Damages, read_own
 from k8e.engine import Mount
 from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.mounts.owner import Owner, act_as, find_owner
+from k8e.engine.local.mounts.source import Owner, act_as, find_owner
 from k8e.engine.local.system.calls import (
     AT_FDCWD,
     DIRECTORY,

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import pwd
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeVar
 
 from k8e.engine import Mount, MountRefused
 from k8e.engine.local.layout import Layout
-from k8e.engine.local.mounts.owner import Owner, act_as
-from k8e.engine.local.system.calls import AT_FDCWD, RESOLVE_NO_MAGICLINKS, openat2
+from k8e.engine.local.system.calls import (
+    AT_FDCWD,
+    RESOLVE_NO_MAGICLINKS,
+    drop_capabilities,
+    openat2,
+    setfsgid,
+    setfsuid,
+    setgroups,
+)
+from k8e.engine.local.system.tasks import in_own_thread
 
 # The kernel's own, and directories that lead to everything.
 _NEVER = ("/proc", "/sys", "/dev")
+T = TypeVar("T")
+
+_MOST_GROUPS: Final = 64
 
 
 @contextlib.contextmanager
@@ -82,3 +96,42 @@ def _is_any_of(found: os.stat_result, paths: Iterable[Path]) -> bool:
             if os.path.samestat(found, os.stat(path)):
                 return True
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A user of the machine, as its files know them."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]  # besides the first
+    home: str  # empty: not known
+
+
+def find_owner(uid: int) -> Owner:
+    """A uid without an account has the group of the same number, and no home."""
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return Owner(uid, uid, (), "")
+    groups = dict.fromkeys(os.getgrouplist(account.pw_name, account.pw_gid))
+    groups.pop(account.pw_gid, None)
+    return Owner(uid, account.pw_gid, tuple(groups)[:_MOST_GROUPS], account.pw_dir)
+
+
+def act_as(owner: Owner, work: Callable[[], T]) -> T:
+    """Runs it with that user's rights over files, and without any other power.
+
+    The kernel keeps the ids by which files are reached for each thread (setfsuid, setgroups), and takes root's powers
+    over files away with them. So the work has a thread of its own: no other thread changes, and the user need not be
+    able to execute any program. Signals look at other ids than these: the user gets no hold on the daemon meanwhile.
+    """
+
+    def perform() -> T:
+        setgroups(owner.groups)
+        setfsgid(owner.gid)
+        setfsuid(owner.uid)
+        drop_capabilities()
+        return work()
+
+    return in_own_thread(perform) if owner.uid else work()  # root's rights are the daemon's

@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from k8e.engine import EngineError, Mount
-from k8e.engine.local.mounts.owner import Owner, act_as
-from k8e.engine.local.mounts.source import find_path, refusal
+from k8e.engine.local.mounts.source import Owner, act_as, find_path, refusal
 from k8e.engine.local.system.calls import (
     MNT_DETACH,
     MS_NODEV,
