@@ -13,7 +13,7 @@ from k8e.cli.agentkernel.destination import Destination, split_name
 from k8e.cli.agentkernel.exec import explain
 from k8e.cli.agentkernel.leading_options import show_help, take_options, wants_help
 from k8e.cli.agentkernel.output import say
-from k8e.cli.agentkernel.project.paths import FOLDER
+from k8e.cli.agentkernel.project.files import FOLDER
 from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import FAILED, Failure, ServiceError
 

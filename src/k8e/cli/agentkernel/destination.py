@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.project.paths import FOLDER
+from k8e.cli.agentkernel.project.files import FOLDER
 from k8e.cli.process import Failure
 
 TYPE_CHECKING = False

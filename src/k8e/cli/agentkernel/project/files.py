@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import stat
 
-from k8e.cli.agentkernel.project.paths import open_below
 from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from k8e.profiles.config.file import Config
     from k8e.profiles.options import FileCopy
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
 LARGEST = 32 << 20  # base64 takes a third more, and the request has to fit into a message
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read_files(policy: SandboxPolicy, config: Config | None, *, trusted: bool) -> list[tuple[FileCopy, bytes]]:
@@ -59,3 +61,20 @@ def describe_file(file: FileCopy, content: bytes) -> dict[str, object]:
 
     text = b2a_base64(content, newline=False).decode("ascii")
     return {"path": file.dest, "content_base64": text, "mode": file.mode}
+
+
+def open_below(top: str, words: Sequence[str], flags: int = FOLDER) -> int:
+    """Opens the last word with the flags, or `top` if there are no words. Links on the way to `top` are followed.
+
+    A sandbox may be changing what is below: each step is on an open descriptor, none through a link. A path that is
+    checked first and opened then may be another one by then."""
+    here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for index, word in enumerate(words):
+        try:
+            if word == "..":
+                raise PermissionError(f"{'/'.join(words)} leads out of {top}")
+            inner = os.open(word, FOLDER if index < len(words) - 1 else flags | os.O_NOFOLLOW, dir_fd=here)
+        finally:
+            os.close(here)
+        here = inner
+    return here
