@@ -17,8 +17,7 @@ from k8e.doors.http.handlers.files import FileHandlers
 from k8e.doors.http.handlers.runs import RunHandlers
 from k8e.doors.http.handlers.sessions import SessionHandlers
 from k8e.doors.http.handlers.status import StatusHandlers
-from k8e.doors.http.server import HttpServer
-from k8e.doors.http.unix_socket import bind_socket
+from k8e.doors.http.server import HttpServer, bind_socket
 from tests.doors.stand_in import StandIn
 
 JSON = {"Content-Type": "application/json"}

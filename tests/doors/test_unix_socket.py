@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.doors.http import unix_socket
-from k8e.doors.http.unix_socket import bind_socket
+from k8e.doors.http import server
+from k8e.doors.http.server import bind_socket
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +26,14 @@ def mode_of(path: Path) -> int:
 
 
 def test_is_its_owners_alone_without_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_socket, "GROUP", "no-such-group-here")
+    monkeypatch.setattr(server, "GROUP", "no-such-group-here")
     with bind_socket(tmp_path / "k8e.sock"):
         assert mode_of(tmp_path / "k8e.sock") == 0o600
 
 
 def test_is_the_groups_too_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = grp.getgrgid(os.getgid())
-    monkeypatch.setattr(unix_socket, "GROUP", group.gr_name)
+    monkeypatch.setattr(server, "GROUP", group.gr_name)
     with bind_socket(tmp_path / "k8e.sock"):
         assert mode_of(tmp_path / "k8e.sock") == 0o660
         assert (tmp_path / "k8e.sock").stat().st_gid == group.gr_gid

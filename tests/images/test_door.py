@@ -16,8 +16,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, NamedImage
 from k8e.doors.http.frames import Frame, FrameKind, FrameReader
 from k8e.doors.http.handlers.images import ImageHandlers
-from k8e.doors.http.server import HttpServer
-from k8e.doors.http.unix_socket import bind_socket
+from k8e.doors.http.server import HttpServer, bind_socket
 from k8e.engine.images import Credentials, Progress, Report
 from tests.doors.stand_in import StandIn
 

@@ -139,8 +139,7 @@ async def serve(
     from k8e.doors.connection_limits import ConnectionLimits
     from k8e.doors.grpc.gateway import Gateway
     from k8e.doors.http.handlers import list_handlers
-    from k8e.doors.http.server import HttpServer
-    from k8e.doors.http.unix_socket import bind_socket
+    from k8e.doors.http.server import HttpServer, bind_socket
     from k8e.doors.mcp.endpoint import McpEndpoint
     from k8e.doors.request_memory import RequestMemory
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import grp
 import logging
 import os
 import select
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import h11
@@ -35,6 +37,8 @@ HEAD_PATIENCE: Final = 10.0  # from a request's first byte to the end of its hea
 CONNECTIONS_PER_USER: Final = 1000  # so that one member of the group cannot lock out the others
 FORBIDDEN: Final = 403
 HOSTS: Final = (b"", b"localhost")
+GROUP: Final = "k8e"  # whose members can connect
+BACKLOG: Final = 1024
 
 log = logging.getLogger("k8e.doors.http")
 
@@ -200,3 +204,35 @@ def refuse_web_pages(request: Request) -> None:
         raise HttpRefusal(403, "origin_refused", "web pages may not call this", hint="call it from a program")
     if request.headers.get(b"host", b"") not in HOSTS:
         raise HttpRefusal(403, "host_refused", "this is not the host you are looking for", hint="Host: localhost")
+
+
+def bind_socket(path: Path) -> socket.socket:
+    """Makes a listening socket that only its owner and the group k8e, where there is one, can connect to.
+
+    It gets its name last, so that there is never a socket of that name with other permissions, or that does not listen.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        previous = os.umask(0o177)
+        try:
+            listener.bind(str(draft))
+        finally:
+            os.umask(previous)
+        open_to_group(draft)
+        listener.listen(BACKLOG)
+        draft.replace(path)
+    except OSError:
+        listener.close()
+        draft.unlink(missing_ok=True)
+        raise
+    return listener
+
+
+def open_to_group(path: Path) -> None:
+    try:
+        os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
+    except (KeyError, PermissionError):
+        return  # no such group, or no right to use it: only the owner can connect
+    path.chmod(0o660)
