@@ -16,7 +16,7 @@ from k8e.core.model import Caller
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.mcp.authentication import Authenticator, ListenAddress
 from k8e.doors.mcp.server import PATIENCE, McpServer, bind
-from k8e.doors.mcp.transport.call import HttpCall
+from k8e.doors.mcp.transport.connection import HttpCall
 from k8e.doors.mcp.transport.http import HttpTransport
 from k8e.doors.request_memory import RequestMemory
 from tests.core.rig import open_rig

@@ -19,7 +19,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, Scope
 from k8e.doors.addresses import bracket
 from k8e.doors.http.errors import HttpRefusal
-from k8e.doors.mcp.transport.call import HttpCall
+from k8e.doors.mcp.transport.connection import HttpCall
 
 PATH: Final = "/mcp"
 _CHALLENGE: Final = 'Bearer realm="k8e"'

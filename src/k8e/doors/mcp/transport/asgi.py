@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from k8e.doors.mcp.transport.call import HttpCall
+from k8e.doors.mcp.transport.connection import HttpCall
 
 SESSION: Final = b"mcp-session-id"
 

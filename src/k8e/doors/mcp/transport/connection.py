@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -15,7 +16,7 @@ from k8e.core.access.access import Payer
 from k8e.core.model import REMOTE, Caller
 from k8e.doors.connection_limits import ConnectionLimits, Peer
 from k8e.doors.http.connection import HttpConnection
-from k8e.doors.http.exchange import READ_SIZE, Exchange
+from k8e.doors.http.exchange import READ_SIZE, Exchange, Request
 
 if TYPE_CHECKING:
     from k8e.doors.mcp.transport.http import HttpTransport
@@ -110,3 +111,26 @@ class McpConnection(HttpConnection):
 
     def _log(self, head: h11.Request, status: int, seconds: float) -> None:
         """Tools write their own lines."""
+
+
+@dataclass(slots=True)
+class HttpCall:
+    """One request, as authentication and the transports use it."""
+
+    head: h11.Request
+    request: Request
+    exchange: Exchange
+    connection: PeerConnection
+    body: bytes = b""  # once it is read
+
+    @property
+    def method(self) -> str:
+        return self.request.method
+
+    @property
+    def authorization(self) -> list[str]:
+        return [value.decode("latin-1") for name, value in self.head.headers if name == b"authorization"]
+
+    def header(self, name: bytes) -> str | None:
+        value = self.request.headers.get(name)
+        return None if value is None else value.decode("latin-1")

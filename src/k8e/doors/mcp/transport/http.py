@@ -28,8 +28,7 @@ from k8e.doors.mcp.clients import McpClient, StatelessClient, destroy_all, make_
 from k8e.doors.mcp.errors import refuse_message
 from k8e.doors.mcp.protocol import ProtocolServer
 from k8e.doors.mcp.transport.asgi import SESSION, AsgiCall
-from k8e.doors.mcp.transport.call import HttpCall
-from k8e.doors.mcp.transport.connection import PeerConnection
+from k8e.doors.mcp.transport.connection import HttpCall, PeerConnection
 from k8e.doors.mcp.transport.sse import JSON, SseTransport
 from k8e.doors.mcp.transport.streamable_http import BODY, StreamableHttpSession, make_manager
 from k8e.doors.request_memory import RequestMemory

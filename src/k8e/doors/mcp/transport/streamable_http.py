@@ -16,7 +16,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from k8e.doors.mcp.clients import McpClient
 from k8e.doors.mcp.protocol import ProtocolServer
 from k8e.doors.mcp.transport.asgi import AsgiCall, Message
-from k8e.doors.mcp.transport.call import HttpCall
+from k8e.doors.mcp.transport.connection import HttpCall
 
 BODY: Final = 16 << 20
 IDLE: Final = 1800.0  # seconds without a request until a session ends
