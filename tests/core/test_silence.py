@@ -66,7 +66,7 @@ def in_time(timeout: float) -> Iterator[None]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent sandbox is ended after a second and not after thirty."""
-    monkeypatch.setattr("k8e.core.sessions.sessions.SILENCE", 1.0)
+    monkeypatch.setattr("k8e.core.sessions.ends.SILENCE", 1.0)
 
 
 async def wait_for_end(rig: Rig, session: str, caller: Caller = ALICE) -> Fault:

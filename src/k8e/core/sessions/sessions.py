@@ -20,15 +20,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import REMOTE, Caller
 from k8e.core.parts import Parts
-from k8e.core.sessions.ends import (
-    GONE_HINT,
-    LOST,
-    OUT_OF_MEMORY,
-    SILENCE,
-    UNRESPONSIVE,
-    describe_loss,
-    describe_unusable,
-)
+from k8e.core.sessions import ends
 from k8e.core.sessions.live import Live, Name
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, Observation, Place
@@ -130,10 +122,10 @@ class Registry:
 
     def missing(self, caller: Caller, session_id: str) -> Fault:
         """Tells a caller who could have seen the session why it is gone."""
-        ends = (end for ended in self._ended.values() for end in ended.items())
-        reasons = [why for name, why in ends if name[2] == session_id and may_see(caller, *name[:2])]
+        all_ends = (end for ended in self._ended.values() for end in ended.items())
+        reasons = [why for name, why in all_ends if name[2] == session_id and may_see(caller, *name[:2])]
         if reasons:
-            error, hint = f"there is no session {session_id} any more", GONE_HINT
+            error, hint = f"there is no session {session_id} any more", ends.GONE_HINT
         else:
             error, hint = f"there is no session {session_id}", "List your sessions, or create one."
         return Fault(Kind.NOT_FOUND, "session_not_found", error, detail=reasons[-1] if reasons else "", hint=hint)
@@ -220,13 +212,13 @@ class Sessions:
 
     async def enter(self, live: Live) -> Opened:
         if not live.usable:
-            raise describe_unusable(live)
+            raise ends.describe_unusable(live)
         try:
             sandbox, place = await self._parts.engine.attach(live.sandbox)
         except (EngineError, LinkError) as error:
             await self.examine(live)
             if not live.usable:
-                raise describe_loss(live) from error
+                raise ends.describe_loss(live) from error
             raise translate(error, "reaching the sandbox") from error
         return Opened(live, sandbox, place)
 
@@ -236,7 +228,7 @@ class Sessions:
         live.memory_kills.see(seen.oom_kills)
         if not seen.alive and live.usable:
             warn("sandbox_died", session=live.session_id, sandbox=live.sandbox, oom_kills=seen.oom_kills)
-            self._give_up(live, OUT_OF_MEMORY if live.memory_kills.recent else LOST)
+            self._give_up(live, ends.OUT_OF_MEMORY if live.memory_kills.recent else ends.LOST)
         return seen
 
     def doubt(self, live: Live) -> None:
@@ -256,11 +248,11 @@ class Sessions:
                 raise
 
     async def _ask(self, live: Live) -> None:
-        if await self._answers_within(live, SILENCE) or await self._answers_within(live, _LAST):
+        if await self._answers_within(live, ends.SILENCE) or await self._answers_within(live, _LAST):
             return
         if live.usable and (await self.examine(live)).alive and live.usable:
             warn("sandbox_silent", session=live.session_id, sandbox=live.sandbox)
-            self._give_up(live, UNRESPONSIVE)
+            self._give_up(live, ends.UNRESPONSIVE)
 
     async def _answers_within(self, live: Live, seconds: float) -> bool:
         """Also true of a session that is not active any more."""
