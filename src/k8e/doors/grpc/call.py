@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -18,13 +18,14 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from k8e.core.access.access import Payer, find_payer
-from k8e.core.access.keys import Admission
+from k8e.core.access.keys import Admission, Keys
 from k8e.core.errors import Fault
 from k8e.core.model import Caller
-from k8e.doors.grpc.authentication import Context
 from k8e.doors.grpc.connection import Connection, Reading
 from k8e.doors.grpc.errors import GrpcRefusal, malformed, stalled
 from k8e.doors.grpc.message_limits import LARGE, PATIENCE, Arrival, MessageLimits
+from k8e.doors.grpc.methods import OWNER_KEY, TENANT_KEY
+from k8e.doors.requests import read_meant
 
 MARGIN: Final = 30.0  # seconds of a call beyond what it waits for
 LONG: Final = 1800.0  # seconds for clones of repositories, and for files of any size over any line
@@ -33,6 +34,7 @@ UNAUTHENTICATED_MESSAGE: Final = 64 << 10
 _UNAUTHENTICATED: Final = -2  # told apart by their source
 
 M = TypeVar("M", bound=Message)
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +199,22 @@ class Call:
         except asyncio.CancelledError:
             await asyncio.wait({opening})
             raise
+
+
+def authenticate(keys: Keys, context: Context) -> Admission | Fault:
+    """A Fault says why the caller is not authenticated."""
+    certificate = next(iter(context.auth_context().get("x509_pem_cert") or ()), b"")
+    try:
+        return keys.admit(certificate)
+    except Fault as fault:
+        return fault
+
+
+def set_meant(admission: Admission, context: Context) -> Admission:
+    """Adds the tenant and the owner whose sessions the call is about, where its metadata name them."""
+    metadata = context.invocation_metadata() or ()
+    named = {name: str(value) for name, value in metadata if name in (TENANT_KEY, OWNER_KEY)}
+    if not named:
+        return admission
+    meant = read_meant(named.get(TENANT_KEY, ""), named.get(OWNER_KEY, ""))
+    return replace(admission, caller=replace(admission.caller, meant=meant))

@@ -19,9 +19,8 @@ from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import format_event
 from k8e.doors.connection_limits import AUTHENTICATED_EACH, UnauthenticatedLimit
-from k8e.doors.grpc.authentication import Context, authenticate, set_meant
 from k8e.doors.grpc.buffered_bytes import estimate_head
-from k8e.doors.grpc.call import Call, Handler
+from k8e.doors.grpc.call import Call, Context, Handler, authenticate, set_meant
 from k8e.doors.grpc.connection import Connection
 from k8e.doors.grpc.errors import GrpcRefusal, describe, internal_error, too_slow
 from k8e.doors.grpc.message_limits import MessageLimits

@@ -21,8 +21,7 @@ from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.doors.addresses import bind_port, bracket, list_names, split_address
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.grpc.authentication import Context
-from k8e.doors.grpc.call import Handler
+from k8e.doors.grpc.call import Context, Handler
 from k8e.doors.grpc.dispatcher import Dispatcher
 from k8e.doors.grpc.handlers import list_handlers
 from k8e.doors.grpc.handlers.agents import AgentDoor
