@@ -11,8 +11,8 @@ import pytest
 
 from k8e.engine.local.disk import disk
 from k8e.engine.local.disk.cleanup import unmount
+from k8e.engine.local.disk.disk import mount_image
 from k8e.engine.local.disk.inodes import UnknownLayout, read_stretches
-from k8e.engine.local.disk.loop import mount_image
 from k8e.engine.local.system.tool import run_tool
 from tests.engine.rig import read_host
 from tests.engine.traces import mount_points

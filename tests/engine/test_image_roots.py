@@ -19,7 +19,7 @@ from k8e.engine import EngineError, SandboxSpec, Shape
 from k8e.engine.images import Image
 from k8e.engine.local import LocalEngine
 from k8e.engine.local.disk.cleanup import unmount_below
-from k8e.engine.local.disk.loop import mount_image
+from k8e.engine.local.disk.disk import mount_image
 from k8e.engine.local.images.layers import Unpacked
 from k8e.engine.local.images.manifest import Configuration
 from k8e.engine.local.record import Record

@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 
 from k8e.engine import EngineError
-from k8e.engine.local.disk.loop import mount_image
+from k8e.engine.local.disk.disk import mount_image
 from k8e.engine.local.system.calls import opened
 from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.local.system.tool import try_tool
