@@ -1,9 +1,10 @@
 """Finds the gateway and the identity, in this order:
 
 1. an endpoint: the argument, K8E_SANDBOX_ENDPOINT, or that of a profile (argument, K8E_SANDBOX_PROFILE). Its identity:
-an API key (argument, K8E_SANDBOX_APIKEY); the files K8E_SANDBOX_CERT and K8E_SANDBOX_KEY; a profile for the same
-endpoint; the daemon of this machine, where the endpoint is its own; else anonymously, with a CA to check the server by
-2. the daemon of this machine, through its unix socket; root starts it when it is not there 3. 127.0.0.1:50051, as in 1
+   an API key (argument, K8E_SANDBOX_APIKEY); the files K8E_SANDBOX_CERT and K8E_SANDBOX_KEY; a profile for the same
+   endpoint; the daemon of this machine, where the endpoint is its own; else none, with a CA to check the server by
+2. the daemon of this machine, through its unix socket; root starts it when it is not there
+3. 127.0.0.1:50051, as in 1
 
 The CA to check a server by is the one that came with the identity; else that of the server's own files, of the
 kubeconfig, or one of the system's.

@@ -271,10 +271,8 @@ class LocalEngine:
                 refusals = tuple(self._network.refusals(sandbox))
                 if self._network.flushed:
                     await self._network.repair()
-            except FileNotFoundError:
-                pass  # there is no such sandbox
-            except EngineError as error:
-                unknown = str(error)
+            except (EngineError, OSError) as error:
+                unknown = str(error) if alive else ""  # the network of one that is gone is gone, too
         return Observation(alive, oom_kills, refusals, unknown)
 
     # Network ---------------------------------------------------------------------------------------------------------

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.engine.local.system.calls import clone_user_namespace, mount_setattr, open_tree, opened
-
-_WALL = 0x40000000  # waits also for a child that sends no signal when it ends
+from k8e.engine.local.system.calls import mount_setattr, new_user_namespace, open_tree, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,10 @@ def map_ids(tree: int, users: Sequence[IdMapping], groups: Sequence[IdMapping] |
 
     The kernel takes the mapping from a user namespace, and a namespace needs a process to begin with.
     """
-    pid = clone_user_namespace()
-    try:
+    with new_user_namespace() as pid:
         for name, ranges in (("uid_map", users), ("gid_map", users if groups is None else groups)):
             lines = "".join(f"{each.stored} {each.shown} {each.count}\n" for each in ranges)
             with open(f"/proc/{pid}/{name}", "wb", buffering=0) as file:
                 file.write(lines.encode())
         with opened(f"/proc/{pid}/ns/user", os.O_RDONLY) as namespace:
             mount_setattr(tree, 0, user_namespace=namespace)
-    finally:
-        os.waitpid(pid, _WALL)

@@ -48,6 +48,7 @@ _RESOLVE_ATTEMPTS: Final = 128  # the kernel answers EAGAIN when anything was re
 _SECCOMP_SET_MODE_FILTER: Final = 1
 _CAPABILITY_VERSION: Final = 0x20080522
 _STACK: Final = 64 << 10
+_WALL: Final = 0x40000000  # waits also for a child that sends no signal when it ends
 
 # Calls without a function in libc, and setgroups, whose function there changes every thread of the process.
 _NUMBERS: Final = {
@@ -145,21 +146,27 @@ def setns(namespace: int, kind: int) -> None:
     _check(_libc.setns(namespace, kind))
 
 
-def clone_user_namespace() -> int:
-    """Starts a process in a user namespace of its own, and returns its pid, for the caller to wait for with __WALL.
+@contextlib.contextmanager
+def new_user_namespace() -> Iterator[int]:
+    """Yields the pid of a process that has a user namespace of its own until the end of the block.
 
     It never runs a line of Python: it is libc's `_exit`, in our memory and on a stack of its own, all signals blocked.
-    Until the caller waits for it, what is left of it still has the namespace, and nothing else of ours: if it lived on
+    Until it is waited for, what is left of it still has the namespace, and nothing else of ours: if it lived on
     without us, so would our sockets and locks, which the next daemon wants.
     """
-    stack = ctypes.create_string_buffer(_STACK)
+    stack = ctypes.create_string_buffer(_STACK)  # it may begin to run on it late: kept until it was waited for
     top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK) & ~0xF)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         function = ctypes.cast(_libc["_exit"], ctypes.c_void_p)
-        return _check(_libc.clone(function, top, _CLONE_VM | _CLONE_NEWUSER, None))
+        pid = _check(_libc.clone(function, top, _CLONE_VM | _CLONE_NEWUSER, None))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield pid
+    finally:
+        os.waitpid(pid, _WALL)
+        del stack
 
 
 # Rights of the calling thread -----------------------------------------------------------------------------------------
