@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import h11
 import pytest
 
 from k8e.core.errors import Fault, Kind
@@ -384,6 +386,27 @@ class TestFiles:
         assert answer.json == {"content": "/w==", "path": "/workspace/a b", "encoding": "base64"}
         answer = await house.ask("GET", target, headers={"Accept": "application/octet-stream"})
         assert (answer.body, answer.headers["content-type"]) == (b"\xff", "application/octet-stream")
+
+    async def test_a_download_that_fails_midway_has_no_end(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = await house.make_session()
+
+        async def download(*_: object, **__: object) -> AsyncIterator[bytes]:
+            async def give() -> AsyncIterator[bytes]:
+                yield b"the first half"
+                raise Fault(Kind.LOST, "sandbox_unreachable", "the answer was lost")
+
+            return give()
+
+        monkeypatch.setattr(house.service.files, "download", download)
+        async with await house.dial() as client:
+            await client.begin("GET", f"/v1/sessions/{session}/content?path=a")
+            await client.send(h11.EndOfMessage())
+            await client.read_head()
+            piece = await client.read_event()
+            assert isinstance(piece, h11.Data)
+            assert bytes(piece.data) == b"the first half"
+            with pytest.raises(h11.RemoteProtocolError):  # cut off: not taken for the whole file
+                await client.read_event()
 
     async def test_a_path_may_be_any_bytes(self, house: House) -> None:
         session = await house.make_session()

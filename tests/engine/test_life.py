@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from dataclasses import replace
 
@@ -57,6 +58,19 @@ async def test_a_sandbox_that_never_was(rig: Rig) -> None:
         await rig.engine.attach(name)
     assert await rig.engine.observe(name) == Observation(alive=False, oom_kills=0)
     await rig.engine.destroy(name)
+
+
+async def test_a_sandbox_lives_whatever_its_network_is_like(
+    rig: Rig, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a firewall that is being reloaded must not keep a daemon from starting."""
+
+    async def fail(_: str) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(rig.engine, "_resume_network", fail)
+    seen = await rig.engine.observe(room.name)
+    assert (seen.alive, seen.refusals_unknown) == (True, "[Errno 28] no space left on device")
 
 
 async def test_a_name_can_be_used_again_and_again(rig: Rig) -> None:

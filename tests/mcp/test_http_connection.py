@@ -27,6 +27,9 @@ async def port(tmp_path: Path) -> AsyncIterator[int]:
         (b"POST /mcp HTTP/1.1", b"Content-Length: %d\r\n" % (17 * MIB), 413),
         (b"POST /mcp HTTP/1.1", b"Authorization: Bearer one\r\nAuthorization: Bearer two\r\n", 401),
         (b"HEAD /mcp HTTP/1.1", b"", 405),
+        (b"HEAD /mcp HTTP/1.1", b"Authorization: Bearer k8e_x\r\n", 401),
+        (b"HEAD /other HTTP/1.1", b"", 404),
+        (b"POST /mcp?x&&y=1& HTTP/1.1", b"Authorization: Bearer k8e_x\r\n", 401),
         (b"GET /mcp HTTP/1.1", b"X: " + b"x" * MIB + b"\r\n", 431),
     ],
 )

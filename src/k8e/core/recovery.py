@@ -14,7 +14,7 @@ from k8e.core.model import Phase, Status
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
-from k8e.core.runs.endings import Endings, put_away, record_outcome
+from k8e.core.runs.endings import Endings, end_command, put_away, record_outcome
 from k8e.core.sandbox.environment import recall_env
 from k8e.core.sessions import ends
 from k8e.core.sessions.hosts import Hosts
@@ -189,6 +189,11 @@ class Recovery:
 
     async def _end_foreground(self, opened: Opened, record: RunRecord, info: CommandInfo | None) -> None:
         """Its caller is gone with the daemon that ran it, and its output with its caller."""
-        end = None if info is None else await put_away(opened.sandbox, info.id, running=info.running)
+        if info is None:
+            end = None
+        elif info.running:
+            end = await put_away(opened.sandbox, info.id)
+        else:  # its outcome is there: where it cannot be read now, the next daemon reads it
+            end = await end_command(opened.sandbox, info.id, running=False)
         ended = replace(record, status=Status.LOST) if end is None else record_outcome(record, end, stdout=0, stderr=0)
         await self._endings.keep(ended, opened.live)

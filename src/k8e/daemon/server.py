@@ -224,14 +224,19 @@ def run_in_foreground() -> None:
 def run_detached(ready: int, make_engine: MakeEngine = make_local_engine) -> int:
     """Runs the daemon; writes to the descriptor `ready` once whether it started. The starting process waits there."""
     os.set_inheritable(ready, False)
+    started = False
 
     def announce() -> None:
+        nonlocal started
+        started = True
         os.write(ready, b"ready\n")
         os.close(ready)
 
     try:
         run_daemon(make_engine, announce=announce, detached=True)
     except ExplainedError as refused:
+        if started:
+            raise
         os.write(ready, json.dumps(refused.body).encode())
         return 1
     return 0

@@ -94,9 +94,10 @@ def report(parsed: argparse.Namespace, done: str) -> int:
 
 def find(name: str) -> tuple[LocalClient, str]:
     """Raises Failure unless the session was made by this command line: it does not touch others."""
+    found = SessionName(check_name(name))
     client = LocalClient()
     try:
-        session = client.get_session(SessionName(check_name(name))).parse()
+        session = client.get_session(found).parse()
         if session.get("labels", {}).get("front") == FRONT:
             return client, name
     except ServiceError as error:

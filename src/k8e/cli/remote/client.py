@@ -241,6 +241,9 @@ class RemoteStream:
                     result = messages.read_run(frame.result)
                     self.result = write(answers.show_run_summary(result), result.exit_code)
                     return
+            raise Failure(
+                "answer_unusable", "the gateway's answer ended without a result", hint="is the gateway of this version?"
+            )
         except grpc.RpcError as error:
             raise self._explain(error) from error
 

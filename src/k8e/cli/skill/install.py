@@ -142,7 +142,7 @@ class Installer:
             if place.content is not None:
                 self._save(place, None)
         folder = self._skill_file("SKILL.md").target.parent
-        if not self._dry_run and folder.is_dir() and not any(folder.iterdir()):
+        if not self._dry_run and folder.name == SKILL and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
     def _edit_for(self, address: str) -> Edit:

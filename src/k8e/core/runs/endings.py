@@ -222,10 +222,10 @@ async def end_command(sandbox: Sandbox, command: int, *, running: bool = True) -
     return await process.wait()
 
 
-async def put_away(sandbox: Sandbox, command: int, *, running: bool = True) -> Outcome | None:
+async def put_away(sandbox: Sandbox, command: int) -> Outcome | None:
     """The same; without an outcome where the sandbox does not answer."""
     try:
-        return await end_command(sandbox, command, running=running)
+        return await end_command(sandbox, command)
     except LinkError as error:
         warn("not_put_away", command=f"{command:016x}", cause=error)
         return None

@@ -33,14 +33,19 @@ class Request:
     content_type: str
 
     @classmethod
-    def of(cls, event: h11.Request) -> Request:
+    def of(cls, event: h11.Request, *, strict: bool = True) -> Request:
+        """`strict`: a query that is no list of `name=value` is refused, instead of read as far as it is one."""
         headers = dict(event.headers)
         target, _, query = event.target.decode("ascii", "replace").partition("?")
         if not target.startswith("/"):
             raise malformed("the request's target is not a path")
         try:
             pairs = urllib.parse.parse_qsl(
-                query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape", max_num_fields=16
+                query,
+                keep_blank_values=True,
+                strict_parsing=bool(query) and strict,
+                errors="surrogateescape",
+                max_num_fields=16,
             )
         except ValueError as error:
             raise malformed("the query is malformed", str(error)) from error
@@ -75,14 +80,15 @@ class Exchange:
         self.caller = caller
         self.allocation = allocation  # bytes of the body in memory
         self.status = 0  # of the answer, once it has begun
+        self._framed = False
         self._protocol = protocol
         self._reader = reader
         self._writer = writer
 
     @property
     def can_continue(self) -> bool:
-        """Whether frames were begun and not ended."""
-        return self._protocol.our_state is h11.SEND_BODY
+        """Whether frames were begun and not ended. An error in the middle of anything else cuts the answer off."""
+        return self._framed and self._protocol.our_state is h11.SEND_BODY
 
     async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
         """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced), and
@@ -135,7 +141,8 @@ class Exchange:
     async def send_bytes(
         self, status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        fields = {"Content-Type": content_type, "Content-Length": str(len(body)), **self._closing(), **(headers or {})}
+        kind = {"Content-Type": content_type} if body else {}
+        fields = {**kind, "Content-Length": str(len(body)), **self._closing(), **(headers or {})}
         self.status = status
         head = self._protocol.send(h11.Response(status_code=status, headers=list(fields.items())))
         parts = self._protocol.send_with_data_passthrough(h11.Data(data=body)) or []
@@ -144,6 +151,7 @@ class Exchange:
         await self._writer.drain()
 
     async def start_frames(self) -> None:
+        self._framed = True
         await self.start_pieces(frames.CONTENT_TYPE)
 
     async def start_pieces(self, content_type: str) -> None:

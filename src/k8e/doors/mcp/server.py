@@ -110,6 +110,7 @@ class McpServer:
                     self._certificate.renew(context)
         finally:
             acceptor.close()
+            self._listener.close()
             await asyncio.shield(asyncio.create_task(self._end()))
 
     def _renewal_delay(self) -> float | None:
@@ -156,6 +157,5 @@ class McpServer:
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late)
-        self._listener.close()  # not before: the event loop still has it
+                await asyncio.wait(late, timeout=GRACE)
         await self._transport.close()

@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class ToolText:
     """`reads` changes nothing; `destroys` may take something away; `repeats` is the same done twice; `reaches` may
-    context to the world outside."""
+    talk to the world outside."""
 
     name: str
     title: str

@@ -32,6 +32,7 @@ from k8e.doors.mcp.transport.connection import HttpCall, PeerConnection
 from k8e.doors.mcp.transport.sse import JSON, SseTransport
 from k8e.doors.mcp.transport.streamable_http import BODY, StreamableHttpSession, make_manager
 from k8e.doors.request_memory import RequestMemory
+from k8e.profiles.text import to_json
 
 SESSIONS: Final = 1000
 SESSIONS_PER_KEY: Final = 200
@@ -55,13 +56,11 @@ class HttpTransport:
         self._keyed: dict[str, set[asyncio.Task[None]]] = {}  # requests under way, by the identity of their key
 
     async def answer(self, head: h11.Request, exchange: Exchange, connection: PeerConnection) -> None:
-        call = HttpCall(head, Request.of(head), exchange, connection)
-        if call.method == "HEAD":
-            exchange.skip_body()
-            await exchange.send_bytes(405, b"", JSON)
-            return
+        call = HttpCall(head, Request.of(head, strict=False), exchange, connection)
         try:
             admission = await self._authenticator.authenticate(call)
+            if call.method == "HEAD":
+                raise HttpRefusal(405, "method_not_allowed", "HEAD is no method of MCP", hint="use POST or GET")
             payer = find_payer(admission.caller.uid, admission.caller.tenant)
             if not connection.authenticate(payer):
                 raise HttpRefusal(
@@ -206,7 +205,8 @@ class HttpTransport:
 
 async def _explain(call: HttpCall, problem: Fault | HttpRefusal) -> None:
     status, body = describe(problem)
-    await call.exchange.send_json(status, body, challenge(problem, status, call.authorization))
+    content = b"" if call.method == "HEAD" else to_json(body)
+    await call.exchange.send_bytes(status, content, JSON, challenge(problem, status, call.authorization))
 
 
 def _find_token(call: HttpCall) -> str:
