@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from k8e.cli.client import RunStream, Service
+    from k8e.cli.client.service import RunStream, Service
 
 MESSAGE = 64 << 20
 STDIN_IN_JSON = 46 << 20  # base64 takes a third more, and the rest of a message has to fit as well

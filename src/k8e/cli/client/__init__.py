@@ -1,12 +1,8 @@
 """Clients of the service: a command calls methods of one client, and prints what they return.
 
-The client of this machine's daemon stands here and speaks HTTP on its unix socket (docs/http-api.md; http.py,
-response.py, streams.py, failures.py, launch.py). ../remote/ speaks gRPC to a gateway. Neither protocol is imported
-before it is needed.
-
-Texts are as Python decodes arguments and file names: a client sends the bytes that the user typed. `wanted` is an
-object with the members of the request in docs/http-api.md. Every method raises ServiceError when the service refuses,
-and Failure when the service cannot be reached or does not answer.
+service.py has the methods that every client has. The client of this machine's daemon stands here and speaks HTTP on its
+unix socket (docs/http-api.md; http.py, response.py, streams.py, failures.py, launch.py). ../remote/ speaks gRPC to a
+gateway. Neither protocol is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -15,16 +11,13 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Any, TypeAlias
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
 
     from k8e.cli.client.response import Response
+    from k8e.cli.client.service import Service, Wanted
     from k8e.cli.client.streams import LocalStream
-    from k8e.cli.remote.client import RemoteClient, RemoteStream
 
-    Service: TypeAlias = "LocalClient | RemoteClient"
-    RunStream: TypeAlias = LocalStream | RemoteStream
-    Wanted = Mapping[str, Any]
     Show = Callable[[dict[str, Any]], None]
 
 # Any of them means a gateway and not the daemon of this machine. Options become variables (commands.py).

@@ -16,8 +16,6 @@ STDOUT, STDERR, STARTED, RESULT, ERROR, PROGRESS = 1, 2, 4, 5, 6, 7  # kinds of 
 
 
 class LocalStream:
-    """A foreground run whose output arrives while it runs."""
-
     def __init__(self, response: Response, connection: Connection) -> None:
         self.response = response
         self._connection = connection
@@ -30,11 +28,9 @@ class LocalStream:
 
     @property
     def result(self) -> Answer:
-        """Known after the output has ended."""
         return Answer(self._result, self.response.exit_code)
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """Yields (1 for stdout or 2 for stderr, bytes) until the run has ended."""
         for kind, data in self._frames:
             if kind in (STDOUT, STDERR):
                 yield kind, data

@@ -18,7 +18,7 @@ from k8e.doors.http import answers
 from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
-    from k8e.cli.client import Wanted
+    from k8e.cli.client.service import Wanted
     from k8e.cli.remote.discovery import Target
 
 MARGIN: Final = 60.0

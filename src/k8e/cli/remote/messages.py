@@ -30,7 +30,7 @@ from k8e.link.model import CommandInfo
 from k8e.policy import HostList
 
 if TYPE_CHECKING:
-    from k8e.cli.client import Wanted
+    from k8e.cli.client.service import Wanted
 
 
 def decode(text: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from k8e.cli.client import Service
+    from k8e.cli.client.service import Service
 
 WAIT = 30.0
 LEEWAY = 5.0  # for a service that is restarted in the last moment

@@ -10,7 +10,7 @@ from k8e.cli.values import split_hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.client import Service
+    from k8e.cli.client.service import Service
     from k8e.cli.run import RunOptions
     from k8e.cli.state import State
 
