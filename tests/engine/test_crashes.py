@@ -37,6 +37,8 @@ MOUNTING = ("mounts/", "system/calls.")
 # What the machine's last engine sets back: whether it is the last depends on its neighbours.
 SOMETIMES = {"network/machine.Machine._give_back", "network/ip_forward.restore", "network/ip_forward._recall"}
 SOMETIMES |= {"network/netlink/route.own_addresses", "network/netlink/route.RoutingRule.remove"}
+# It is asked about rules that any engine of the machine removes.
+SOMETIMES |= {"network/network.Network._has_wire"}
 # A wire that the kernel removes with the sandbox's namespace, before it is looked for, or after.
 SOMETIMES |= {"network/netlink/route.RouteSocket.index_of", "network/netlink/route.remove_link"}
 
