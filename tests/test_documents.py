@@ -80,9 +80,9 @@ def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
 
 
 def test_the_page_of_the_http_door_has_every_request_and_no_other(tmp_path: Path) -> None:
-    nobody: Any = Mock()  # is asked for anything: what counts is where it could be
-    keys = Keys(tmp_path, audit=nobody)
-    handlers = (*list_handlers(nobody, nobody, lambda: "", keys, nobody), McpEndpoint(nobody, keys))
+    unused: Any = Mock()  # is asked for nothing: what counts is where it could be
+    keys = Keys(tmp_path, audit=unused)
+    handlers = (*list_handlers(unused, unused, lambda: "", keys, unused), McpEndpoint(unused, keys))
     made = {(route.method, "/" + "/".join(route.path)) for each in handlers for route in each.routes}
     requests = re.findall(r"`(GET|POST|PUT|DELETE) (/[\w/]+)`", (ROOT / "docs" / "http-api.md").read_text())
     documented = {(method, re.sub(r"/(ID|NAME)\b", "/*", path)) for method, path in requests}
