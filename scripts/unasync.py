@@ -1,7 +1,7 @@
 """Derives the synchronous half of the Python SDK from the asynchronous one.
 
-scripts/unasync.py            writes sdk/python/sandbox_client/_sync.py
-scripts/unasync.py --check    fails when it is not what would be written (make lint)
+scripts/unasync.py            writes sdk/python/sandbox_client/_sync*.py
+scripts/unasync.py --check    fails when they are not what would be written (make lint)
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ FOLDER = ROOT / "sdk" / "python" / "sandbox_client"
 
 REPLACEMENTS = [
     (
-        r'^"""The client, written once.*?"""',
-        '"""The client. Generated from _async.py by scripts/unasync.py: change that one."""',
+        r'\A"""([\w ]+), written once: _sync(\w*)\.py is\b.*?"""',
+        r'"""\1. Generated from _async\2.py by scripts/unasync.py: change that one."""',
     ),
-    (r"await asyncio\.to_thread\((\w+), ", r"\1("),
+    (r"await asyncio\.to_thread\(([\w.]+), ", r"\1("),
+    (r"\breturn await call$", "return call.result()"),
+    (r" = method\(aiter\(pieces\),", " = method.future(iter(pieces),"),
+    (r"\b_async(?=_\w+ import)", "_sync"),
     (r"asyncio\.Lock", "threading.Lock"),
     (r"import asyncio\n", ""),
     (r"import contextlib\nimport time\n", "import contextlib\nimport threading\nimport time\n"),
@@ -30,6 +33,8 @@ REPLACEMENTS = [
     (r"\bAsync(?=[A-Z])", ""),
     (r"\b__a(enter|exit|iter)__", r"__\1__"),
     (r"\baclose\b", "close"),
+    (r"\bAwaitable\[(\w+)\]", r"\1"),
+    (r", Awaitable\b", ""),
     (r"\basync (?=def|with|for)", ""),
     (r"\bawait ", ""),
     (r"many tasks at once", "many threads at once"),
@@ -47,15 +52,16 @@ def derive(source: str) -> str:
 
 
 def main() -> int:
-    derived = derive((FOLDER / "_async.py").read_text())
-    target = FOLDER / "_sync.py"
-    if "--check" not in sys.argv:
-        target.write_text(derived)
-        return 0
-    if target.read_text() == derived:
-        return 0
-    print("sdk/python/sandbox_client/_sync.py is not what _async.py gives: run scripts/unasync.py", file=sys.stderr)
-    return 1
+    stale = []
+    for source in sorted(FOLDER.glob("_async*.py")):
+        derived = derive(source.read_text())
+        target = FOLDER / source.name.replace("_async", "_sync")
+        if "--check" not in sys.argv:
+            target.write_text(derived)
+        elif not target.exists() or target.read_text() != derived:
+            stale.append(f"{target.relative_to(ROOT)} is not what {source.name} gives: run scripts/unasync.py")
+    print(*stale, sep="\n", end="\n" if stale else "", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

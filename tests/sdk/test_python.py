@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -95,6 +96,63 @@ def test_hosts_are_changed_and_what_is_refused_is_explained(client: SandboxClien
         assert client.update_allowed_hosts(sid, []) == ()
     finally:
         client.destroy_session(sid)
+
+
+def test_an_empty_list_is_no_command(client: SandboxClient, session: str) -> None:
+    """It once ran an empty shell, which succeeded."""
+    for call in (client.exec, client.start):
+        with pytest.raises(sandbox_client.InvalidArgument, match="empty list") as caught:
+            call(session, [])
+        assert caught.value.field == "command"
+    with pytest.raises(sandbox_client.InvalidArgument, match="empty list"):
+        client.exec_stream(session, [])
+
+
+def test_a_closed_client_makes_no_session(machine: Machine, client: SandboxClient) -> None:
+    mine = SandboxClient()
+    first = mine.run("true")
+    mine.close()
+    mine.close()
+    for call in (lambda: mine.run("true"), mine.status):
+        with pytest.raises(sandbox_client.Conflict, match="the client is closed") as caught:
+            call()
+        assert caught.value.code == "client_closed"
+    assert first.session_id not in {session.session_id for session in client.list_sessions()}
+
+
+async def test_a_client_that_is_closed_while_it_makes_its_session_leaves_none(
+    machine: Machine, client: SandboxClient
+) -> None:
+    before = {session.session_id for session in client.list_sessions()}
+    mine = AsyncSandboxClient()
+    running = asyncio.create_task(mine.run("true"))
+    while not mine._creating.locked() and not running.done():
+        await asyncio.sleep(0)
+    await mine.close()
+    with contextlib.suppress(sandbox_client.SandboxError):
+        await running
+    assert {session.session_id for session in client.list_sessions()} == before
+
+
+def test_commands_and_runs_are_listed_and_limits_hold(client: SandboxClient, runtime: str) -> None:
+    sid = client.create_session(runtime, pids=61, open_files=200, inodes=5000)
+    try:
+        started = client.start(sid, ["/usr/bin/sleep", "1000"])
+        assert [process.command for process in client.ps(sid)] == ["/usr/bin/sleep"]
+        client.kill(started.run_id)
+        assert client.ps(sid) == []
+        result = client.exec(sid, "ulimit -n")
+        assert result.stdout == "200\n"
+        runs = [(run.run_id, run.status) for run in client.log(sid)]
+        assert runs == [(started.run_id, "killed"), (result.run_id, "completed")]
+    finally:
+        client.destroy_session(sid)
+
+
+def test_a_text_is_no_list_of_hosts(client: SandboxClient, session: str) -> None:
+    for change in ({"allowed_hosts": "x.example"}, {"add": "x.example"}, {"remove": "x.example"}):
+        with pytest.raises(sandbox_client.InvalidArgument, match="give a list"):
+            client.update_allowed_hosts(session, **change)
 
 
 def test_a_text_is_no_list_of_packages(client: SandboxClient, session: str) -> None:

@@ -32,10 +32,12 @@ from sandbox_client._model import (
     FileInfo,
     ImageInfo,
     PipResult,
+    ProcessInfo,
     Refusal,
     RunResult,
     SessionInfo,
     StatusInfo,
+    Transfer,
 )
 from sandbox_client._sync import ExecStream, SandboxClient, sandbox_session
 
@@ -56,6 +58,7 @@ __all__ = [
     "NotText",
     "PermissionDenied",
     "PipResult",
+    "ProcessInfo",
     "Refusal",
     "ResourceExhausted",
     "RunLost",
@@ -65,6 +68,7 @@ __all__ = [
     "ServerNotTrusted",
     "SessionInfo",
     "StatusInfo",
+    "Transfer",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

@@ -170,6 +170,38 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """The amount that was copied into a sandbox or out of one."""
+
+    bytes: int
+    files: int
+    skipped: tuple[str, ...] = ()  # links and special files, which are not copied
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A command that runs in a session."""
+
+    pid: int  # inside the sandbox
+    command: str  # its first word
+    raw_command: bytes  # the exact bytes of it, also where they are not UTF-8
+    started: float  # unix seconds
+    stdout_bytes: int  # how much it has written so far
+    stderr_bytes: int
+
+    @classmethod
+    def read(cls, message: pb.ProcessInfo) -> ProcessInfo:
+        return cls(
+            pid=message.pid,
+            command=message.command,
+            raw_command=message.command_bytes or message.command.encode(),
+            started=message.started,
+            stdout_bytes=message.stdout_bytes,
+            stderr_bytes=message.stderr_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PipResult:
     output: str
     exit_code: int | None

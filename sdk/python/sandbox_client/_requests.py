@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sandbox_client import sandbox_pb2 as pb
-from sandbox_client._errors import InvalidArgument
+from sandbox_client._errors import Conflict, DeadlineExceeded, InvalidArgument
 
 MESSAGE: Final = 64 << 20
 SMALL: Final = 4 << 20  # a file up to here goes in one message
@@ -41,6 +41,9 @@ def build_create(
     cpus: float,
     memory: int,
     disk: int,
+    pids: int,
+    inodes: int,
+    open_files: int,
     ttl: float,
     manifest: str,
     git_repo: str,
@@ -50,8 +53,11 @@ def build_create(
     labels: Mapping[str, str] | None,
     read_only: bool,
     powerless: bool,
+    more_hosts: Sequence[str],
 ) -> pb.CreateSessionRequest:
     check_list("allowed_hosts", allowed_hosts)
+    check_list("more_hosts", more_hosts)
+    limits = pb.Limits(cpus=cpus, memory=memory, pids=pids, disk=disk, inodes=inodes, open_files=open_files)
     return pb.CreateSessionRequest(
         session_id=session_id,
         tenant_id=tenant_id,
@@ -61,7 +67,7 @@ def build_create(
         deny_all_hosts=allowed_hosts is not None and not allowed_hosts,
         env=dict(env or {}),
         image=image,
-        limits=pb.Limits(cpus=cpus, memory=memory, disk=disk),
+        limits=limits,
         ttl=ttl,
         manifest=manifest,
         git_repo=git_repo,
@@ -71,6 +77,7 @@ def build_create(
         labels=dict(labels or {}),
         read_only=read_only,
         powerless=powerless,
+        more_hosts=list(more_hosts),
     )
 
 
@@ -81,11 +88,30 @@ def check_list(field: str, values: Sequence[str] | None) -> None:
         raise InvalidArgument(f"{field} is one text", code="invalid_argument", field=field, hint=hint)
 
 
+def describe_closed() -> Conflict:
+    return Conflict("the client is closed", code="client_closed", hint="make another SandboxClient")
+
+
+def check_since(since: object) -> None:
+    """A path is easily given in its place."""
+    if isinstance(since, str | bytes):
+        hint = f"list_files(session_id, path={since!r})"
+        raise InvalidArgument("since is no time in seconds", code="invalid_argument", field="since", hint=hint)
+
+
 def check_timeout(timeout: float) -> None:
     """Before a deadline is made of it: one that is no number, or too far away, is missed at once."""
     if not 0 <= timeout < 1e8:  # which a NaN is not
         hint = "seconds, more than 0 and at most 86400"
         raise InvalidArgument(f"timeout is {timeout}", code="invalid_argument", field="timeout", hint=hint)
+
+
+def check_left(timeout: float) -> float:
+    """The seconds that are left for a call about files, of those that its caller gave."""
+    check_timeout(timeout)
+    if not timeout:
+        raise DeadlineExceeded("no time is left", code="deadline_exceeded", hint="give it a longer timeout")
+    return timeout
 
 
 def build_child(
@@ -101,11 +127,15 @@ def build_child(
     cpus: float,
     memory: int,
     disk: int,
+    pids: int,
+    inodes: int,
+    open_files: int,
     ttl: float,
     read_only: bool,
     powerless: bool,
 ) -> pb.RunSubAgentRequest:
     check_list("allowed_hosts", allowed_hosts)
+    limits = pb.Limits(cpus=cpus, memory=memory, pids=pids, disk=disk, inodes=inodes, open_files=open_files)
     return pb.RunSubAgentRequest(
         parent_session_id=parent_session_id,
         agent_type=agent_type,
@@ -116,7 +146,7 @@ def build_child(
         deny_all_hosts=allowed_hosts is not None and not allowed_hosts,
         env=dict(env or {}),
         image=image,
-        limits=pb.Limits(cpus=cpus, memory=memory, disk=disk),
+        limits=limits,
         ttl=ttl,
         read_only=read_only,
         powerless=powerless,
@@ -149,17 +179,12 @@ def build_exec(
         request.command_bytes, request.language = command, language
     else:
         request.argv.extend(word.encode() if isinstance(word, str) else word for word in command)
+        if not request.argv:
+            # On the wire no arguments are no list, and no code is an empty program, which would be run.
+            hint = "the program is the first entry of the list"
+            raise InvalidArgument("command is an empty list", code="invalid_argument", field="command", hint=hint)
     if isinstance(workdir, bytes):
         request.workdir_bytes = workdir
     else:
         request.workdir = workdir
     return request
-
-
-def build_upload(session_id: str, path: Path, content: bytes, mode: str) -> Iterator[pb.UploadFileRequest]:
-    header = pb.UploadHeader(session_id=session_id, mode=mode)
-    set_path(header, path)
-    yield pb.UploadFileRequest(header=header)
-    view = memoryview(content)
-    for start in range(0, len(view), PIECE):
-        yield pb.UploadFileRequest(content=bytes(view[start : start + PIECE]))

@@ -13,25 +13,26 @@ import grpc
 
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
-from sandbox_client._errors import Conflict, NotFound, NotText, RunLost, translate
+from sandbox_client._errors import Conflict, NotFound, RunLost, translate
 from sandbox_client._model import (
     Approval,
     Chunk,
     ChunkReader,
-    FileInfo,
     ImageInfo,
     PipResult,
+    ProcessInfo,
     RunResult,
     SessionInfo,
     StatusInfo,
 )
+from sandbox_client._sync_files import FileCalls, Pieces
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
 _RUNS = ("Exec", "ExecStream", "PipInstall")
 
 
-class SandboxClient:
+class SandboxClient(FileCalls):
     """Runs code in sandboxes, through the gateway of a machine or cluster.
 
     Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there. A
@@ -56,6 +57,7 @@ class SandboxClient:
         self._opening = threading.Lock()
         self._session = ""  # the one that `run` made for itself
         self._creating = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -66,16 +68,18 @@ class SandboxClient:
         self.close()
 
     def close(self) -> None:
-        """Destroys the session that `run` made, and lets go of the gateway."""
-        try:
-            if self._session:
-                session, self._session = self._session, ""
-                with contextlib.suppress(NotFound, Conflict):
-                    self.destroy_session(session)
-        finally:
-            if self._channel is not None:
-                channel, self._channel = self._channel, None
-                channel.close()
+        """Destroys the session that `run` made, and lets go of the gateway. The client cannot be used afterwards."""
+        with self._creating:  # a session that is being made for `run` is made first
+            try:
+                if self._session:
+                    session, self._session = self._session, ""
+                    with contextlib.suppress(NotFound, Conflict):
+                        self.destroy_session(session)
+            finally:
+                self._closed = True
+                if self._channel is not None:
+                    channel, self._channel = self._channel, None
+                    channel.close()
 
     # Running
 
@@ -162,6 +166,16 @@ class SandboxClient:
         """Ends a run with everything it started."""
         self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
 
+    def ps(self, session_id: str) -> list[ProcessInfo]:
+        """Lists the commands that run in a session."""
+        response = self._call("Ps", pb.PsRequest(session_id=session_id), pb.PsResponse)
+        return [ProcessInfo.read(process) for process in response.processes]
+
+    def log(self, session_id: str) -> list[RunResult]:
+        """Lists the runs of a session, oldest first, without their output."""
+        response = self._call("Log", pb.LogRequest(session_id=session_id), pb.LogResponse)
+        return [RunResult.read(run) for run in response.runs]
+
     def pip_install(self, session_id: str, packages: Sequence[str], timeout: float = 300) -> PipResult:
         requests.check_list("packages", packages)
         requests.check_timeout(timeout)
@@ -182,6 +196,9 @@ class SandboxClient:
         cpus: float = 0,
         memory: int = 0,
         disk: int = 0,
+        pids: int = 0,
+        inodes: int = 0,
+        open_files: int = 0,
         ttl: float = 0,
         manifest: str = "",
         git_repo: str = "",
@@ -191,8 +208,12 @@ class SandboxClient:
         labels: Mapping[str, str] | None = None,
         read_only: bool = False,
         powerless: bool = False,
+        more_hosts: Sequence[str] = (),
     ) -> str:
-        """Makes a session and returns its id. `allowed_hosts`: None is the default list, an empty one denies all.
+        """Makes a session and returns its id. `allowed_hosts`: None is the default list, an empty one denies all;
+        `more_hosts` are added to the default list. Limits are `cpus`, bytes of `memory` and `disk`, `pids` (processes
+        and threads), `inodes` (files and directories) and `open_files` of a process; 0 is the default. Unused for
+        `ttl` seconds it ends.
         A runtime that is not there is an error, never something weaker; "" is the strongest that works.
         A `persistent` one lasts until it is destroyed and can be stopped; `secrets` are variables no disk keeps."""
         request = requests.build_create(
@@ -205,6 +226,9 @@ class SandboxClient:
             cpus=cpus,
             memory=memory,
             disk=disk,
+            pids=pids,
+            inodes=inodes,
+            open_files=open_files,
             ttl=ttl,
             manifest=manifest,
             git_repo=git_repo,
@@ -214,6 +238,7 @@ class SandboxClient:
             labels=labels,
             read_only=read_only,
             powerless=powerless,
+            more_hosts=more_hosts,
         )
         response = self._call("CreateSession", request, pb.CreateSessionResponse, requests.CREATE_SECONDS)
         return str(response.session_id)
@@ -232,6 +257,9 @@ class SandboxClient:
         cpus: float = 0,
         memory: int = 0,
         disk: int = 0,
+        pids: int = 0,
+        inodes: int = 0,
+        open_files: int = 0,
         ttl: float = 0,
         read_only: bool = False,
         powerless: bool = False,
@@ -250,6 +278,9 @@ class SandboxClient:
             cpus=cpus,
             memory=memory,
             disk=disk,
+            pids=pids,
+            inodes=inodes,
+            open_files=open_files,
             ttl=ttl,
             read_only=read_only,
             powerless=powerless,
@@ -298,6 +329,8 @@ class SandboxClient:
         remove: Sequence[str] = (),
     ) -> tuple[str, ...]:
         """A new list, or changes to the one in force; returns the list that holds from now on."""
+        for field, hosts in (("allowed_hosts", allowed_hosts), ("add", add), ("remove", remove)):
+            requests.check_list(field, hosts)
         request = pb.UpdateAllowedHostsRequest(
             session_id=session_id,
             allowed_hosts=list(allowed_hosts or ()),
@@ -337,43 +370,6 @@ class SandboxClient:
     def status(self) -> StatusInfo:
         return StatusInfo.read(self._call("Status", pb.StatusRequest(), pb.StatusResponse))
 
-    # Files
-
-    def write_file(self, session_id: str, path: requests.Path, content: str | bytes, mode: str = "w") -> int:
-        """Writes ("w") or appends ("a") text or bytes of any size, and says how many bytes. Directories are made."""
-        data = content.encode() if isinstance(content, str) else content
-        if len(data) > requests.SMALL:
-            pieces = requests.build_upload(session_id, path, data, mode)
-            return int((self._upload("UploadFile", pieces, pb.UploadFileResponse)).bytes)
-        request = pb.WriteFileRequest(session_id=session_id, content=data, mode=mode)
-        requests.set_path(request, path)
-        return int((self._call("WriteFile", request, pb.WriteFileResponse, requests.FILE_SECONDS)).bytes)
-
-    def read_bytes(self, session_id: str, path: requests.Path) -> bytes:
-        """A file of any size."""
-        request = pb.DownloadFileRequest(session_id=session_id)
-        requests.set_path(request, path)
-        pieces = []
-        for piece in self._stream("DownloadFile", request, pb.DownloadFileResponse, requests.FILE_SECONDS):
-            pieces.append(piece.content)
-        return b"".join(pieces)
-
-    def read_file(self, session_id: str, path: requests.Path) -> str:
-        """A file that is text in UTF-8."""
-        content = self.read_bytes(session_id, path)
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            detail = f"byte {error.start} of {len(content)}"
-            raise NotText(f"{path!r} is not UTF-8", code="not_text", detail=detail, hint="use read_bytes") from error
-
-    def list_files(self, session_id: str, since: float = 0, *, path: requests.Path = "") -> list[FileInfo]:
-        """Everything below a directory (the workspace) that was modified since then."""
-        request = pb.ListFilesRequest(session_id=session_id, since=since)
-        requests.set_path(request, path)
-        response = self._call("ListFiles", request, pb.ListFilesResponse, requests.FILE_SECONDS)
-        return [FileInfo.read(info) for info in response.files]
-
     # The way there
 
     def _own_session(self, dead: str) -> str:
@@ -385,6 +381,8 @@ class SandboxClient:
 
     def _open(self) -> grpc.Channel:
         with self._opening:
+            if self._closed:
+                raise requests.describe_closed()
             if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
                 return self._channel
             target = find_target(*self._wanted)
@@ -404,16 +402,24 @@ class SandboxClient:
         except grpc.RpcError as error:
             raise translate(error, runs=name in _RUNS) from error
 
-    def _upload(self, name: str, pieces: Any, response: Any) -> Any:
+    def _upload(self, name: str, pieces: Pieces, response: Any, timeout: float) -> Any:
         method = (self._open()).stream_unary(
             _SERVICE + name,
             request_serializer=pb.UploadFileRequest.SerializeToString,
             response_deserializer=response.FromString,
         )
+        call = method.future(iter(pieces), timeout=timeout, metadata=self._metadata)
+        pieces.cancel = call.cancel
         try:
-            return method(pieces, timeout=requests.FILE_SECONDS, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise translate(error) from error
+            return call.result()
+        except BaseException as error:
+            if pieces.error is not None:
+                raise pieces.error from None
+            if isinstance(error, grpc.RpcError):
+                raise translate(error) from error
+            raise
+        finally:
+            call.cancel()  # for a caller that leaves early; after the end it has no effect
 
     def _stream(self, name: str, request: Any, response: Any, timeout: float) -> Iterator[Any]:
         method = (self._open()).unary_stream(

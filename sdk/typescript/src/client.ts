@@ -2,27 +2,38 @@
 import {
   Client,
   type ClientReadableStream,
+  type ClientUnaryCall,
   type ClientWritableStream,
   Metadata,
   type ServiceError,
 } from "@grpc/grpc-js";
 
+import { once } from "node:events";
+import { stat } from "node:fs/promises";
+import type { Writable } from "node:stream";
+
+import { failWith, follow, unlessAborted } from "./abort.js";
 import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
-import { Conflict, InvalidArgument, NotFound, NotText, RunLost, SandboxError, translate } from "./errors.js";
+import { Conflict, InvalidArgument, NotFound, NotText, RunLost, SandboxError } from "./errors.js";
+import { PIECE, TargetFolder, findName, listFolder, readPieces, replaceFile } from "./local_files.js";
 import {
   type Approval,
-  Chunk,
+  type Chunk,
+  ChunkReader,
   type FileInfo,
   type ImageInfo,
   type PipResult,
+  type ProcessInfo,
   type RunResult,
   type SessionInfo,
   type StatusInfo,
+  type Transfer,
   readApproval,
   readFileInfo,
   readImage,
   readPip,
+  readProcess,
   readRun,
   readSession,
   readStatus,
@@ -30,7 +41,6 @@ import {
 import { type Wanted, findTarget } from "./target.js";
 
 const SMALL = 4 << 20; // a file up to here goes in one message
-const PIECE = 1 << 20;
 const RUNS = new Set(["Exec", "ExecStream", "PipInstall"]);
 const MARGIN = 30; // seconds for the way there and back, on top of what the command may take
 const CREATE_SECONDS = 180;
@@ -52,14 +62,34 @@ export interface ClientOptions {
   profile?: string;
 }
 
-export interface ExecOptions {
+/** For every call. */
+export interface CallOptions {
+  /** Aborting it gives the call up, with the signal's reason. A command that the call waits for is ended. */
+  signal?: AbortSignal | undefined;
+}
+
+export interface ExecOptions extends CallOptions {
   language?: Language;
   env?: Record<string, string>;
   workdir?: Path;
   stdin?: string | Uint8Array;
 }
 
-interface Wishes {
+/** For calls about files. */
+export interface FileOptions extends CallOptions {
+  /** Seconds for the whole of it; 600 unless told otherwise. */
+  timeout?: number;
+}
+
+/** For calls that read a file. */
+export interface RangeOptions extends FileOptions {
+  /** Where to begin. */
+  offset?: number;
+  /** How many bytes at most; left out: to the end. */
+  length?: number;
+}
+
+interface Wishes extends CallOptions {
   allowedHosts?: readonly string[];
   sessionId?: string;
   env?: Record<string, string>;
@@ -67,6 +97,13 @@ interface Wishes {
   cpus?: number;
   memory?: number;
   disk?: number;
+  /** Processes and threads. */
+  pids?: number;
+  /** Files and directories. */
+  inodes?: number;
+  /** Open files of one process. */
+  openFiles?: number;
+  /** Unused for so many seconds it ends. */
   ttl?: number;
 }
 
@@ -75,6 +112,8 @@ export interface SessionOptions extends Wishes {
   runtimeClass?: string;
   /** Left out: the default list. Empty: nothing may be reached. */
   allowedHosts?: readonly string[];
+  /** On top of the default list; not together with allowedHosts. */
+  moreHosts?: readonly string[];
   tenantId?: string;
   manifest?: string;
   gitRepo?: string;
@@ -91,7 +130,7 @@ export interface SessionOptions extends Wishes {
   powerless?: boolean;
 }
 
-export interface StartOptions {
+export interface StartOptions extends CallOptions {
   /** Further variables, or other values. */
   env?: Record<string, string>;
   /** All of its secrets. */
@@ -113,6 +152,7 @@ export interface SubAgentOptions extends Wishes {
 
 /* eslint-disable-next-line @typescript-eslint/no-explicit-any -- the loader's messages have no types */
 type Message = any;
+type Pieces = AsyncIterable<Uint8Array> | Iterable<Uint8Array>;
 type Method = (...words: unknown[]) => unknown;
 
 const bytes = (data: string | Uint8Array): Uint8Array => (typeof data === "string" ? Buffer.from(data, "utf8") : data);
@@ -120,17 +160,40 @@ const bytes = (data: string | Uint8Array): Uint8Array => (typeof data === "strin
 const pathFields = (name: string, path: Path): Record<string, Path> =>
   typeof path === "string" ? { [name]: path } : { [`${name}_bytes`]: path };
 
-const wishes = ({ cpus = 0, memory = 0, disk = 0, allowedHosts, ...options }: Wishes): Message => ({
-  session_id: options.sessionId ?? "",
-  allowed_hosts: allowedHosts ?? [],
-  deny_all_hosts: allowedHosts?.length === 0, // this format cannot tell an empty list from none
-  env: options.env ?? {},
-  image: options.image ?? "",
-  limits: { cpus, memory, disk },
-  ttl: options.ttl ?? 0,
-});
+/** A text has a length and letters, as a list has: `"x"` would be taken apart. */
+function checkList(field: string, values: readonly string[] | undefined): void {
+  if (values !== undefined && !Array.isArray(values)) {
+    const parts = { code: "invalid_argument", field, hint: `give a list: [${JSON.stringify(values)}]` };
+    throw new InvalidArgument(`${field} is no list`, parts);
+  }
+}
+
+function wishes({ allowedHosts, ...options }: Wishes): Message {
+  checkList("allowedHosts", allowedHosts);
+  return {
+    session_id: options.sessionId ?? "",
+    allowed_hosts: allowedHosts ?? [],
+    deny_all_hosts: allowedHosts?.length === 0, // this format cannot tell an empty list from none
+    env: options.env ?? {},
+    image: options.image ?? "",
+    limits: {
+      cpus: options.cpus ?? 0,
+      memory: options.memory ?? 0,
+      pids: options.pids ?? 0,
+      disk: options.disk ?? 0,
+      inodes: options.inodes ?? 0,
+      open_files: options.openFiles ?? 0,
+    },
+    ttl: options.ttl ?? 0,
+  };
+}
 
 function execRequest(sessionId: string, command: Command, timeout: number, options: ExecOptions, background = false): Message {
+  if (typeof command !== "string" && !command.length) {
+    // On the wire no arguments are no list, and no code is an empty program, which would be run.
+    const parts = { code: "invalid_argument", field: "command", hint: "the program is the first entry of the list" };
+    throw new InvalidArgument("command is an empty list", parts);
+  }
   return {
     session_id: sessionId,
     ...(typeof command === "string"
@@ -156,6 +219,7 @@ export class SandboxClient {
   readonly #metadata = new Metadata();
   #open: Promise<{ client: Client; target: Target }> | undefined;
   #session: Promise<string> | undefined; // the one that `run` made for itself
+  #phase: "open" | "closing" | "closed" = "open";
 
   constructor(options: ClientOptions | string = {}) {
     const chosen = typeof options === "string" ? { endpoint: options } : options;
@@ -166,10 +230,11 @@ export class SandboxClient {
     }
   }
 
-  /** Destroys the session that `run` made, and lets go of the gateway. */
+  /** Destroys the session that `run` made, and lets go of the gateway. The client cannot be used afterwards. */
   async close(): Promise<void> {
     const session = this.#session;
     this.#session = undefined;
+    this.#phase = this.#phase === "closed" ? "closed" : "closing";
     try {
       if (session) {
         await this.destroySession(await session);
@@ -180,6 +245,7 @@ export class SandboxClient {
         throw error;
       }
     } finally {
+      this.#phase = "closed";
       const open = this.#open;
       this.#open = undefined;
       (await open?.catch(() => undefined))?.client.close();
@@ -197,7 +263,7 @@ export class SandboxClient {
   async run(code: Command, language: Language = "bash", timeout = 30, options: Omit<ExecOptions, "language"> = {}): Promise<RunResult> {
     const session = this.#ownSession();
     try {
-      return await this.exec(await session, code, timeout, { ...options, language });
+      return await this.exec(await unlessAborted(session, options.signal), code, timeout, { ...options, language });
     } catch (error) {
       // These two mean that nothing was run.
       const gone = error instanceof NotFound || error instanceof Conflict;
@@ -208,43 +274,57 @@ export class SandboxClient {
     if (this.#session === session) {
       this.#session = undefined;
     }
-    return this.exec(await this.#ownSession(), code, timeout, { ...options, language });
+    return this.exec(await unlessAborted(this.#ownSession(), options.signal), code, timeout, { ...options, language });
   }
 
   /** Runs code, or with a list a program with exactly these arguments, to its end. */
   async exec(sessionId: string, command: Command, timeout = 30, options: ExecOptions = {}): Promise<RunResult> {
-    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options), timeout + MARGIN));
+    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options), options, timeout + MARGIN));
   }
 
   /** Runs code; its output comes as it is written, both streams. Leaving the loop early ends the command. */
   execStream(sessionId: string, command: Command, timeout = 300, options: ExecOptions = {}): ExecStream {
     const request = execRequest(sessionId, command, timeout, options);
-    return new ExecStream(() => this.#stream("ExecStream", request, timeout + MARGIN));
+    return new ExecStream(() => this.#stream("ExecStream", request, options, timeout + MARGIN));
   }
 
   /** Starts a run in the background, which goes on when this client is gone; `poll` has its result. */
   async start(sessionId: string, command: Command, timeout = 3600, options: Omit<ExecOptions, "stdin"> = {}): Promise<RunResult> {
-    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options, true)));
+    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options, true), options));
   }
 
   /** How a run stands, with what it has written so far. */
-  async poll(runId: string): Promise<RunResult> {
-    return readRun((await this.#call("PollRun", { run_id: runId })).run);
+  async poll(runId: string, options: CallOptions = {}): Promise<RunResult> {
+    return readRun((await this.#call("PollRun", { run_id: runId }, options)).run);
   }
 
   /** Ends a run with everything it started. */
-  async kill(runId: string): Promise<void> {
-    await this.#call("KillRun", { run_id: runId });
+  async kill(runId: string, options: CallOptions = {}): Promise<void> {
+    await this.#call("KillRun", { run_id: runId }, options);
   }
 
-  async pipInstall(sessionId: string, packages: readonly string[], timeout = 300): Promise<PipResult> {
-    return readPip(await this.#call("PipInstall", { session_id: sessionId, packages, timeout }, timeout + MARGIN));
+  /** Lists the commands that run in a session. */
+  async ps(sessionId: string, options: CallOptions = {}): Promise<ProcessInfo[]> {
+    return (await this.#call("Ps", { session_id: sessionId }, options)).processes.map(readProcess);
+  }
+
+  /** Lists the runs of a session, oldest first, without their output. */
+  async log(sessionId: string, options: CallOptions = {}): Promise<RunResult[]> {
+    return (await this.#call("Log", { session_id: sessionId }, options)).runs.map(readRun);
+  }
+
+  async pipInstall(sessionId: string, packages: readonly string[], timeout = 300, options: CallOptions = {}): Promise<PipResult> {
+    checkList("packages", packages);
+    const request = { session_id: sessionId, packages, timeout };
+    return readPip(await this.#call("PipInstall", request, options, timeout + MARGIN));
   }
 
   /** Makes a session and returns its id. */
   async createSession(options: SessionOptions = {}): Promise<string> {
+    checkList("moreHosts", options.moreHosts);
     const request = {
       ...wishes(options),
+      more_hosts: options.moreHosts ?? [],
       tenant_id: options.tenantId ?? this.#tenant,
       runtime_class: options.runtimeClass ?? "gvisor",
       manifest: options.manifest ?? "",
@@ -256,7 +336,7 @@ export class SandboxClient {
       read_only: options.readOnly ?? false,
       powerless: options.powerless ?? false,
     };
-    return (await this.#call("CreateSession", request, CREATE_SECONDS)).session_id;
+    return (await this.#call("CreateSession", request, options, CREATE_SECONDS)).session_id;
   }
 
   /** Makes a session for a sub-agent, which shares its parent's workspace and ends with it, and returns its id. */
@@ -270,43 +350,47 @@ export class SandboxClient {
       read_only: options.readOnly ?? false,
       powerless: options.powerless ?? false,
     };
-    return (await this.#call("RunSubAgent", request, CREATE_SECONDS)).session_id;
+    return (await this.#call("RunSubAgent", request, options, CREATE_SECONDS)).session_id;
   }
 
-  async getSession(sessionId: string): Promise<SessionInfo> {
-    return readSession((await this.#call("GetSession", { session_id: sessionId })).session);
+  async getSession(sessionId: string, options: CallOptions = {}): Promise<SessionInfo> {
+    return readSession((await this.#call("GetSession", { session_id: sessionId }, options)).session);
   }
 
-  async listSessions(options: { allPhases?: boolean } = {}): Promise<SessionInfo[]> {
-    const response = await this.#call("ListSessions", { phase: options.allPhases ? "all" : "active" });
+  async listSessions(options: CallOptions & { allPhases?: boolean } = {}): Promise<SessionInfo[]> {
+    const response = await this.#call("ListSessions", { phase: options.allPhases ? "all" : "active" }, options);
     return response.sessions.map(readSession);
   }
 
-  async destroySession(sessionId: string): Promise<void> {
-    await this.#call("DestroySession", { session_id: sessionId }, CREATE_SECONDS);
+  async destroySession(sessionId: string, options: CallOptions = {}): Promise<void> {
+    await this.#call("DestroySession", { session_id: sessionId }, options, CREATE_SECONDS);
   }
 
   /** Ends what runs in a persistent session; its files and configuration stay. Fine for one that is stopped. */
-  async stopSession(sessionId: string): Promise<SessionInfo> {
-    return readSession((await this.#call("StopSession", { session_id: sessionId }, CREATE_SECONDS)).session);
+  async stopSession(sessionId: string, options: CallOptions = {}): Promise<SessionInfo> {
+    return readSession((await this.#call("StopSession", { session_id: sessionId }, options, CREATE_SECONDS)).session);
   }
 
   /** Brings a stopped session back, with its files. Its secrets have to be given again. */
   async startSession(sessionId: string, options: StartOptions = {}): Promise<SessionInfo> {
     const request = { session_id: sessionId, env: options.env ?? {}, secrets: options.secrets ?? {} };
-    return readSession((await this.#call("StartSession", request, CREATE_SECONDS)).session);
+    return readSession((await this.#call("StartSession", request, options, CREATE_SECONDS)).session);
   }
 
   /** What sessions can be made of, besides the machine's own tools. */
-  async listImages(): Promise<ImageInfo[]> {
-    return (await this.#call("ListImages", {})).images.map(readImage);
+  async listImages(options: CallOptions = {}): Promise<ImageInfo[]> {
+    return (await this.#call("ListImages", {}, options)).images.map(readImage);
   }
 
   /** A new list, or changes to the one in force; returns the list that holds from now on. */
   async updateAllowedHosts(
     sessionId: string,
     change: { allowedHosts?: readonly string[]; add?: readonly string[]; remove?: readonly string[] },
+    options: CallOptions = {},
   ): Promise<string[]> {
+    for (const field of ["allowedHosts", "add", "remove"] as const) {
+      checkList(field, change[field]);
+    }
     const request = {
       session_id: sessionId,
       allowed_hosts: change.allowedHosts ?? [],
@@ -314,62 +398,68 @@ export class SandboxClient {
       add: change.add ?? [],
       remove: change.remove ?? [],
     };
-    return (await this.#call("UpdateAllowedHosts", request)).allowed_hosts;
+    return (await this.#call("UpdateAllowedHosts", request, options)).allowed_hosts;
   }
 
   /**
    * Asks a person whether something may be done, and waits that long for the answer (0: not at all). Go on only when
    * `approved` is true. `expiresIn`: for how long it can be answered, where that is longer than the wait.
    */
-  async confirmAction(sessionId: string, action: string, timeout = 30, options: { expiresIn?: number } = {}): Promise<Approval> {
+  async confirmAction(sessionId: string, action: string, timeout = 30, options: CallOptions & { expiresIn?: number } = {}): Promise<Approval> {
     const request = { session_id: sessionId, action, timeout, expires_in: options.expiresIn ?? 0 };
-    return readApproval((await this.#call("ConfirmAction", request, timeout + MARGIN)).approval);
+    return readApproval((await this.#call("ConfirmAction", request, options, timeout + MARGIN)).approval);
   }
 
   /** The answer to an earlier question, or how it stands after that long. */
-  async awaitApproval(approvalId: string, timeout = 30): Promise<Approval> {
+  async awaitApproval(approvalId: string, timeout = 30, options: CallOptions = {}): Promise<Approval> {
     const request = { approval_id: approvalId, timeout };
-    return readApproval((await this.#call("ConfirmAction", request, timeout + MARGIN)).approval);
+    return readApproval((await this.#call("ConfirmAction", request, options, timeout + MARGIN)).approval);
   }
 
   /** Answers another caller's approval, once. With an API key this needs the scope operator. */
-  async approveAction(approvalId: string, approved = true, options: { reason?: string } = {}): Promise<Approval> {
+  async approveAction(approvalId: string, approved = true, options: CallOptions & { reason?: string } = {}): Promise<Approval> {
     const request = { approval_id: approvalId, approved, reason: options.reason ?? "" };
-    return readApproval((await this.#call("ApproveAction", request)).approval);
+    return readApproval((await this.#call("ApproveAction", request, options)).approval);
   }
 
   /** Those that can be answered, or all on record. */
-  async listApprovals(options: { allStates?: boolean } = {}): Promise<Approval[]> {
-    const response = await this.#call("ListApprovals", { status: options.allStates ? "all" : "pending" });
+  async listApprovals(options: CallOptions & { allStates?: boolean } = {}): Promise<Approval[]> {
+    const response = await this.#call("ListApprovals", { status: options.allStates ? "all" : "pending" }, options);
     return response.approvals.map(readApproval);
   }
 
-  async status(): Promise<StatusInfo> {
-    return readStatus(await this.#call("Status", {}));
+  async status(options: CallOptions = {}): Promise<StatusInfo> {
+    return readStatus(await this.#call("Status", {}, options));
   }
 
   /** Writes ("w") or appends ("a") text or bytes of any size, and says how many bytes. Directories are made. */
-  async writeFile(sessionId: string, path: Path, content: string | Uint8Array, mode: "w" | "a" = "w"): Promise<number> {
+  async writeFile(
+    sessionId: string,
+    path: Path,
+    content: string | Uint8Array,
+    mode: "w" | "a" = "w",
+    options: FileOptions = {},
+  ): Promise<number> {
     const data = bytes(content);
     const where = { session_id: sessionId, ...pathFields("path", path), mode };
     if (data.length <= SMALL) {
-      return (await this.#call("WriteFile", { ...where, content: data }, FILE_SECONDS)).bytes;
+      return (await this.#call("WriteFile", { ...where, content: data }, options, options.timeout ?? FILE_SECONDS)).bytes;
     }
-    return (await this.#upload("UploadFile", where, data)).bytes;
+    return this.#upload(where, [data], options);
   }
 
-  /** A file of any size. */
-  async readBytes(sessionId: string, path: Path): Promise<Uint8Array> {
+  /** Reads a file of any size, or `length` bytes of it from `offset` on; fewer where it ends before. */
+  async readBytes(sessionId: string, path: Path, options: RangeOptions = {}): Promise<Uint8Array> {
     const pieces: Uint8Array[] = [];
-    for await (const piece of this.#stream("DownloadFile", { session_id: sessionId, ...pathFields("path", path) }, FILE_SECONDS)) {
-      pieces.push(piece.content);
+    for await (const piece of this.#download(sessionId, path, options)) {
+      pieces.push(piece);
     }
     return Buffer.concat(pieces);
   }
 
-  /** A file that is text in UTF-8. */
-  async readFile(sessionId: string, path: Path): Promise<string> {
-    const content = await this.readBytes(sessionId, path);
+  /** Reads a file that is text in UTF-8. */
+  async readFile(sessionId: string, path: Path, options: FileOptions = {}): Promise<string> {
+    const content = await this.readBytes(sessionId, path, options);
     try {
       return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content);
     } catch (cause) {
@@ -377,15 +467,80 @@ export class SandboxClient {
     }
   }
 
-  /** Everything below a directory (the workspace) that was modified since then. */
-  async listFiles(sessionId: string, since = 0, options: { path?: Path } = {}): Promise<FileInfo[]> {
+  /** Lists everything below a directory (the workspace) that was modified since then. */
+  async listFiles(sessionId: string, since = 0, options: FileOptions & { path?: Path } = {}): Promise<FileInfo[]> {
+    if (typeof since !== "number") {
+      const hint = `listFiles(sessionId, 0, { path: ${JSON.stringify(since)} })`;
+      throw new InvalidArgument("since is no time in seconds", { code: "invalid_argument", field: "since", hint });
+    }
     const request = { session_id: sessionId, since, ...pathFields("path", options.path ?? "") };
-    return (await this.#call("ListFiles", request, FILE_SECONDS)).files.map(readFileInfo);
+    return (await this.#call("ListFiles", request, options, options.timeout ?? FILE_SECONDS)).files.map(readFileInfo);
+  }
+
+  /**
+   * Copies a file or folder of this machine, or what a stream has, to `path` in the sandbox. No more than some MiB are in
+   * memory. Links and special files of a folder are not copied: `skipped` names them.
+   */
+  async upload(sessionId: string, source: string | AsyncIterable<Uint8Array>, path: Path, options: FileOptions = {}): Promise<Transfer> {
+    const send = (to: Path, pieces: AsyncIterable<Uint8Array>, limits = options) =>
+      this.#upload({ session_id: sessionId, ...pathFields("path", to), mode: "w" }, pieces, limits);
+    if (typeof source !== "string") {
+      return { bytes: await send(path, source), files: 1, skipped: [] };
+    }
+    if (!(await stat(source)).isDirectory()) {
+      return { bytes: await send(path, readPieces(source)), files: 1, skipped: [] };
+    }
+    const rest = countDown(options.timeout);
+    const { files, skipped } = await listFolder(source);
+    const top = Buffer.concat([bytes(path), Buffer.from("/")]);
+    let size = 0;
+    for (const file of files) {
+      size += await send(Buffer.concat([top, file.name]), readPieces(file.path), { ...options, timeout: rest() });
+    }
+    return { bytes: size, files: files.length, skipped };
+  }
+
+  /**
+   * Copies a file of the sandbox, or a part of it, to a path of this machine or into a stream; or a folder with everything
+   * below it to a path. No more than some MiB are in memory. A file has its name when it is complete. Links and special
+   * files of a folder are not copied: `skipped` names them.
+   */
+  async download(sessionId: string, path: Path, target: string | Writable, options: RangeOptions = {}): Promise<Transfer> {
+    const pieces = this.#download(sessionId, path, options);
+    if (typeof target !== "string") {
+      return { bytes: await pour(pieces, target), files: 1, skipped: [] };
+    }
+    const rest = countDown(options.timeout);
+    try {
+      return { bytes: await replaceFile(target, pieces), files: 1, skipped: [] };
+    } catch (error) {
+      const part = options.offset || options.length !== undefined;
+      if (part || !(error instanceof InvalidArgument) || error.code !== "is_a_directory") {
+        throw error;
+      }
+    }
+    const folder = await TargetFolder.open(target);
+    const copied: Transfer = { bytes: 0, files: 0, skipped: [] };
+    for (const info of await this.listFiles(sessionId, 0, { ...options, path, timeout: rest() })) {
+      const name = findName(path, info.rawPath);
+      if (info.type === "directory") {
+        await folder.make(name);
+      } else if (info.type === "file") {
+        copied.bytes += await folder.replace(name, this.#download(sessionId, info.rawPath, { ...options, timeout: rest() }));
+        copied.files += 1;
+      } else {
+        copied.skipped.push(info.path);
+      }
+    }
+    return copied;
   }
 
   // The way there
 
   #ownSession(): Promise<string> {
+    if (this.#phase !== "open") {
+      return Promise.reject(describeClosed());
+    }
     if (!this.#session) {
       const creating = this.createSession({ runtimeClass: "" });
       this.#session = creating;
@@ -399,6 +554,9 @@ export class SandboxClient {
   }
 
   async #connect(): Promise<Client> {
+    if (this.#phase === "closed") {
+      throw describeClosed();
+    }
     const known = this.#open;
     if (known) {
       const { client, target } = await known;
@@ -422,59 +580,101 @@ export class SandboxClient {
     return (await this.#open!).client;
   }
 
-  async #call(name: string, request: Message, seconds = MARGIN): Promise<Message> {
-    const client = await this.#connect();
+  async #call(name: string, request: Message, options: CallOptions, seconds = MARGIN): Promise<Message> {
+    const { signal } = options;
+    const client = await unlessAborted(this.#connect(), signal);
     return new Promise((resolve, reject) => {
+      const done = (error: ServiceError | null, response: Message) => {
+        leave();
+        return error ? reject(failWith(error, signal, RUNS.has(name))) : resolve(response);
+      };
+      const limits = { deadline: deadline(seconds) };
+      const leave = follow(signal, method(client, name).call(client, request, this.#metadata, limits, done) as ClientUnaryCall);
+    });
+  }
+
+  async #upload(header: Message, content: Pieces, options: FileOptions): Promise<number> {
+    const { signal, timeout = FILE_SECONDS } = options;
+    const client = await unlessAborted(this.#connect(), signal);
+    let call: ClientWritableStream<Message>;
+    const answer = new Promise<Message>((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) =>
-        error ? reject(translate(error, RUNS.has(name))) : resolve(response);
-      method(client, name).call(client, request, this.#metadata, { deadline: deadline(seconds) }, done);
+        error ? reject(failWith(error, signal)) : resolve(response);
+      call = method(client, "UploadFile").call(client, this.#metadata, { deadline: deadline(timeout) }, done) as ClientWritableStream<Message>;
     });
-  }
-
-  async #upload(name: string, header: Message, data: Uint8Array): Promise<Message> {
-    const client = await this.#connect();
-    return new Promise((resolve, reject) => {
-      const done = (error: ServiceError | null, response: Message) => (error ? reject(translate(error)) : resolve(response));
-      const options = { deadline: deadline(FILE_SECONDS) };
-      const call = method(client, name).call(client, this.#metadata, options, done) as ClientWritableStream<Message>;
-      const pieces = function* () {
-        yield { header };
-        for (let start = 0; start < data.length; start += PIECE) {
-          yield { content: data.subarray(start, start + PIECE) };
-        }
-      };
-      const source = pieces();
-      const send = () => {
-        for (let next = source.next(); ; next = source.next()) {
-          if (next.done) {
-            call.end();
-            return;
-          }
-          if (!call.write(next.value)) {
-            call.once("drain", send);
-            return;
+    const leave = follow(signal, call!);
+    let answered = false;
+    const settled = answer.then(
+      () => (answered = true),
+      () => (answered = true),
+    );
+    try {
+      call!.write({ header });
+      for await (const piece of content) {
+        for (let start = 0; start < piece.length && !answered; start += PIECE) {
+          if (!call!.write({ content: piece.subarray(start, start + PIECE) })) {
+            await Promise.race([once(call!, "drain"), settled]);
           }
         }
-      };
-      send();
-    });
+        if (answered) {
+          break;
+        }
+      }
+      call!.end();
+      return (await answer).bytes;
+    } finally {
+      leave();
+      call!.cancel(); // where the content could not be read to its end; after the answer it has no effect
+    }
   }
 
-  async *#stream(name: string, request: Message, seconds: number): AsyncGenerator<Message> {
-    const client = await this.#connect();
-    const options = { deadline: deadline(seconds) };
-    const call = method(client, name).call(client, request, this.#metadata, options) as ClientReadableStream<Message>;
+  async *#download(sessionId: string, path: Path, options: RangeOptions): AsyncGenerator<Uint8Array> {
+    const { offset = 0, length, timeout = FILE_SECONDS } = options;
+    // On the wire no length is the whole file: of nothing at all, one byte is asked for and dropped.
+    const request = { session_id: sessionId, ...pathFields("path", path), offset, length: length === 0 ? 1 : (length ?? 0) };
+    for await (const piece of this.#stream("DownloadFile", request, options, timeout)) {
+      if (length !== 0) {
+        yield piece.content;
+      }
+    }
+  }
+
+  async *#stream(name: string, request: Message, options: CallOptions, seconds: number): AsyncGenerator<Message> {
+    const { signal } = options;
+    const client = await unlessAborted(this.#connect(), signal);
+    const limits = { deadline: deadline(seconds) };
+    const call = method(client, name).call(client, request, this.#metadata, limits) as ClientReadableStream<Message>;
+    const leave = follow(signal, call);
     try {
       for await (const message of call) {
         yield message;
       }
     } catch (error) {
-      throw translate(error as ServiceError, RUNS.has(name));
+      throw failWith(error as ServiceError, signal, RUNS.has(name));
     } finally {
+      leave();
       call.cancel(); // for a caller that leaves early; after the end it has no effect
     }
   }
 }
+
+/** Says how many of the seconds are left. */
+function countDown(timeout = FILE_SECONDS): () => number {
+  const due = Date.now() / 1000 + timeout;
+  return () => Math.max(0, due - Date.now() / 1000);
+}
+
+/** Writes pieces into a stream, as fast as it takes them, and leaves it open. */
+async function pour(pieces: AsyncIterable<Uint8Array>, target: Writable): Promise<number> {
+  let size = 0;
+  for await (const piece of pieces) {
+    await new Promise<void>((resolve, reject) => target.write(piece, (error) => (error ? reject(error) : resolve())));
+    size += piece.length;
+  }
+  return size;
+}
+
+const describeClosed = () => new Conflict("the client is closed", { code: "client_closed", hint: "make another SandboxClient" });
 
 /** grpc-js turns NaN and infinity into an exception that cannot be caught: the process would end. */
 function deadline(seconds: number): Date {
@@ -510,13 +710,15 @@ export class ExecStream implements AsyncIterable<Chunk> {
       throw new Error("a command is run once: its output cannot be read again");
     }
     this.#started = true;
+    const reader = new ChunkReader();
     for await (const frame of this.#start()) {
       if (frame.output) {
-        yield new Chunk(frame.output.data, frame.output.stream === "STREAM_STDERR" ? "stderr" : "stdout");
+        yield reader.read(frame.output.data, frame.output.stream === "STREAM_STDERR" ? "stderr" : "stdout");
       } else if (frame.result) {
         this.#result = readRun(frame.result);
       }
     }
+    yield* reader.rest();
     if (!this.#result) {
       throw new RunLost("the stream ended before the run did", { code: "run_lost", hint: "look at the log of the session" });
     }

@@ -77,6 +77,29 @@ export interface ImageInfo {
   lastUsed: number;
 }
 
+/** The amount that was copied into a sandbox or out of one. */
+export interface Transfer {
+  bytes: number;
+  files: number;
+  /** Links and special files, which are not copied. */
+  skipped: string[];
+}
+
+/** A command that runs in a session. */
+export interface ProcessInfo {
+  /** Inside the sandbox. */
+  pid: number;
+  /** Its first word. */
+  command: string;
+  /** The exact bytes of it, also where they are not UTF-8. */
+  rawCommand: Uint8Array;
+  /** Unix seconds. */
+  started: number;
+  /** How much it has written so far. */
+  stdoutBytes: number;
+  stderrBytes: number;
+}
+
 export interface PipResult {
   output: string;
   exitCode: number | null;
@@ -112,22 +135,20 @@ export interface StatusInfo {
   name: string;
 }
 
-/** A piece of live output: the exact bytes, which can be written as they are. A character may be split between two. */
+/** A piece of live output: the exact bytes, which can be written as they are, and `text`. */
 export class Chunk extends Uint8Array {
   readonly stream: StreamName;
+  /** Decoded as UTF-8. A character that is split between two pieces is in the text of the second. */
+  readonly text: string;
 
-  constructor(data: Uint8Array, stream: StreamName) {
+  constructor(data: Uint8Array, stream: StreamName, text = decode(data)) {
     super(data);
     this.stream = stream;
+    this.text = text;
   }
 
   static get [Symbol.species]() {
     return Uint8Array;
-  }
-
-  /** Decoded on its own, with U+FFFD for what is not whole. */
-  get text(): string {
-    return decode(this);
   }
 
   /** As a Buffer has it: `output += chunk` is text, and not a list of numbers. */
@@ -136,9 +157,26 @@ export class Chunk extends Uint8Array {
   }
 }
 
+/** Turns the output of one run into chunks. */
+export class ChunkReader {
+  readonly #decoders = { stdout: makeDecoder(), stderr: makeDecoder() };
+
+  read(data: Uint8Array, stream: StreamName): Chunk {
+    return new Chunk(data, stream, this.#decoders[stream].decode(data, { stream: true }));
+  }
+
+  /** The rest: an incomplete character at the very end. */
+  rest(): Chunk[] {
+    const last = (["stdout", "stderr"] as const).map((stream) => new Chunk(new Uint8Array(), stream, this.#decoders[stream].decode()));
+    return last.filter((chunk) => chunk.text);
+  }
+}
+
+// Not TextDecoder's default, which would swallow a byte order mark.
+const makeDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });
+
 export function decode(data: Uint8Array): string {
-  // Not TextDecoder's default, which would swallow a byte order mark.
-  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(data);
+  return makeDecoder().decode(data);
 }
 
 /* eslint-disable-next-line @typescript-eslint/no-explicit-any -- messages are checked where they are made */
@@ -174,6 +212,17 @@ export function readPip(message: Message): PipResult {
 export function readFileInfo(message: Message): FileInfo {
   const rawPath: Uint8Array = message.path_bytes.length ? message.path_bytes : Buffer.from(message.path);
   return { path: message.path, rawPath, modified: message.modified, type: message.type, size: message.size };
+}
+
+export function readProcess(message: Message): ProcessInfo {
+  return {
+    pid: message.pid,
+    command: message.command,
+    rawCommand: message.command_bytes.length ? message.command_bytes : Buffer.from(message.command),
+    started: message.started,
+    stdoutBytes: message.stdout_bytes,
+    stderrBytes: message.stderr_bytes,
+  };
 }
 
 export function readSession(message: Message): SessionInfo {

@@ -65,6 +65,87 @@ test("a run in the background is polled and killed", async () => {
   await client.close();
 }, 120_000);
 
+test("an empty list is no command, and a text is no list", async () => {
+  const client = new SandboxClient();
+  await expect(client.exec("any", [])).rejects.toMatchObject({ code: "invalid_argument", field: "command" });
+  expect(() => client.execStream("any", [])).toThrow(InvalidArgument);
+  const text = "x" as unknown as string[];
+  await expect(client.createSession({ allowedHosts: text })).rejects.toMatchObject({ field: "allowedHosts" });
+  await expect(client.updateAllowedHosts("any", { add: text })).rejects.toThrow(InvalidArgument);
+  await expect(client.pipInstall("any", text)).rejects.toThrow(InvalidArgument);
+  await client.close();
+});
+
+test("a closed client makes no session", async () => {
+  const client = new SandboxClient();
+  await client.run("true");
+  await client.close();
+  await client.close();
+  await expect(client.run("true")).rejects.toMatchObject({ name: "Conflict", code: "client_closed" });
+  await expect(client.status()).rejects.toMatchObject({ code: "client_closed" });
+}, 120_000);
+
+test("a character that is split between two pieces is in the text of the second", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass });
+  const code = "printf 'a\\342\\202'; touch half; until [ -e rest ]; do sleep 0.02; done; printf '\\254b\\377\\342'";
+  const stream = client.execStream(sid, code);
+  let text = "";
+  let pieces = 0;
+  for await (const chunk of stream) {
+    if (!pieces++) {
+      await client.exec(sid, "until [ -e half ]; do sleep 0.02; done; touch rest");
+      expect(chunk.text).toBe("a");
+    }
+    text += chunk;
+  }
+  expect(pieces).toBeGreaterThan(1);
+  expect(text).toBe("a\u20acb\ufffd\ufffd");
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
+test("an aborted call ends at once with the signal's reason, and its command with it", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass });
+  const controller = new AbortController();
+  const waiting = client.exec(sid, "touch begun; exec sleep 1003", 600, { signal: controller.signal });
+  await client.exec(sid, "until [ -e begun ]; do sleep 0.02; done");
+  controller.abort(new Error("enough"));
+  await expect(waiting).rejects.toThrow("enough");
+  let seen = "";
+  do {
+    seen = (await client.exec(sid, "pgrep -fx 'sleep 1003' || echo none")).stdout;
+  } while (seen !== "none\n");
+  await expect(client.status({ signal: AbortSignal.abort() })).rejects.toMatchObject({ name: "AbortError" });
+  const live = new AbortController();
+  await expect(async () => {
+    for await (const chunk of client.execStream(sid, "echo x; exec sleep 1004", 600, { signal: live.signal })) {
+      expect(chunk.text).toBe("x\n");
+      live.abort();
+    }
+  }).rejects.toMatchObject({ name: "AbortError" });
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
+test("commands and runs are listed, and limits hold", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass, pids: 61, openFiles: 200, inodes: 5000 });
+  const started = await client.start(sid, ["/usr/bin/sleep", "1005"]);
+  expect((await client.ps(sid)).map((process) => process.command)).toEqual(["/usr/bin/sleep"]);
+  await client.kill(started.runId);
+  expect(await client.ps(sid)).toEqual([]);
+  const result = await client.exec(sid, "ulimit -n; df --output=itotal /workspace | tail -1");
+  expect(result.stdout.split("\n")[0]).toBe("200");
+  expect((await client.log(sid)).map((run) => [run.runId, run.status])).toEqual([
+    [started.runId, "killed"],
+    [result.runId, "completed"],
+  ]);
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
 test("the list of hosts is changed, and what is refused is explained", async () => {
   const client = new SandboxClient();
   const sid = await client.createSession({ runtimeClass, allowedHosts: [] });
