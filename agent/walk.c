@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -102,7 +103,13 @@ static int enter(const struct level *l, const char *name)
 
 /* LIST ------------------------------------------------------------------------------------------------------------ */
 
-static int list_entry(struct walk *w, struct level *l, const struct entry *e, uint32_t *code)
+/* Whether every name in the directory that w->path names has room: the list tells of one that it does not enter. */
+static bool may_enter(const struct walk *w)
+{
+    return w->depth < MAX_DEPTH && strlen(w->path) + 1 + NAME_MAX <= PATH_LIMIT;
+}
+
+static int list_entry(struct walk *w, struct level *l, const struct entry *e)
 {
     struct stat st;
     if (fstatat(l->fd, e->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
@@ -114,11 +121,7 @@ static int list_entry(struct walk *w, struct level *l, const struct entry *e, ui
     int inside = -1;
     uint8_t flags = 0;
     if (w->recursive && S_ISDIR(st.st_mode)) {
-        if (w->depth == MAX_DEPTH) {
-            *code = TOO_DEEP;
-            return 0;
-        }
-        inside = enter(l, e->name);
+        inside = may_enter(w) ? enter(l, e->name) : -1;
         if (inside < 0)
             flags = UNREADABLE;
     }
@@ -209,7 +212,7 @@ static void work_as_user(struct walk *w)
         int error = 0;
         uint32_t code = OK;
         if (e)
-            error = w->removing ? remove_entry(w, l, e, &code) : list_entry(w, l, e, &code);
+            error = w->removing ? remove_entry(w, l, e, &code) : list_entry(w, l, e);
         else if (errno == 0)
             leave(w);
         else

@@ -29,6 +29,17 @@ MAKERS = {
     **dict.fromkeys(("Fault", "HttpRefusal", "GrpcRefusal"), 1),
     **dict.fromkeys(("Failure", "ProfileError", "StartRefused", "SettingsError", "_deny", "_exhausted", "_failure"), 0),
 }
+# What makes an error that has a hint; `Fault` and the others are kinds of ExplainedError (k8e.errors).
+HINTED = {
+    "Fault",
+    "HttpRefusal",
+    "GrpcRefusal",
+    "Failure",
+    "ServiceError",
+    "ProfileError",
+    "StartRefused",
+    "SettingsError",
+}
 
 
 def read_prose(page: Path) -> str:
@@ -113,6 +124,46 @@ def test_the_page_of_errors_has_every_code_and_no_other() -> None:
     made = set(list_codes())
     assert len(made) > 150, "the way in which errors are made has changed: look for them anew"
     assert (made - documented, documented - made) == (set(), set())
+
+
+def may_be_empty(value: ast.expr) -> bool:
+    """Whether a text can be seen to be empty, in one of its forms."""
+    if isinstance(value, ast.IfExp):
+        return may_be_empty(value.body) or may_be_empty(value.orelse)
+    if isinstance(value, ast.BoolOp):
+        return may_be_empty(value.values[-1])
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def list_hints(node: ast.AST) -> Iterator[ast.expr]:
+    """The hints of an error that is made here, of a row of a table of errors, of a variable or a parameter."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in HINTED:
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if None not in given:  # **members: those of another error
+            yield given.get("hint", ast.Constant(""))
+    elif isinstance(node, ast.Tuple) and len(node.elts) > 2 and ast.unparse(node.elts[0]).startswith("Kind."):
+        yield node.elts[-1]
+    elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("hint", "error.hint"):
+        yield node.value
+    elif isinstance(node, ast.FunctionDef):
+        arguments = node.args.args[-len(node.args.defaults) :] if node.args.defaults else []
+        defaults = dict(zip((one.arg for one in arguments), node.args.defaults, strict=True))
+        if "hint" in defaults and "hint or " not in ast.unparse(node):
+            yield defaults["hint"]
+
+
+def test_no_error_is_without_a_hint() -> None:
+    """Every place that makes an error gives the next step. Engines' errors may have none: core then gives one."""
+    empty, seen = [], 0
+    for file in (ROOT / "src" / "k8e").rglob("*.py"):
+        if "engine" in file.parts or file.name.endswith("_pb2.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            hints = list(list_hints(node))
+            seen += len(hints)
+            empty += [f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}" for hint in hints if may_be_empty(hint)]
+    assert seen > 300, "the way in which errors are made has changed: look for them anew"
+    assert empty == []
 
 
 def test_the_design_has_a_row_for_every_package() -> None:

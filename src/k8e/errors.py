@@ -15,9 +15,9 @@ from __future__ import annotations
 
 class ExplainedError(Exception):
     """`code` is snake_case and never changes once released; `error` is for people, `detail` is the cause, and `hint` is
-    the next step that works."""
+    the next step that works: every error has one."""
 
-    def __init__(self, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+    def __init__(self, code: str, error: str, *, detail: str = "", hint: str) -> None:
         self.code = code
         self.error = error
         self.detail = detail

@@ -266,7 +266,7 @@ class TestInit:
         kept = [line for line in lines if not line.startswith(("runtime", "network", "allowed_hosts"))]
         house.write("agentkernel.toml", "\n".join(kept) + "\n")
         shown = house.object("sandbox", "create", "--config", "agentkernel.toml", "--dry-run")
-        assert (shown["mode"], shown["read_only"], shown["limits"]["cpus"]) == ("claude", True, 0.5)
+        assert (shown["mode"], shown["read_only"], shown["limits"]["cpus"]) == ("claude", True, 1)
 
 
 class TestPlugin:

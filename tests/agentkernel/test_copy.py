@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli.agentkernel.destination import Destination, split_name
 from k8e.cli.process import Failure
+from k8e.cli.transfer.destination import Destination, split_name
 from tests.agentkernel.machine import Kernel
 
 
@@ -184,7 +184,7 @@ class TestHostile:
     def test_what_breaks_off_leaves_nothing(self, tmp_path: Path) -> None:
         def break_off() -> Iterator[bytes]:
             yield b"half"
-            raise Failure("connection_lost", "gone")
+            raise Failure("connection_lost", "gone", hint="again")
 
         (tmp_path / "file").write_text("whole")
         landing = Destination(str(tmp_path))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.cli.machine import Machine
@@ -175,18 +173,54 @@ class TestUsage:
         [
             (["run", "python3", "job.py"], "in quotes; `--` before it"),
             (["run", "true", "--endpoint", "a:1"], "--endpoint stands before the command"),
-            (["run", "true", "--lan", "python"], "sandbox run --help"),
-            (["destroy", "one", "two"], "sandbox destroy --help"),
+            (["run", "true", "--lan", "python"], "did you mean --lang?; `k8e sandbox run --help`"),
+            (["destroy", "one", "two"], "`k8e sandbox destroy --help`"),
         ],
     )
     def test_words_that_are_too_much(self, machine: Machine, words: list[str], hint: str) -> None:
         done = machine.k8e("sandbox", *words)
         assert (done.code, done.json["code"]) == (1, "usage")
         assert hint in done.json["hint"]
-        assert f"usage: k8e sandbox {words[0]} " in done.json["detail"]
+        assert done.json["detail"] == ""
+
+    @pytest.mark.parametrize(
+        ("words", "error", "nearest"),
+        [
+            (["sandbx", "run", "true"], "there is no command 'sandbx'", "did you mean sandbox?"),
+            (["sandbox", "rnu", "true"], "there is no command 'rnu'", "did you mean run?"),
+            (["run", "true"], "there is no command 'run'", "did you mean `k8e sandbox run`?"),
+            (["sandbox", "run", "true", "--timout=5"], "there is no option --timout", "did you mean --timeout?"),
+            (["sandbox", "sessions", "--phase", "al"], "--phase: 'al' is none of active, all", "did you mean all?"),
+            (["sandbox", "get"], "SID is missing", "`k8e sandbox get --help`"),
+            (["sandbox"], "COMMAND is missing", "`k8e sandbox --help`"),
+            (["sandbox", "run", "x", "--zzz"], "there is no option --zzz", "`k8e sandbox run --help`"),
+        ],
+    )
+    def test_the_mistake_is_named_and_the_nearest_word(
+        self, machine: Machine, words: list[str], error: str, nearest: str
+    ) -> None:
+        done = machine.k8e(*words)
+        assert (done.code, done.json["code"], done.json["error"]) == (1, "usage", error)
+        assert nearest in done.json["hint"]
+        assert b"usage:" not in done.stdout
+        assert len(done.stdout) < 300
 
     def test_a_language_that_there_is_not(self, machine: Machine) -> None:
-        assert "bash, python, node or ts" in machine.run("x", "--lang", "ruby").json["error"]
+        assert "bash, python, node (or js) or ts" in machine.run("x", "--lang", "ruby").json["error"]
+
+    def test_javascript_has_two_names(self, machine: Machine) -> None:
+        for words in (["--lang", "js"], ["--lang=js", "--timeout=20s"]):
+            assert machine.run("console.log(6 * 7)", *words).json["stdout"] == "42\n"
+
+    @pytest.mark.parametrize("time", ["0", "-1", "25h", "2d", "86401", "nan", "inf", "5x", "m"])
+    def test_a_timeout_says_its_range(self, machine: Machine, time: str) -> None:
+        done = machine.run("true", f"--timeout={time}")
+        assert (done.code, done.json["code"]) == (1, "usage")
+        assert "more than 0, at most 1d" in done.json["error"]
+
+    @pytest.mark.parametrize("time", ["15m", "0.5h", "1d", "86400", "90s", "7.5"])
+    def test_a_timeout_is_a_span_of_time(self, machine: Machine, time: str) -> None:
+        assert machine.run("true", "--timeout", time).code == 0
 
     def test_no_time_at_all_is_not_the_usual_one(self, machine: Machine) -> None:
         done = machine.k8e("sandbox", "create", "--ttl", "0")
@@ -238,4 +272,4 @@ class TestHelp:
     def test_nonsense_is_a_usage_error(self, machine: Machine, words: list[str]) -> None:
         done = machine.k8e(*words)
         assert (done.code, done.json["code"]) == (1, "usage")
-        assert json.loads(done.stdout)["hint"].endswith("--help")
+        assert "--help` says what there is" in done.json["hint"]

@@ -120,6 +120,11 @@ class TestAnAgentsShell:
         assert b'"same_user"' in done.stdout, done
         assert look(machine, approval)["status"] == "pending"
 
+    def test_is_told_before_anything_is_typed(self, machine: Machine, approval: str) -> None:
+        with open_terminal(machine, K8E, "sandbox", "approve", approval) as person:
+            done = person.finish()
+        assert (done.code, done.json["code"], b"Type yes" in person.screen) == (1, "same_user", False)
+
     def test_that_asks_in_one_life_and_answers_in_another(self, machine: Machine) -> None:
         session = machine.k8e("sandbox", "create").json["session_id"]
         asked = act_as_stranger(machine, str(K8E), "sandbox", "confirm", session, ACTION, "--no-wait")

@@ -214,3 +214,23 @@ async def check_killed(rig: Rig, session: str, killed: str) -> None:
     await rig.run(session, "until [ -p a ]; do :; done; echo > a")
     result = await rig.poll_to_the_end(killed)
     assert (result.status, result.exit_code) == (Status.OOM_KILLED, 137)
+
+
+async def test_a_poll_leaves_out_what_the_caller_has_and_waits_for_more(rig: Rig, session: str) -> None:
+    poll = rig.service.runs.poll
+    run_id = await rig.start_background(session, "mkfifo go; printf 12345; read line < go; printf 678; printf e >&2")
+    first = await poll(ALICE, run_id, wait=60)
+    assert (first.stdout, first.status) == (b"12345", Status.RUNNING)
+    nothing = await poll(ALICE, run_id, stdout_from=5)
+    assert (nothing.stdout, nothing.stdout_bytes, nothing.truncated) == (b"", 5, False)
+    waiting = asyncio.create_task(poll(ALICE, run_id, stdout_from=5, wait=60))
+    await rig.run(session, "echo > go")
+    more = await waiting
+    assert more.stdout[:1] == b"6"
+    last = await rig.poll_to_the_end(run_id)
+    assert (last.stdout, last.stderr) == (b"12345678", b"e")
+    assert (await poll(ALICE, run_id, stdout_from=7, wait=60)).stdout == b"8"
+    assert (await poll(ALICE, run_id, stdout_from=8, stderr_from=1, wait=60)).status is Status.COMPLETED
+    for wrong in ({"wait": 61}, {"stdout_from": -1}, {"stderr_from": -1}):
+        with fault(Kind.INVALID, "invalid_argument"):
+            await poll(ALICE, run_id, **wrong)

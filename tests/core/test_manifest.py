@@ -2,15 +2,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k8e.core.checks import MAX_PATH
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
-from k8e.core.sandbox.manifest import check_entries, list_steps, parse_manifest
+from k8e.core.model import MAX_MESSAGE, ManifestDir, ManifestEntry, ManifestFile, ManifestRepo
+from k8e.core.sandbox.manifest import (
+    CLONE_SECONDS,
+    KINDS,
+    MAX_ENTRIES,
+    MAX_TEXT,
+    check_entries,
+    list_steps,
+    parse_manifest,
+)
 from tests.core.rig import fault
+
+PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "manifest.md").read_text()
 
 MANIFEST = """
 entries:
@@ -144,3 +157,26 @@ def test_a_repository_is_cloned_by_exact_commands() -> None:
     ]
     steps = list(list_steps(ManifestRepo("app", "https://x/y", "main"), b"/workspace/app"))
     assert [step[-1] for step in steps] == [b"/workspace/app", b"main", b"FETCH_HEAD"]
+
+
+class TestThePage:
+    def test_has_every_kind_of_entry_and_every_key(self) -> None:
+        rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (yes|no) \|", PAGE, re.MULTILINE)
+        assert {(kind, key) for kind, key, _ in rows} == {(kind, key) for kind in KINDS for key in KINDS[kind][1]}
+        values = {"path": "a", "repo": "https://example.org/a.git", "mode": "600"}
+        for kind in KINDS:
+            needed = [key for entry, key, word in rows if (entry, word) == (kind, "yes")]
+            parse_manifest(json.dumps([{kind: {key: values[key] for key in needed}}]))
+            for left_out in needed:
+                some = {key: values[key] for key in needed if key != left_out}
+                with fault(Kind.INVALID, "invalid_argument"):
+                    parse_manifest(json.dumps([{kind: some}]))
+
+    def test_has_an_example_that_works(self) -> None:
+        (example,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+        entries = parse_manifest(example)
+        assert {type(entry) for entry in entries} == {ManifestFile, ManifestDir, ManifestRepo}
+
+    def test_has_the_limits(self) -> None:
+        limits = [int(number) for number in re.findall(r"^\| [a-z ]+ \| (\d+) \|$", PAGE, re.MULTILINE)]
+        assert limits == [MAX_TEXT, MAX_ENTRIES, MAX_MESSAGE, MAX_PATH, CLONE_SECONDS]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.core.model import OUTPUT_LIMIT
-from k8e.core.sandbox.output import HeadTail
+from k8e.core.sandbox.output import HeadTail, cut_before
 
 
 @given(st.lists(st.binary(max_size=40), max_size=60), st.integers(0, 50))
@@ -36,3 +36,18 @@ def test_single_bytes_cost_no_more_than_the_limit_allows() -> None:
     for _ in range(100_000):
         kept.feed(b"x")
         assert len(kept._head) + len(kept._tail) <= 1500
+
+
+@given(st.integers(0, 3 * OUTPUT_LIMIT), st.integers(0, 3 * OUTPUT_LIMIT))
+def test_what_the_caller_has_is_left_out(total: int, start: int) -> None:
+    whole = bytes(total)
+    kept = HeadTail()
+    kept.feed(whole)
+    rest = cut_before(kept.take(), total, start)
+    half = OUTPUT_LIMIT // 2
+    if total <= OUTPUT_LIMIT:
+        assert len(rest) == max(0, total - start)
+    elif start < half:
+        assert len(rest) == 2 * half - start
+    else:
+        assert len(rest) == min(half, max(0, total - start))

@@ -94,7 +94,7 @@ async def test_what_the_settings_say_goes_before_the_share(folder: Path, most: i
 
 async def test_the_share_is_this_machines(folder: Path) -> None:
     share = measure_share(folder)
-    assert share.cpus == len(os.sched_getaffinity(0))
+    assert share.cpus == 2 * len(os.sched_getaffinity(0))
     assert 0 < share.memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     assert 0 < share.disk <= shutil.disk_usage(folder).total // 2
 

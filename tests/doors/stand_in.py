@@ -297,7 +297,7 @@ class StandInRuns:
         for process in self._service.processes:
             if process.run_id == run_id:
                 return process
-        raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}")
+        raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="look")
 
     async def _start(self, caller: Caller, spec: RunSpec, ending: Callable[[], None] | None = None) -> Process:
         await self._service.sessions.get(caller, spec.session_id)
@@ -316,10 +316,12 @@ class StandInRuns:
         self._service.started.set()
         return live
 
-    async def poll(self, caller: Caller, run_id: str) -> RunResult:
+    async def poll(
+        self, caller: Caller, run_id: str, *, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0
+    ) -> RunResult:
         self._service.meet(caller)
         if run_id not in self._service.results:
-            raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}")
+            raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="look")
         return self._service.results[run_id]
 
     async def kill(self, caller: Caller, run_id: str) -> None:
@@ -353,16 +355,22 @@ class StandInFiles:
     async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
         await self._service.sessions.get(caller, session_id)
         if path not in self._service.contents:
-            raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}")
+            raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}", hint="look")
         return self._service.contents[path]
 
-    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
+    async def tree(
+        self, caller: Caller, session_id: str, path: str, *, below: bool = True
+    ) -> tuple[Entry, Sequence[Entry]]:
         await self._service.sessions.get(caller, session_id)
         return make_entry(path.encode(), FileType.DIRECTORY), self._service.entries
 
     async def make_folder(self, caller: Caller, session_id: str, path: str) -> None:
         await self._service.sessions.get(caller, session_id)
         self._service.contents[path + "/"] = b""
+
+    async def remove(self, caller: Caller, session_id: str, path: str, *, recursive: bool = False) -> None:
+        await self.read(caller, session_id, path)
+        del self._service.contents[path]
 
     async def upload(
         self,

@@ -42,7 +42,7 @@ RUN = {
     "truncated": False,
     "denied": [],
 }
-LIMITS = {"cpus": 0.5, "memory": 512 << 20, "pids": 512, "disk": 2 << 30, "inodes": 131_072, "open_files": 4096}
+LIMITS = {"cpus": 1.0, "memory": 1 << 30, "pids": 512, "disk": 2 << 30, "inodes": 131_072, "open_files": 4096}
 
 
 class TestService:
@@ -393,7 +393,7 @@ class TestFiles:
         async def download(*_: object, **__: object) -> AsyncIterator[bytes]:
             async def give() -> AsyncIterator[bytes]:
                 yield b"the first half"
-                raise Fault(Kind.LOST, "sandbox_unreachable", "the answer was lost")
+                raise Fault(Kind.LOST, "sandbox_unreachable", "the answer was lost", hint="look")
 
             return give()
 
@@ -445,7 +445,7 @@ class TestFaults:
         assert answer.json == {"error": "an error", "detail": "why", "code": "some_code", "hint": "do this"}
 
     async def test_the_field_is_named(self, house: House) -> None:
-        house.service.fault = Fault(Kind.INVALID, "some_code", "an error", field="env.A")
+        house.service.fault = Fault(Kind.INVALID, "some_code", "an error", hint="", field="env.A")
         assert (await house.ask("GET", "/v1/status")).json["field"] == "env.A"
 
     async def test_an_error_of_our_own_says_nothing_of_its_cause(self, house: House) -> None:
@@ -456,7 +456,7 @@ class TestFaults:
 
     async def test_the_connection_goes_on_after_one(self, house: House) -> None:
         async with await house.dial() as client:
-            house.service.fault = Fault(Kind.DENIED, "some_code", "no")
+            house.service.fault = Fault(Kind.DENIED, "some_code", "no", hint="ask")
             assert (await client.ask("GET", "/v1/status")).status == 403
             house.service.fault = None
             assert (await client.ask("GET", "/v1/status")).status == 200

@@ -174,6 +174,7 @@ async def test_the_limits_are_in_the_control_groups(rig: Rig) -> None:
         quota = read_limit(rig, room.name, "cpu.cfs_quota_us", "cpu.max").split()[0]
         period = read_limit(rig, room.name, "cpu.cfs_period_us", "cpu.max").split()[-1]
         assert int(quota) / int(period) == TIGHT.cpus
+        assert read_limit(rig, room.name, "cpu.cfs_burst_us", "cpu.max.burst") == quota
         pids = int(read_limit(rig, room.name, "pids.max"))
         assert pids == MOST if rig.native else TIGHT.pids < pids < 4 * TIGHT.pids + 1024
         inside = rig.host_processes(room.name)

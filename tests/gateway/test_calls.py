@@ -47,7 +47,7 @@ class TestChildren:
         child = guest.call("GetSession", pb.GetSessionRequest(session_id=created.session_id)).session
         assert child == created.session
         assert (child.parent_session_id, child.tenant_id, child.ttl) == (parent, "acme", 90)
-        assert (child.limits.memory, child.limits.cpus, list(child.allowed_hosts)) == (64 << 20, 0.5, [])
+        assert (child.limits.memory, child.limits.cpus, list(child.allowed_hosts)) == (64 << 20, 1.0, [])
         shown = guest.call("GetSession", pb.GetSessionRequest(session_id=parent)).session
         assert (list(shown.children), shown.parent_session_id) == ([created.session_id], "")
         assert guest.run(created.session_id, 'pwd; printf "%s" "$COLOUR$ODD"').stdout == b"/workspace/part\nred\xff"
@@ -79,7 +79,7 @@ class TestSessions:
         assert session == created.session
         assert (session.tenant_id, session.phase, session.owner) == ("acme", "active", -1)
         assert (list(session.env_keys), session.ttl) == (["COLOUR", "ODD"], 90)
-        assert (session.limits.memory, session.limits.cpus) == (64 << 20, 0.5)
+        assert (session.limits.memory, session.limits.cpus) == (64 << 20, 1.0)
         assert guest.run(session.session_id, 'printf "%s" "$COLOUR$ODD"').stdout == b"red\xff"
         guest.call("DestroySession", pb.DestroySessionRequest(session_id=session.session_id))
         code, detail = guest.refused("GetSession", pb.GetSessionRequest(session_id=session.session_id))

@@ -49,7 +49,7 @@ class Door:
         raise ZeroDivisionError("a secret cause")
 
     async def refuse(self, call: Call) -> None:
-        raise Fault(Kind.EXHAUSTED, "too_many_things", "too many", retry_after=2.5)
+        raise Fault(Kind.EXHAUSTED, "too_many_things", "too many", hint="wait", retry_after=2.5)
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.
 # By what they name.
 OF_SESSIONS = ["GetSession", "DestroySession", "StopSession", "StartSession", "UpdateAllowedHosts", "Ps", "Log"]
 OF_SESSIONS += ["Exec", "ExecStream", "ExecInteractive", "PipInstall"]
-OF_SESSIONS += ["WriteFile", "ReadFile", "UploadFile", "DownloadFile", "ListFiles"]
+OF_SESSIONS += ["WriteFile", "ReadFile", "UploadFile", "DownloadFile", "ListFiles", "GetTree"]
+OF_SESSIONS += ["MakeDirectory", "RemoveFile"]
 OF_RUNS = ["PollRun", "KillRun"]
 OF_ADMINS = ["CreateApiKey", "ListApiKeys", "DeleteApiKey"]
 OF_OPERATORS = ["ApproveAction"]

@@ -67,6 +67,24 @@ STEPS: list[tuple[str, list[str | bytes], bytes]] = [
     ("read raw", ["sandbox", "read", SID, b"d/\xff.bin", "--raw"], b""),
     ("read none", ["sandbox", "read", SID, "none"], b""),
     ("list", ["sandbox", "list", SID], b""),
+    ("mkdir", ["sandbox", "mkdir", SID, b"made/\xff/deep"], b""),
+    ("mkdir again", ["sandbox", "mkdir", SID, b"made/\xff/deep"], b""),
+    ("mkdir through a file", ["sandbox", "mkdir", SID, b"d/\xff.bin/x"], b""),
+    ("rm what is not empty", ["sandbox", "rm", SID, "made"], b""),
+    ("rm", ["sandbox", "rm", SID, "made", "--recursive"], b""),
+    ("rm again", ["sandbox", "rm", SID, "made", "-r"], b""),
+    ("prepare a copy", ["sandbox", "run", "mkdir -p t/e; printf 123 > t/a; ln -s a t/l", "--session-id", SID], b""),
+    ("cp out, with a link", ["sandbox", "cp", f"{SID}:t", "copy"], b""),
+    ("rm the link", ["sandbox", "rm", SID, "t/l"], b""),
+    ("cp out", ["sandbox", "cp", f"{SID}:t", "copy"], b""),
+    ("cp a file out", ["sandbox", "cp", b"fix-SIDE:d/\xff.bin", "."], b""),
+    ("cp in", ["sandbox", "cp", "copy", f"{SID}:again"], b""),
+    ("cp nothing in", ["sandbox", "cp", "none", f"{SID}:again"], b""),
+    ("cp nothing out", ["sandbox", "cp", f"{SID}:none", "."], b""),
+    ("cp nowhere", ["sandbox", "cp", "copy", "none:x"], b""),
+    ("cp here", ["sandbox", "cp", "copy", "other"], b""),
+    ("see the copies", ["sandbox", "run", "find again | sort; cat again/t/a", "--session-id", SID], b""),
+    ("logs of none", ["sandbox", "logs", "run-0", "--follow"], b""),
     ("hosts", ["sandbox", "allow-hosts", SID, "--hosts", "a.example,b.example"], b""),
     ("hosts change", ["sandbox", "allow-hosts", SID, "--add", "c.example", "--remove", "a.example"], b""),
     ("hosts show", ["sandbox", "allow-hosts", SID], b""),
@@ -145,7 +163,10 @@ def answers(house: House, remote: Machine, tmp_path_factory: pytest.TempPathFact
     def work(machine: Machine, side: str) -> dict[str, Done]:
         done = {}
         for name, words, stdin in STEPS:
-            named = [word.replace("SIDE", side) if isinstance(word, str) else word for word in words]
+            named = [
+                word.replace("SIDE", side) if isinstance(word, str) else word.replace(b"SIDE", side.encode())
+                for word in words
+            ]
             done[name] = machine.k8e(*named, stdin=stdin)
         return done
 

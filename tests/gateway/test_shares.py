@@ -13,7 +13,7 @@ from tests.gateway.house import Guest, House, open_house
 from tests.mcp.agents import call, fail
 from tests.mcp.test_keys import agent_with, receiving
 
-MORE = len(os.sched_getaffinity(0)) + 1  # processors than there are
+MORE = 2 * len(os.sched_getaffinity(0)) + 1  # processors than a tenant's share
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_beyond_loopback_a_tenant_has_a_share() -> None:
         assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert detail is not None
         assert detail.code == "too_many_cpus"
-        assert "as many as the machine has" in detail.detail
+        assert "twice as many as the machine has" in detail.detail
         assert "cpus of [quotas] in k8e.toml" in detail.hint
         assert house.root().create(limits=pb.Limits(cpus=MORE)), "a user of the machine has no limit"
 
@@ -52,7 +52,7 @@ async def test_on_loopback_it_has_no_limit_until_agents_come_from_elsewhere(hous
     with receiving(house.machine) as server:
         assert ask_for_more(guest)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         async with agent_with(server, key) as agent:
-            for _ in range(2 * (MORE - 1)):  # half a processor each
+            for _ in range(MORE - 1):  # one processor each
                 await call(agent, "sandbox_create_session")
             refused = await fail(agent, "sandbox_create_session")
             assert (refused["code"], "cpus of [quotas]" in refused["hint"]) == ("too_many_cpus", True)

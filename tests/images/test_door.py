@@ -45,7 +45,7 @@ class Keeper:
         self, caller: Caller, name: str, credentials: Credentials | None, report: Report, tenant: str = ""
     ) -> NamedImage:
         if name == "-v/:/host":
-            raise Fault(Kind.INVALID, "invalid_argument", "image: no", field="image")
+            raise Fault(Kind.INVALID, "invalid_argument", "image: no", hint="another", field="image")
         self.asked.append((name, credentials and (credentials.username, credentials.password)))
         try:
             report(Progress("downloading", 1, 2))

@@ -109,8 +109,8 @@ def reach(policy: SandboxPolicy) -> dict[str, object]:
         "env": set(request.get("env", {})),
         "root": not request.get("read_only", False),
         "power": not request.get("powerless", False),
-        "memory": request.get("limits", {}).get("memory", 512 << 20),
-        "cpus": request.get("limits", {}).get("cpus", 0.5),
+        "memory": request.get("limits", {}).get("memory", 1 << 30),
+        "cpus": request.get("limits", {}).get("cpus", 1.0),
     }
 
 

@@ -9,7 +9,7 @@ from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     Options = TypeVar("Options")
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     PlainTable: TypeAlias = Mapping[str, tuple[Callable[[str], object] | None, str, str]]  # also read without argparse
 
 
+MISSING = "the following arguments are required: "  # argparse's words
+
+
 class Parser(argparse.ArgumentParser):
     """argparse exits with 2 for a usage error, which here means that the service cannot be reached."""
 
@@ -26,20 +29,45 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str, advice: str = "") -> NoReturn:
-        hint = f"{advice}; {self.prog} --help" if advice else f"{self.prog} --help"
-        raise Failure("usage", message, detail=" ".join(self.format_usage().split()), hint=hint)
+        """Says the mistake, and not how everything else is used."""
+        if message.startswith(MISSING):
+            message = f"{message.removeprefix(MISSING)} is missing"
+        hint = f"{advice}; `{self.prog} --help` says more" if advice else f"`{self.prog} --help` says what there is"
+        raise Failure("usage", message, hint=hint)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """The parser of the command refuses unknown words; argparse would leave them to the outermost parser, which
         knows nothing of that command."""
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}", self.advise(rest))
+            options = [word.partition("=")[0] for word in rest if word.startswith("-")]
+            unknown = f"there is no option {options[0]}" if options else f"{rest[0]!r} is one word too many"
+            self.error(unknown, self.advise(rest, options))
         return parsed, rest
 
-    def advise(self, rest: list[str]) -> str:
-        """A hint for unknown words: what is usually meant by them."""
-        return ""
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """argparse would list all the choices, and leave it to the reader to find the right one."""
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - what else tells commands from choices
+            self.error(f"there is no command {value!r}", self.advise_command(str(value), known))
+        name = "/".join(action.option_strings) or action.dest
+        self.error(f"{name}: {value!r} is none of {', '.join(known)}", ask_for_nearest(str(value), known))
+
+    def advise(self, rest: list[str], options: list[str]) -> str:
+        """A hint for unknown words, of which these are options: what was probably meant."""
+        return ask_for_nearest(options[0], self._option_string_actions) if options else ""
+
+    def advise_command(self, word: str, known: list[str]) -> str:
+        return ask_for_nearest(word, known)
+
+
+def ask_for_nearest(word: str, known: Iterable[str]) -> str:
+    from k8e.cli.nearest import find_nearest
+
+    nearest = find_nearest(word, known)
+    return f"did you mean {nearest}?" if nearest else ""
 
 
 class Word(argparse.Action):

@@ -30,14 +30,19 @@ class Version(argparse.Action):
 
 
 class K8eParser(Parser):
-    def advise(self, rest: list[str]) -> str:
-        options = [word.partition("=")[0] for word in rest if word.startswith("-")]
+    def advise(self, rest: list[str], options: list[str]) -> str:
         for name in GATEWAY:
             if name in options:
                 return f"{name} stands before the command: `k8e {name} ... sandbox ...`"
         if not options and self.prog.endswith(" sandbox run"):
             return "the code is one word: put it in quotes; `--` before it when it begins with a dash"
-        return ""
+        return super().advise(rest, options)
+
+    def advise_command(self, word: str, known: list[str]) -> str:
+        nearest = super().advise_command(word, known)
+        if not nearest and word in SANDBOX and "sandbox" in known:
+            return f"did you mean `{self.prog} sandbox {word}`?"
+        return nearest
 
 
 def dispatch(arguments: list[str]) -> int:

@@ -40,7 +40,7 @@ Without CODE it is read from standard input. The exit code is the command's own;
   k8e sandbox run "print(6*7)" --lang python | jq -r .stdout
   k8e sandbox run --lang python < script.py
   k8e sandbox run 'tar xz && make' --stdin --raw < source.tar.gz
-  k8e sandbox run './train.sh' --background --timeout 3600
+  k8e sandbox run './train.sh' --background --timeout 1h
 """
 
 HOSTS = """\
@@ -53,6 +53,37 @@ are separated by commas.
   k8e sandbox allow-hosts SID --remove api.example.com --add 192.0.2.0/24:5432
   k8e sandbox allow-hosts SID --hosts git.example.com:22
   k8e sandbox allow-hosts SID --clear
+"""
+
+DESTROY = """\
+Ends a session with all that is in it, or with --all every one of yours, after asking. Root's are root's own
+unless --owner says whose; through a gateway they are those of your tenants.
+
+  k8e sandbox destroy SID
+  k8e sandbox destroy --all
+  k8e sandbox destroy --all --yes
+"""
+
+COPY = """\
+Copies a file, or a folder with everything in it, into a session or out of it. A PATH that does not begin with
+/ begins in /workspace. Into a folder that is there already, or a destination that ends in /, it is copied
+under its own name. Permissions are kept; links and special files are left out, and named (exit code 1).
+
+  k8e sandbox cp data/ SID:
+  k8e sandbox cp SID:results/report.pdf .
+  k8e sandbox cp SID:results ./results
+"""
+
+MKDIR = """\
+Makes a directory in a session, and those above it that are missing. One that is there is fine.
+"""
+
+LOGS = """\
+Prints what a background run has written, byte for byte: its stdout on stdout, its stderr on stderr. With
+--follow it goes on until the run has ended, and exits with the run's own code; Ctrl-C leaves the run alone.
+
+  RUN=$(k8e sandbox run 'make all' --background --timeout 1h | jq -r .run_id)
+  k8e sandbox logs $RUN --follow
 """
 
 SUBAGENT = """\

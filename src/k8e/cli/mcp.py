@@ -118,7 +118,8 @@ def read_pem(path: str) -> str:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read(64 << 10)
     except OSError as error:
-        raise Failure("certificate_unreadable", f"{path} cannot be read", detail=str(error)) from error
+        hint = "--tls-cert and --tls-key name PEM files that you can read"
+        raise Failure("certificate_unreadable", f"{path} cannot be read", detail=str(error), hint=hint) from error
 
 
 def pass_on(pieces: Iterable[bytes], reply: Callable[[bytes], None]) -> None:

@@ -25,7 +25,10 @@ def find_answer(line: bytes, *, permissive: bool) -> bytes:
     except ExplainedError as error:
         said = {"problem": error.body}
     except Exception as error:  # noqa: BLE001 - the daemon waits for an answer
-        said = {"problem": Failure("internal", "the bridge met an error of its own", detail=repr(error)).body}
+        hint = "restart the bridge (`k8e sandbox-mcp`), and report this"
+        said = {
+            "problem": Failure("internal", "the bridge met an error of its own", detail=repr(error), hint=hint).body
+        }
     return json.dumps({"id": request["id"], **said}).encode("ascii")
 
 

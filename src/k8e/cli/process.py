@@ -26,7 +26,7 @@ class Failure(ExplainedError):
         error: str,
         *,
         detail: str = "",
-        hint: str = "",
+        hint: str,
         status: int = FAILED,
         more: dict[str, Any] | None = None,
     ) -> None:
@@ -132,7 +132,8 @@ def read_some(descriptor: int) -> bytes:
             poll.register(descriptor, select.POLLIN)
             poll.poll()
         except OSError as error:
-            raise Failure("stdin_unreadable", "standard input cannot be read", detail=str(error)) from error
+            hint = "give it a file, a pipe or /dev/null: `< FILE`"
+            raise Failure("stdin_unreadable", "standard input cannot be read", detail=str(error), hint=hint) from error
 
 
 def read_all(descriptor: int, limit: int) -> bytes:

@@ -25,7 +25,8 @@ MESSAGE = 64 << 20
 STDIN_IN_JSON = 46 << 20  # base64 takes a third more, and the rest of a message has to fit as well
 STDERR = 2
 GONE = ("session_not_found", "session_destroying")
-LANGUAGES = ("bash", "python", "node", "ts")
+LANGUAGES = {"bash": "bash", "python": "python", "node": "node", "js": "node", "ts": "ts"}
+LONGEST = 86_400.0  # seconds of a command
 
 
 class RunOptions:
@@ -48,27 +49,37 @@ class RunOptions:
         self.allowed_hosts: list[str] = []
 
 
-def read_seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
+def read_timeout(text: str) -> float:
+    """30, 0.5, 90s, 15m, 1h."""
+    if text[-1:] in ("s", "m", "h", "d"):
+        from k8e.cli.values import read_span
+
+        seconds = read_span(text)
+    else:
+        seconds = float(text)
+    if not 0 < seconds <= LONGEST:
         raise ValueError(text)
-    return value
+    return seconds
 
 
 def read_language(text: str) -> str:
     if text not in LANGUAGES:
         raise ValueError(text)
-    return text
+    return LANGUAGES[text]
 
 
 # What reads the value (None: a flag; list: may come several times), what it is called, what it is for.
 OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
-    "--lang": (read_language, "LANG", "bash, python, node or ts; default: bash"),
+    "--lang": (read_language, "LANG", "bash, python, node (or js) or ts; default: bash"),
     "--session-id": (str, "SID", "run in this session, made with `k8e sandbox create`"),
     "--tenant": (str, "NAME", "run in the session that is remembered for this tenant, in every shell and process"),
     "--tenant-id": (str, "NAME", "with --session-id: the session of this tenant, where several have the id"),
     "--owner": (str, "UID", "with --session-id: the session of this owner: a user of the machine, or gateway"),
-    "--timeout": (read_seconds, "SECONDS", "end the command after that long, with exit code 124; default: 30"),
+    "--timeout": (
+        read_timeout,
+        "TIME",
+        "end the command after that long, with exit code 124: 90, 90s, 15m, 1h; more than 0, at most 1d; default: 30",
+    ),
     "--raw": (None, "", "stream stdout and stderr as they come, byte for byte, instead of printing JSON"),
     "--background": (None, "", "do not wait; prints a run_id for `k8e sandbox poll`"),
     "--stdin": (None, "", "hand our standard input to the command; the code is then an argument"),
@@ -152,7 +163,8 @@ def run(options: RunOptions) -> int:
 
 def check_combination(options: RunOptions) -> None:
     if options.session_id and options.tenant:
-        raise Failure("usage", "--session-id and --tenant both name a session: give one of them")
+        hint = "--session-id for a session of `create`, --tenant for the one that a name stands for"
+        raise Failure("usage", "--session-id and --tenant both name a session: give one of them", hint=hint)
     if (options.tenant_id or options.owner) and not options.session_id:
         hint = "--tenant NAME is for the session that a name stands for"
         raise Failure("usage", "--tenant-id and --owner say whose session --session-id means", hint=hint)
@@ -160,9 +172,11 @@ def check_combination(options: RunOptions) -> None:
         error = "--manifest and --git-repo describe a new session, --session-id names one that is there"
         raise Failure("usage", error, hint="give them to `k8e sandbox create`")
     if options.background and options.raw:
-        raise Failure("usage", "--background does not wait for the output that --raw streams: give one of them")
+        error = "--background does not wait for the output that --raw streams: give one of them"
+        raise Failure("usage", error, hint="--background alone; `k8e sandbox logs RUN-ID --follow` shows its output")
     if options.stdin and options.code is None:
-        raise Failure("usage", "--stdin is for the command's input: give the code as an argument")
+        error = "--stdin is for the command's input: give the code as an argument"
+        raise Failure("usage", error, hint="k8e sandbox run 'tar xz' --stdin < FILE")
 
 
 def describes_session(options: RunOptions) -> bool:

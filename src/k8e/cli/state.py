@@ -30,7 +30,7 @@ class State:
         """`place` is the directory of a gateway, whose sessions are not this machine's."""
         if tenant and not is_name(tenant):
             error = "tenant: must be 1 to 63 of A-Z a-z 0-9 _ - and not begin with -"
-            raise Failure("invalid_argument", error, more={"field": "tenant"})
+            raise Failure("invalid_argument", error, hint="--tenant web", more={"field": "tenant"})
         self.tenant = tenant or DEFAULT
         self._directory = os.path.join(os.path.expanduser("~"), ".k8e", "sandbox", place, self.tenant)
         self._path = os.path.join(self._directory, "state.json")

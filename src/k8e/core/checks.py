@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
-from k8e.core.errors import Fault, Kind
+from k8e.core.errors import Fault, Kind, correct
 from k8e.core.model import (
     MAX_ENV_BYTES,
     MAX_ENV_KEYS,
@@ -58,7 +58,7 @@ _MEMORY: Final[Mapping[Runtime, int]] = {Runtime.GVISOR: 32 << 20}
 
 
 def refuse(field: str, cause: str, hint: str = "") -> NoReturn:
-    raise Fault(Kind.INVALID, "invalid_argument", f"{field}: {cause}", field=field, hint=hint)
+    raise Fault(Kind.INVALID, "invalid_argument", f"{field}: {cause}", field=field, hint=hint or correct(field))
 
 
 def check_name(field: str, value: object) -> str:

@@ -68,8 +68,11 @@ class RunService(Protocol):
 
     async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None: ...
     async def kill(self, caller: Caller, run_id: str) -> None: ...
-    async def poll(self, caller: Caller, run_id: str) -> RunResult:
-        """The run as it stands. A background run has its output, while it runs and as long as its session keeps it."""
+    async def poll(
+        self, caller: Caller, run_id: str, *, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0
+    ) -> RunResult:
+        """The run as it stands. A background run has its output from these bytes on, while it runs and as long as its
+        session keeps it. Waits so many seconds for output or for the end, where there is neither."""
 
     async def list(self, caller: Caller, session_id: str) -> Sequence[RunResult]:
         """The runs of a session, oldest first, without output."""
@@ -128,10 +131,15 @@ class FileService(Protocol):
     async def download(
         self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[bytes]: ...
-    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
-        """The entry at the path, and everything below it by relative names, as the sandbox tells them."""
+    async def tree(
+        self, caller: Caller, session_id: str, path: str, *, below: bool = True
+    ) -> tuple[Entry, Sequence[Entry]]:
+        """The entry at the path, and with `below` everything below it by relative names, as the sandbox tells them."""
 
     async def make_folder(self, caller: Caller, session_id: str, path: str) -> None: ...
+    async def remove(self, caller: Caller, session_id: str, path: str, *, recursive: bool = False) -> None:
+        """Removes a file or an empty directory; with `recursive`, also one with everything in it. Follows no link."""
+
     async def list(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:
         """Everything below the path (empty: the workspace) that was modified since; names are absolute paths."""
 
@@ -152,6 +160,9 @@ class ApprovalService(Protocol):
     async def get(self, caller: Caller, approval_id: str) -> Approval: ...
     async def list(self, caller: Caller, *, all_states: bool = False) -> Sequence[Approval]:
         """Those that can be answered, or all on record; oldest first."""
+
+    async def check_answer(self, caller: Caller, approval_id: str) -> None:
+        """Raises the fault with which `answer` would refuse this caller now. Answers nothing."""
 
     async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval: ...
 

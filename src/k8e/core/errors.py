@@ -33,6 +33,11 @@ class Kind(enum.Enum):
     UNAUTHENTICATED = "unauthenticated"
 
 
+def correct(field: str) -> str:
+    """The next step where an argument is wrong and nothing better is known than what the error says."""
+    return f"Nothing was done. Correct {field or 'the request'} and send it again."
+
+
 class Fault(ExplainedError):
     """`field` names the wrong part of the request. `denied` lists what the sandbox was refused, where that may be the
     cause. `retry_after` is a number of seconds after which a retry may work; 0 when waiting does not help.
@@ -45,7 +50,7 @@ class Fault(ExplainedError):
         error: str,
         *,
         detail: str = "",
-        hint: str = "",
+        hint: str,
         field: str = "",
         retry_after: float = 0,
         denied: Denials = NONE_DENIED,

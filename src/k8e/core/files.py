@@ -89,14 +89,16 @@ class Files:
             return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=opened.place.file_owner)
 
     @call("tree")
-    async def tree(self, caller: Caller, session_id: str, path: str) -> tuple[Entry, Sequence[Entry]]:
-        """The entry at the path, and everything below it by relative names."""
+    async def tree(
+        self, caller: Caller, session_id: str, path: str, *, below: bool = True
+    ) -> tuple[Entry, Sequence[Entry]]:
+        """The entry at the path, and with `below` everything below it by relative names."""
         top = checks.check_path("path", path)
         opened = await self._sessions.open(caller, session_id)
         identity = opened.place.file_owner
         with self._sessions.using(opened.live, f"looking at {path}"):
             found = await opened.sandbox.stat(top, identity=identity)
-            if found.type is not FileType.DIRECTORY:
+            if found.type is not FileType.DIRECTORY or not below:
                 return found, ()
             return found, await opened.sandbox.list_dir(top, recursive=True, identity=identity)
 
@@ -107,6 +109,14 @@ class Files:
         opened = await self._sessions.open(caller, session_id)
         with self._sessions.using(opened.live, f"making {path}"):
             await opened.sandbox.mkdir(target, identity=opened.place.file_owner)
+
+    @call("remove_file")
+    async def remove(self, caller: Caller, session_id: str, path: str, *, recursive: bool = False) -> None:
+        """A file or an empty directory; with `recursive`, also a directory with everything in it."""
+        target = checks.check_path("path", path)
+        opened = await self._sessions.open(caller, session_id)
+        with self._sessions.using(opened.live, f"removing {path}"):
+            await opened.sandbox.remove(target, recursive=recursive, identity=opened.place.file_owner)
 
     @call("list_files")
     async def list(self, caller: Caller, session_id: str, path: str = "", *, since: float = 0) -> Sequence[Entry]:

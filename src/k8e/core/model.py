@@ -23,6 +23,11 @@ class Language(enum.Enum):
     NODE = "node"
     TS = "ts"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Language | None:
+        """`js` is another word for node."""
+        return cls.NODE if value == "js" else None
+
 
 class Phase(enum.Enum):
     """Where a session is in its life. Written before the step it announces is begun."""

@@ -33,7 +33,7 @@ def run_doctor(*, as_json: bool, fix: bool = False) -> int:
                 sys.stdout.flush()
         report = asyncio.run(doctor.examine_machine())
     except EngineError as error:
-        raise StartRefused("doctor_failed", str(error), hint=error.hint) from error
+        raise StartRefused("doctor_failed", str(error), hint=error.hint or "the daemon log has the details") from error
     state = Paths.from_environment().state_dir
     damaged = list(list_damaged(state))
     if as_json:

@@ -73,7 +73,10 @@ def make_directory(path: Path, mode: int) -> None:
         if trustworthy:
             path.chmod(mode)  # whatever the umask was
     except OSError as error:
-        raise StartRefused("directory_unusable", f"{path} cannot be made or used", detail=str(error)) from error
+        hint = "see to the directory, or let K8E_STATE_DIR and K8E_RUN_DIR name others"
+        raise StartRefused(
+            "directory_unusable", f"{path} cannot be made or used", detail=str(error), hint=hint
+        ) from error
     if not trustworthy:
         raise StartRefused(
             "directory_untrusted",

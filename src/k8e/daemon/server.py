@@ -64,7 +64,9 @@ def make_local_engine(paths: Paths, settings: Settings) -> Engine:
             paths.state_dir, paths.run_dir, pool=pool, nameservers=egress.nameservers, image_limits=limits
         )
     except EngineError as error:
-        raise StartRefused("engine_unusable", str(error), hint=error.hint) from error
+        raise StartRefused(
+            "engine_unusable", str(error), hint=error.hint or "`k8e doctor` says what does not work on this machine"
+        ) from error
 
 
 def run_daemon(

@@ -17,6 +17,13 @@ def read_mode(text: str) -> bool:
     return text == "a"
 
 
+def read_flag(field: str, text: str) -> bool:
+    """A flag of a query."""
+    if text not in ("0", "1"):
+        raise invalid(field, f"{text[:64]!r} is neither yes nor no", hint="1 or 0")
+    return text == "1"
+
+
 def read_all(field: str, text: str, usual: str, things: str) -> bool:
     """Whether a list has all things, or the usual ones only."""
     if text not in (usual, "all"):

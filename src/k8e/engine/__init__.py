@@ -28,8 +28,8 @@ class Runtime(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    cpus: float = 0.5
-    memory: int = 512 << 20
+    cpus: float = 1.0
+    memory: int = 1 << 30
     pids: int = 512
     disk: int = 2 << 30  # writable layer and workspace together
     inodes: int = 131_072

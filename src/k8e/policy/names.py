@@ -29,7 +29,7 @@ METADATA_NAMES = frozenset(
 class InvalidEntry(ValueError):
     """The text is not an entry of a list of hosts: `cause` says why, `hint` what to write instead."""
 
-    def __init__(self, text: str, cause: str, hint: str = "") -> None:
+    def __init__(self, text: str, cause: str, hint: str) -> None:
         self.text = text
         self.cause = cause
         self.hint = hint

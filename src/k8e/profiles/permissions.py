@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from k8e.profiles.options import SandboxOptions
 
 # The defaults of a session (docs/settings.md).
-USUAL_LIMITS = {"cpus": 0.5, "memory": 512 << 20, "disk": 2 << 30, "pids": 512}
+USUAL_LIMITS = {"cpus": 1.0, "memory": 1 << 30, "disk": 2 << 30, "pids": 512}
 
 
 class Permissions(Record):

@@ -21,7 +21,7 @@ MAX_FILE: Final = 1 << 20
 class SettingsError(ExplainedError):
     """The daemon cannot use the file. `key` is `section.key`, or empty."""
 
-    def __init__(self, code: str, file: Path, error: str, *, key: str = "", detail: str = "", hint: str = "") -> None:
+    def __init__(self, code: str, file: Path, error: str, *, key: str = "", detail: str = "", hint: str) -> None:
         super().__init__(code, error, detail=detail, hint=hint)
         self.file = file
         self.key = key
@@ -52,7 +52,8 @@ def read_file(file: Path) -> Settings:
             "settings_unreadable", file, f"{file} cannot be read", detail=str(error), hint=hint
         ) from error
     if not stat.S_ISREG(found.st_mode) or len(content) > MAX_FILE:
-        raise SettingsError("settings_unreadable", file, f"{file} is no file of settings")
+        hint = f"it has to be a plain file of at most {MAX_FILE} bytes"
+        raise SettingsError("settings_unreadable", file, f"{file} is no file of settings", hint=hint)
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
         # A user who can write the file decides what sandboxes may do.
         hint = f"chown root {file}; chmod go-w {file}"
@@ -60,7 +61,8 @@ def read_file(file: Path) -> Settings:
     try:
         return read_table(file, tomllib.loads(content.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError("settings_syntax", file, f"{file} is not TOML", detail=str(error)) from error
+        hint = "docs/settings.md has the sections and keys; values are as in TOML"
+        raise SettingsError("settings_syntax", file, f"{file} is not TOML", detail=str(error), hint=hint) from error
 
 
 def read_table(file: Path, table: Mapping[str, Any]) -> Settings:
@@ -72,7 +74,8 @@ def read_table(file: Path, table: Mapping[str, Any]) -> Settings:
                 "settings_unknown", file, f"{file}: there is no section [{name}]", key=name, hint=_list(sections)
             )
         if not isinstance(content, dict):
-            raise SettingsError("settings_invalid", file, f"{file}: {name} is not a section", key=name)
+            hint = f"[{name}] on a line of its own, the keys below it"
+            raise SettingsError("settings_invalid", file, f"{file}: {name} is not a section", key=name, hint=hint)
         read[name] = _read_section(file, name, sections[name], content)
     return Settings(**read)
 

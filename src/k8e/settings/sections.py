@@ -39,8 +39,8 @@ class EgressSettings:
 class LimitsSettings:
     """The defaults of a session."""
 
-    cpus: float = key(0.5, number(0.01, 1024))
-    memory: int = key("512m", size("16m", "16t"))
+    cpus: float = key(1.0, number(0.01, 1024))
+    memory: int = key("1g", size("16m", "16t"))
     pids: int = key(512, count(8, 1 << 22))
     disk: int = key("2g", size("1m", "1024t"))
     ttl: float = key("1h", span("1s", "30d"))

@@ -203,7 +203,10 @@ def show_help(word: str) -> int:
         write_all(1, f"agentkernel (k8e) {version('k8e')}\n".encode())
         return 0
     if word not in ("--help", "-h", "help"):
-        raise Failure("usage", f"there is no command {word!r}", hint="agentkernel --help")
+        from k8e.cli.nearest import suggest
+
+        hint = suggest(word, COMMANDS, "`agentkernel --help` lists the commands")
+        raise Failure("usage", f"there is no command {word!r}", hint=hint)
     lines = "".join(f"  {name:<10} {command.about}\n" for name, command in COMMANDS.items())
     write_all(1, f"{ABOUT}{lines}\n`agentkernel COMMAND --help` says more.\n".encode())
     return 0

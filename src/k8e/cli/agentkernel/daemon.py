@@ -72,7 +72,8 @@ def show_status(client: LocalClient, *, as_json: bool) -> int:
 
 def stop(parsed: argparse.Namespace) -> int:
     if not is_running():
-        raise Failure("daemon_not_running", "the daemon does not run", status=UNREACHABLE)
+        hint = "nothing is to be stopped; `agentkernel daemon start` starts it"
+        raise Failure("daemon_not_running", "the daemon does not run", hint=hint, status=UNREACHABLE)
     if os.geteuid() != 0:
         raise Failure("needs_root", "only root stops the daemon", hint="sudo agentkernel daemon stop")
     pid = read_pid()
@@ -133,7 +134,7 @@ def read_pid() -> int:
 def prewarm(parsed: argparse.Namespace) -> int:
     configured = {pool.name: pool for pool in list_pools(read_daemon(parsed.config))}
     if parsed.count is not None and not 0 <= parsed.count <= 100:
-        raise Failure("usage", "--count takes 0 to 100")
+        raise Failure("usage", "--count takes 0 to 100", hint="0 forgets the reservation")
     names = [parsed.mode] if parsed.mode else list(configured) or [find_preferred(parsed.config)]
     client = LocalClient()
     for name in names:
@@ -227,5 +228,6 @@ def wait_until_ready(client: LocalClient, name: str) -> None:
             return
         if found["trouble"] or time.monotonic() > deadline:
             cause = found["trouble"] or f"not within {PATIENCE:g} seconds"
-            raise Failure("not_ready", f"the sandboxes for {name} cannot be made ready", detail=cause)
+            hint = "`agentkernel daemon status` shows how far they are; `agentkernel doctor` what does not work here"
+            raise Failure("not_ready", f"the sandboxes for {name} cannot be made ready", detail=cause, hint=hint)
         time.sleep(LOOK)

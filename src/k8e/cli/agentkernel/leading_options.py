@@ -37,13 +37,16 @@ def take_options(words: list[str], table: PlainTable, into: object) -> list[str]
             return words[at + 1 :]
         name, equals, value = words[at].partition("=")
         if name not in table:
-            raise Failure("usage", f"there is no option {name!r}", hint=f"one of: {', '.join(table)}")
+            from k8e.cli.nearest import suggest
+
+            options = f"the options: {', '.join(table)}" if table else "there are none here"
+            raise Failure("usage", f"there is no option {name!r}", hint=suggest(name, table, options))
         read, noun, _ = table[name]
         attribute = name[2:].replace("-", "_")
         at += 1
         if read is None:
             if equals:
-                raise Failure("usage", f"{name} takes no value")
+                raise Failure("usage", f"{name} takes no value", hint=f"{name} alone")
             setattr(into, attribute, True)
             continue
         if not equals:

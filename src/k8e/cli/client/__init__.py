@@ -137,8 +137,9 @@ class LocalClient:
         """In a one-command session."""
         return self._stream("/v1/runs", wanted, feeds=feeds)
 
-    def get_run(self, run_id: str) -> Answer:
-        return self._get(f"/v1/runs/{quote(run_id)}")
+    def get_run(self, run_id: str, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0) -> Answer:
+        seen = {"stdout_from": str(stdout_from or ""), "stderr_from": str(stderr_from or "")}
+        return self._get(add_query(f"/v1/runs/{quote(run_id)}", **seen, wait=f"{wait:g}" if wait else ""))
 
     def kill_run(self, run_id: str) -> Answer:
         return self._post(f"/v1/runs/{quote(run_id)}/kill")
@@ -173,11 +174,15 @@ class LocalClient:
 
     # Files and directories of any size
 
-    def get_tree(self, session: SessionName, path: str) -> Answer:
-        return self._get(locate(session, "/tree", path=path))
+    def get_tree(self, session: SessionName, path: str, *, below: bool = True) -> Answer:
+        return self._get(locate(session, "/tree", path=path, below="" if below else "0"))
 
     def create_directory(self, session: SessionName, path: str) -> Answer:
         return read_answer(self._connection.request("PUT", locate(session, "/folder", path=path), b"", BYTES))
+
+    def remove_file(self, session: SessionName, path: str, *, recursive: bool) -> Answer:
+        target = locate(session, "/files", path=path, recursive="1" if recursive else "")
+        return read_answer(self._connection.request("DELETE", target))
 
     def read_pieces(self, session: SessionName, path: str) -> Iterator[bytes]:
         return check(self._connection.request("GET", locate(session, "/content", path=path))).pieces()
@@ -197,6 +202,9 @@ class LocalClient:
 
     def list_approvals(self, status: str) -> Answer:
         return self._get(add_query("/v1/approvals", status=status))
+
+    def check_approval(self, approval_id: str) -> Answer:
+        return self._get(add_query(f"/v1/approvals/{quote(approval_id)}", may_answer="1"))
 
     def answer_approval(self, approval_id: str, reason: str, *, approved: bool) -> Answer:
         return self._post(f"/v1/approvals/{quote(approval_id)}", {"approved": approved, "reason": reason})

@@ -7,7 +7,7 @@ and Failure when the service cannot be reached or does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from k8e.cli.client import Answer, SessionName
@@ -15,7 +15,20 @@ from k8e.cli.client import Answer, SessionName
 Wanted = Mapping[str, Any]
 
 
-class Service(Protocol):
+class Trees(Protocol):
+    """Directories, and files of any size."""
+
+    def get_tree(self, session: SessionName, path: str, *, below: bool = True) -> Answer:
+        """What is there, with everything below it unless that is not wanted."""
+
+    def create_directory(self, session: SessionName, path: str) -> Answer: ...
+    def read_pieces(self, session: SessionName, path: str) -> Iterator[bytes]:
+        """Raises ServiceError before the first piece where the file cannot be read."""
+
+    def write_pieces(self, session: SessionName, path: str, pieces: Iterable[bytes], permissions: int) -> Answer: ...
+
+
+class Service(Trees, Protocol):
     place: str  # a name for files about this service; empty for this machine's daemon
     endpoint: str  # of the gateway; empty for this machine's daemon
 
@@ -35,7 +48,7 @@ class Service(Protocol):
     # Runs
     def run(self, session: SessionName, wanted: Wanted, stdin: bytes) -> Answer: ...
     def stream_run(self, session: SessionName, wanted: Wanted, *, feeds: bool) -> RunStream: ...
-    def get_run(self, run_id: str) -> Answer: ...
+    def get_run(self, run_id: str, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0) -> Answer: ...
     def kill_run(self, run_id: str) -> Answer: ...
     def list_runs(self, session: SessionName) -> Answer: ...
     def list_processes(self, session: SessionName) -> Answer: ...
@@ -46,10 +59,15 @@ class Service(Protocol):
     def write_file(self, session: SessionName, path: str, content: bytes, mode: str) -> Answer: ...
     def list_files(self, session: SessionName, path: str, since: float) -> Answer: ...
 
+    def remove_file(self, session: SessionName, path: str, *, recursive: bool) -> Answer: ...
+
     # Approvals
     def request_approval(self, session: SessionName, action: str, timeout: float | None) -> Answer: ...
     def get_approval(self, approval_id: str, wait: float = 0) -> Answer: ...
     def list_approvals(self, status: str) -> Answer: ...
+    def check_approval(self, approval_id: str) -> Answer:
+        """The approval, if this caller may answer it."""
+
     def answer_approval(self, approval_id: str, reason: str, *, approved: bool) -> Answer: ...
 
     # Images and API keys

@@ -124,7 +124,10 @@ def read_archive(place: str) -> Iterator[bytes]:
     try:
         return read_file(os.open(place, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        raise Failure("archive_unreadable", "the archive cannot be read", detail=str(error), status=FAILED) from error
+        hint = "name a file of `docker save`, a directory with an OCI layout, or - for standard input"
+        raise Failure(
+            "archive_unreadable", "the archive cannot be read", detail=str(error), hint=hint, status=FAILED
+        ) from error
 
 
 def read_file(descriptor: int) -> Iterator[bytes]:
@@ -145,4 +148,4 @@ def pack_directory(place: str) -> Iterator[bytes]:
         while piece := process.stdout.read(PIECE):
             yield piece
     if process.returncode != 0:
-        raise Failure("archive_unreadable", "the directory cannot be read to its end")
+        raise Failure("archive_unreadable", "the directory cannot be read to its end", hint="tar has said why")

@@ -114,7 +114,10 @@ def ask_helper(name: str, server: str, environ: Mapping[str, str]) -> dict[str, 
         answer = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise Failure(
-            "credential_helper_failed", f"the credential helper {name} failed", detail=type(error).__name__
+            "credential_helper_failed",
+            f"the credential helper {name} failed",
+            detail=type(error).__name__,
+            hint=f"try `echo {server} | docker-credential-{name} get`, or log in again",
         ) from error  # its text may be a secret
     if not isinstance(answer, dict) or not isinstance(answer.get("Secret"), str):
         return None  # it has no credentials for this registry

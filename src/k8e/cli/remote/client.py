@@ -10,16 +10,16 @@ import grpc
 
 from k8e.cli.client import Answer, SessionName
 from k8e.cli.process import Failure, read_some
-from k8e.cli.remote import connection, messages
+from k8e.cli.remote import messages
+from k8e.cli.remote.calls import DONE, name_owner, serialize, write
 from k8e.cli.remote.messages import decode, readable
+from k8e.cli.remote.trees import RemoteTrees
 from k8e.doors.grpc import sandbox_pb2 as pb
-from k8e.doors.grpc.methods import METHODS, OWNER_KEY, TENANT_KEY
+from k8e.doors.grpc.methods import METHODS
 from k8e.doors.http import answers
-from k8e.profiles.text import to_json
 
 if TYPE_CHECKING:
     from k8e.cli.client.service import Wanted
-    from k8e.cli.remote.discovery import Target
 
 MARGIN: Final = 60.0
 CREATE: Final = 1800.0
@@ -28,13 +28,8 @@ FILE: Final = 600.0
 Explain = Callable[[Any], Failure]
 
 
-class RemoteClient:
+class RemoteClient(RemoteTrees):
     """Sends one request after the other on one channel. No request is sent twice."""
-
-    def __init__(self, target: Target) -> None:
-        self.place = target.place
-        self.endpoint = target.endpoint
-        self._channel = connection.open_channel(target.endpoint, target.roots, target.key, target.certificate)
 
     def status(self) -> Answer:
         status = answers.show_status(messages.read_status(self._ask("Status", pb.StatusRequest())))
@@ -105,13 +100,16 @@ class RemoteClient:
         stdin = Stdin(pb.ExecInput(start=request))
         method = METHODS["ExecInteractive" if feeds else "ExecStream"]
         kind = self._channel.stream_stream if feeds else self._channel.unary_stream
-        call: Any = kind(method.path, _serialize, method.response.FromString)
+        call: Any = kind(method.path, serialize, method.response.FromString)
         seconds = wanted["timeout"] + MARGIN
         started = call(stdin.messages() if feeds else request, timeout=seconds, metadata=name_owner(session))
         return RemoteStream(started, stdin, self._explain)
 
-    def get_run(self, run_id: str) -> Answer:
-        run = messages.read_run(self._ask("PollRun", pb.PollRunRequest(run_id=readable(run_id))).run)
+    def get_run(self, run_id: str, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0) -> Answer:
+        request = pb.PollRunRequest(
+            run_id=readable(run_id), stdout_from=stdout_from, stderr_from=stderr_from, wait=wait
+        )
+        run = messages.read_run(self._ask("PollRun", request, seconds=wait + MARGIN).run)
         return write(answers.show_run(run), run.exit_code)
 
     def kill_run(self, run_id: str) -> Answer:
@@ -166,6 +164,10 @@ class RemoteClient:
         found = [answers.show_approval(messages.read_approval(approval)) for approval in answer.approvals]
         return write({"approvals": found})
 
+    def check_approval(self, approval_id: str) -> Answer:
+        request = pb.ConfirmActionRequest(approval_id=readable(approval_id), may_answer=True)
+        return show_approval(self._ask("ConfirmAction", request))
+
     def answer_approval(self, approval_id: str, reason: str, *, approved: bool) -> Answer:
         request = pb.ApproveActionRequest(approval_id=readable(approval_id), approved=approved, reason=readable(reason))
         return show_approval(self._call("ApproveAction", request), ok=True)
@@ -193,29 +195,6 @@ class RemoteClient:
     def delete_key(self, name: str) -> Answer:
         self._call("DeleteApiKey", pb.DeleteApiKeyRequest(name=readable(name)))
         return DONE
-
-    def _ask(self, name: str, message: Any, session: SessionName | None = None, *, seconds: float = 120.0) -> Any:
-        """A call that changes nothing."""
-        return self._call(name, message, session, seconds=seconds, harmless=True)
-
-    def _call(
-        self,
-        name: str,
-        message: Any,
-        session: SessionName | None = None,
-        *,
-        seconds: float = 120.0,
-        harmless: bool = False,
-    ) -> Any:
-        method = METHODS[name]
-        call = self._channel.unary_unary(method.path, _serialize, method.response.FromString)
-        try:
-            return call(message, timeout=seconds, metadata=name_owner(session))
-        except grpc.RpcError as error:
-            raise connection.explain(self.endpoint, error, harmless=harmless) from error
-
-    def _explain(self, error: Any) -> Failure:
-        return connection.explain(self.endpoint, error, harmless=False)
 
 
 class RemoteStream:
@@ -268,29 +247,6 @@ class Stdin:
             yield pb.ExecInput(stdin=piece)
 
 
-def write(value: answers.Json, exit_code: int | None = None) -> Answer:
-    return Answer(to_json(value), exit_code)
-
-
-DONE: Final = write({"ok": True})
-
-
 def show_approval(answer: Any, *, ok: bool = False) -> Answer:
     shown = answers.show_approval(messages.read_approval(answer.approval))
     return write({"ok": True, **shown} if ok else shown)
-
-
-def name_owner(session: SessionName | None) -> tuple[tuple[str, str], ...]:
-    """Whose session is meant, as metadata. Metadata is plain ASCII; what is not, is no tenant's name either."""
-    if session is None:
-        return ()
-    said = [(TENANT_KEY, session.tenant_id), (OWNER_KEY, session.owner)]
-    return tuple(
-        (key, "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in value))
-        for key, value in said
-        if value
-    )
-
-
-def _serialize(message: Any) -> bytes:
-    return bytes(message.SerializeToString())

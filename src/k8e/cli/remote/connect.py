@@ -24,7 +24,8 @@ def connect(options: argparse.Namespace) -> int:
     endpoint = connection.read_endpoint(options.address or os.environ.get("K8E_SANDBOX_ENDPOINT") or _no_address())
     name = options.name or os.environ.get("K8E_SANDBOX_PROFILE") or "default"
     if not is_name(name):
-        raise Failure("usage", "a profile's name is 1 to 63 of A-Z a-z 0-9 _ - and does not begin with -")
+        error = "a profile's name is 1 to 63 of A-Z a-z 0-9 _ - and does not begin with -"
+        raise Failure("usage", error, hint="--name work")
     credentials = connection.log_in(endpoint, connection.read_key(_read_secret()))
     Profiles.save(name, credentials, make_current=True)
     print_json({"profile": name, **_describe(credentials)})

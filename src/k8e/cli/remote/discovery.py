@@ -118,7 +118,9 @@ def use_files(endpoint: str) -> Target | None:
         certificates = Path(certificate_path).read_bytes()
         key = Path(key_path).read_bytes() if key_path else None
     except OSError as error:
-        raise Failure("certificate_unreadable", "K8E_SANDBOX_CERT or _KEY cannot be read", detail=str(error)) from error
+        hint = "both name PEM files that you can read; unset them to use a connection profile"
+        problem = "K8E_SANDBOX_CERT or _KEY cannot be read"
+        raise Failure("certificate_unreadable", problem, detail=str(error), hint=hint) from error
     if key is None:
         return Target(endpoint, certificates, anonymous.CERTIFICATE.encode(), anonymous.KEY.encode())
     end = b"-----END CERTIFICATE-----"

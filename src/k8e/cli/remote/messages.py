@@ -177,7 +177,8 @@ def read_process(process: pb.ProcessInfo) -> CommandInfo:
 
 def show_file(file: pb.FileInfo) -> Json:
     exact = {"path_base64": base64.b64encode(file.path_bytes).decode("ascii")} if file.path_bytes else {}
-    return {"path": file.path, **exact, "modified": file.modified, "type": file.type, "size": file.size}
+    shown = {"path": file.path, **exact, "modified": file.modified, "type": file.type, "size": file.size}
+    return {**shown, "unreadable": True} if file.unreadable else shown
 
 
 def read_status(status: pb.StatusResponse) -> ServiceStatus:

@@ -71,7 +71,7 @@ def reopen(client: Service) -> Service:
 def approve(options: argparse.Namespace) -> int:
     client = open_as_person() if options.key else open_client()
     if not options.reject and (options.key or not client.place):
-        approval = client.get_approval(options.approval_id).parse()
+        approval = client.check_approval(options.approval_id).parse()  # before the person types anything
         if approval["status"] == "pending" and (options.key or approval["asked_by"] == f"uid:{os.geteuid()}"):
             ask_at_terminal(approval)
     return show(client.answer_approval(options.approval_id, options.reason, approved=not options.reject))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k8e.cli.command import Command, any_text
-from k8e.cli.run import OPTIONS, RunOptions, read_seconds
+from k8e.cli.run import OPTIONS, RunOptions, read_timeout
 from k8e.cli.values import read_size, read_span
 
 TYPE_CHECKING = False
@@ -18,6 +18,17 @@ OWNER: Table = {
 SESSION: Table = {**OWNER, "sid": (str, "SID", "")}
 FILE: Table = {**SESSION, "path": (str, "PATH", "relative ones begin at /workspace")}
 RUN: Table = {"run_id": (str, "RUN-ID", "")}
+DESTROY: Table = {
+    **OWNER,
+    "sid?": (str, "SID", "or --all"),
+    "--all": (None, "", "all your sessions, also those of agentkernel; with --owner or --tenant-id those"),
+    "--yes": (None, "", "do not ask; where there is no terminal it cannot be asked"),
+}
+COPY: Table = {
+    **OWNER,
+    "source": (str, "SRC", "a file or a folder: SID:PATH, or one of this machine"),
+    "destination": (str, "DST", "the other side"),
+}
 HOSTS: Table = {
     **SESSION,
     "--add": (list, "HOSTS", "put these on the list"),
@@ -37,7 +48,11 @@ START: Table = {
 CONFIRM: Table = {
     **SESSION,
     "action": (str, "ACTION", "what is to be done, for the person who decides"),
-    "--timeout": (read_seconds, "SECONDS", "for how long it can be answered, more than 0; default: 30"),
+    "--timeout": (
+        read_timeout,
+        "TIME",
+        "for how long it can be answered: 90, 90s, 15m; more than 0, at most 1d; default: 30",
+    ),
     "--no-wait": (None, "", "print the approval's id at once"),
 }
 APPROVE: Table = {
@@ -73,7 +88,7 @@ def list_options(runtime: str, image: str, cpus: str, memory: str, disk: str, tt
 CREATE: Table = {
     **list_options(
         *("the strongest that works here", "host, this machine's own tools"),
-        *("0.5", "512m", "2g", "1h", "the usual list"),
+        *("1", "1g", "2g", "1h", "the usual list"),
     ),
     "--tenant": (str, "NAME", "the tenant to which it belongs"),
     "--manifest": (str, "FILE", "YAML with files, directories and repositories to begin with"),
@@ -120,7 +135,7 @@ SANDBOX = {
     ),
     "stop": Command("end what runs in a persistent session; its files stay", "sandbox.sessions:stop", SESSION),
     "start": Command("bring a stopped session back, with its files", "sandbox.sessions:start", START, "manual:START"),
-    "destroy": Command("end a session with all that is in it", "sandbox.sessions:destroy", SESSION),
+    "destroy": Command("end a session with all that is in it", "sandbox.ends:destroy", DESTROY, "manual:DESTROY"),
     "write": Command(
         "write standard input to a file of a session",
         "sandbox.sessions:write",
@@ -131,6 +146,13 @@ SANDBOX = {
         "read a file of a session",
         "sandbox.sessions:read",
         {**FILE, "--raw": (None, "", "print the bytes as they are instead of JSON")},
+    ),
+    "cp": Command("copy files and folders into a session, or out of it", "sandbox.files:copy", COPY, "manual:COPY"),
+    "mkdir": Command("make a directory in a session", "sandbox.files:make_directory", FILE, "manual:MKDIR"),
+    "rm": Command(
+        "remove a file of a session",
+        "sandbox.files:remove",
+        {**FILE, "-r --recursive": (None, "", "a directory with everything in it")},
     ),
     "list": Command(
         "list the files of a session",
@@ -148,6 +170,12 @@ SANDBOX = {
         {"--tenant": (str, "NAME", "the tenant whose session is yours, as for `run --tenant`")},
     ),
     "poll": Command("show how a background run is doing", "sandbox.sessions:poll", RUN),
+    "logs": Command(
+        "print what a background run has written",
+        "sandbox.logs:print_output",
+        {**RUN, "-f --follow": (None, "", "go on until it ends, and exit as it does")},
+        "manual:LOGS",
+    ),
     "kill": Command("end a background run", "sandbox.sessions:kill", RUN),
     "ps": Command("list the commands of a session", "sandbox.sessions:ps", SESSION),
     "log": Command("list the runs of a session", "sandbox.sessions:log", SESSION),

@@ -35,7 +35,7 @@ def name_session(options: argparse.Namespace) -> SessionName:
 def describe_content(options: Content) -> dict[str, Any]:
     """The files and the repository that a session is created with."""
     if options.git_ref and not options.git_repo:
-        raise Failure("usage", "--git-ref is given without --git-repo")
+        raise Failure("usage", "--git-ref is given without --git-repo", hint="--git-repo URL --git-ref REF")
     wanted: dict[str, Any] = {}
     if options.manifest:
         wanted["manifest"] = read_manifest(options.manifest)
@@ -55,7 +55,11 @@ def read_manifest(path: str) -> str:
         hint = "--manifest takes a YAML file"
         raise Failure("manifest_unreadable", "the manifest cannot be read", detail=str(error), hint=hint) from error
     if len(content) > MESSAGE:
-        raise Failure("message_too_large", f"{path} has more than {MESSAGE} bytes")
+        raise Failure(
+            "message_too_large",
+            f"{path} has more than {MESSAGE} bytes",
+            hint="put large files there with `k8e sandbox cp`",
+        )
     return os.fsdecode(content)  # as arguments are, because it travels with them
 
 
@@ -136,16 +140,13 @@ def allow_hosts(options: argparse.Namespace) -> int:
     if not change:
         return show(open_client().get_hosts(name_session(options)))
     if len(change) > 1 and set(change) != {"add", "remove"}:
-        raise Failure("usage", "--hosts and --clear stand alone; only --add and --remove can be given together")
+        error = "--hosts and --clear stand alone; only --add and --remove can be given together"
+        raise Failure("usage", error, hint="k8e sandbox allow-hosts SID --hosts a.example,b.example")
     return show(open_client().change_hosts(name_session(options), change))
 
 
 def list_sessions(options: argparse.Namespace) -> int:
     return show(open_client().list_sessions(options.phase, options.tenant_id, options.owner))
-
-
-def destroy(options: argparse.Namespace) -> int:
-    return show(open_client().destroy_session(name_session(options)))
 
 
 def write(options: argparse.Namespace) -> int:

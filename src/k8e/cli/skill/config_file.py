@@ -20,6 +20,7 @@ Edit = Callable[[str], str]
 
 SUFFIX = ".k8e-backup"
 MAX_SIZE = 64 << 20
+SEE_TO_IT = "nothing was changed: see to the file, or add the entry by hand"
 
 
 class ConfigFile:
@@ -156,5 +157,5 @@ class ConfigFile:
         if (found.st_uid, found.st_gid) != (like.st_uid, like.st_gid) and os.geteuid() == 0:
             os.chown(path, like.st_uid, like.st_gid)
 
-    def _failure(self, code: str, error: str, detail: str = "", hint: str = "") -> Failure:
+    def _failure(self, code: str, error: str, detail: str = "", hint: str = SEE_TO_IT) -> Failure:
         return Failure(code, f"{self.path} {error}", detail=detail, hint=hint)

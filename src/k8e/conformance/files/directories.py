@@ -105,8 +105,14 @@ async def check_empty_directory_has_no_entries(subject: Subject) -> None:
 
 @check()
 async def check_directories_that_are_too_deep(subject: Subject) -> None:
+    """One of them does not hide the rest from a list."""
     ended("making 200 levels", await run_python(subject, MAKE_DEEP, "200"), exit_code=0)
-    await refused("list", subject.sandbox.list_dir(subject.directory, recursive=True), Code.TOO_DEEP)
+    await prepare(subject, "touch", "beside", "d/below")
+    entries = {entry.name: entry for entry in await subject.sandbox.list_dir(subject.directory, recursive=True)}
+    equal("files", {name for name in entries if not name.endswith(b"d")}, {b"beside", b"d/below"})
+    deepest = max(entries, key=len)
+    equal("levels", deepest, b"/".join([b"d"] * 128))
+    equal("not entered", [name for name, entry in entries.items() if entry.unreadable], [deepest])
     top = subject.inside(b"d")
     await refused("remove", subject.sandbox.remove(top, recursive=True, identity=subject.user), Code.TOO_DEEP)
     await prepare(subject, "rm", "-rf", "d")

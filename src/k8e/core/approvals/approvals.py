@@ -184,13 +184,20 @@ class Approvals:
 
     # Answering
 
-    @call("answer")
-    async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval:
+    @call("check_answer")
+    async def check_answer(self, caller: Caller, approval_id: str) -> None:
+        await self._check_answer(caller, approval_id)
+
+    async def _check_answer(self, caller: Caller, approval_id: str) -> None:
         if caller.uid == REMOTE:
             require_scope(caller, Scope.OPERATOR)
-        reason = checks.check_words("reason", reason, empty=True)
         record = await self._find(caller, approval_id)
         check_answerer(record, caller, await _find_lineage(caller), same_user=self._settings.same_user)
+
+    @call("answer")
+    async def answer(self, caller: Caller, approval_id: str, *, approved: bool, reason: str = "") -> Approval:
+        reason = checks.check_words("reason", reason, empty=True)
+        await self._check_answer(caller, approval_id)
         return await self._parts.tasks.finish(self._answer(caller, approval_id, approved, reason))
 
     async def _answer(self, caller: Caller, approval_id: str, approved: bool, reason: str) -> Approval:

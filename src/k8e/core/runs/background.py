@@ -126,9 +126,10 @@ class Background:
 
     # Asking
 
-    async def poll(self, live: Live, record: RunRecord) -> RunResult:
+    async def poll(self, live: Live, record: RunRecord, stdout_from: int = 0, stderr_from: int = 0) -> RunResult:
+        """Output up to these bytes is known to the caller: it is not read where there is no more."""
         try:
-            return await self._answer(live, self._poll(live, record))
+            return await self._answer(live, self._poll(live, record, stdout_from, stderr_from))
         except TimeoutError:
             return self._show_silent(live, record)
 
@@ -151,7 +152,7 @@ class Background:
             raise TimeoutError
         return task.result()
 
-    async def _poll(self, live: Live, record: RunRecord) -> RunResult:
+    async def _poll(self, live: Live, record: RunRecord, stdout_from: int, stderr_from: int) -> RunResult:
         with live.in_use(), translated("collecting the run"):
             async with live.background.collecting:
                 record = await self._store.find_run(record.run_id) or record
@@ -160,17 +161,19 @@ class Background:
                     return await self._output.show(opened, record)
                 info = await self._look(opened, record)
                 if info is not None and info.running:
-                    return await self._peek(opened, record, info)
+                    news = info.stdout_bytes > stdout_from or info.stderr_bytes > stderr_from
+                    return await self._peek(opened, record, info, news=news)
                 return await self._collect(opened, record, info)
 
-    async def _peek(self, opened: Opened, record: RunRecord, info: CommandInfo) -> RunResult:
-        """A run that goes on, with its output so far."""
+    async def _peek(self, opened: Opened, record: RunRecord, info: CommandInfo, *, news: bool) -> RunResult:
+        """A run that goes on, with its output so far, unless there is nothing new in it."""
+        stdout = stderr = b""
         try:
-            async with asyncio.timeout(_GLANCE):
-                stdout, stderr = await read_so_far(opened.sandbox, info)
+            if news:
+                async with asyncio.timeout(_GLANCE):
+                    stdout, stderr = await read_so_far(opened.sandbox, info)
         except (LinkError, TimeoutError) as error:  # it has ended this moment, or is slow: the next poll shows more
             warn("no_glance", run=record.run_id, cause=error)
-            stdout = stderr = b""
         await self._observer.observe(opened.live)
         seen = replace(
             self._endings.measure(record),

@@ -14,7 +14,7 @@ from typing import Final
 
 from k8e.core import checks
 from k8e.core.egress.denials import Mark
-from k8e.core.errors import Fault, Kind
+from k8e.core.errors import Fault, Kind, correct
 from k8e.core.model import Caller, RunSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import TIMEOUT_GRACE, Endings
@@ -85,7 +85,7 @@ class Launcher:
             raise translate(error, "the command") from error
         except ValueError as error:  # a length that only the link knows
             await self._endings.withdraw(record)
-            raise Fault(Kind.INVALID, "invalid_argument", str(error), field="argv") from error
+            raise Fault(Kind.INVALID, "invalid_argument", str(error), field="argv", hint=correct("argv")) from error
         except LinkError as error:
             await self._endings.conclude(opened.live, record, error)
             raise translate(error, "starting the command") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from k8e.core import checks
@@ -12,12 +12,13 @@ from k8e.core.access.access import may_see
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.audit import call
-from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec
+from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec, Status
 from k8e.core.parts import Parts
 from k8e.core.runs.background import Background
 from k8e.core.runs.foreground import Foreground, Once
 from k8e.core.runs.foreground_run import ForegroundRun
 from k8e.core.runs.launcher import check_packages
+from k8e.core.sandbox.output import cut_before
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.sessions import Registry, Sessions
 from k8e.core.store.records import RunRecord
@@ -25,6 +26,8 @@ from k8e.core.tasks import wait_done
 from k8e.link.model import CommandInfo
 
 PIP_SECONDS: Final = 300.0
+MAX_WAIT: Final = 60.0  # of one poll
+_LOOK: Final = 0.1  # the agent tells only those who are attached that there is something new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,11 +84,30 @@ class Runs:
             await self._background.kill(live, record)
 
     @call("poll")
-    async def poll(self, caller: Caller, run_id: str) -> RunResult:
+    async def poll(
+        self, caller: Caller, run_id: str, *, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0
+    ) -> RunResult:
+        checks.check_number("stdout_from", stdout_from, 0, 1 << 62)
+        checks.check_number("stderr_from", stderr_from, 0, 1 << 62)
+        end = asyncio.get_running_loop().time() + checks.check_number("wait", wait, 0, MAX_WAIT)
+        while True:
+            result = await self._poll(caller, run_id, stdout_from, stderr_from)
+            rest = end - asyncio.get_running_loop().time()
+            if result.status is not Status.RUNNING or result.stdout or result.stderr or rest <= 0:
+                return result
+            await asyncio.sleep(min(_LOOK, rest))
+
+    async def _poll(self, caller: Caller, run_id: str, stdout_from: int, stderr_from: int) -> RunResult:
         record, live, session_id = await self._find(caller, run_id)
         if live is None or not record.background or live.stopped:
             return record.show(session_id)
-        return await self._background.poll(live, record)
+        found = await self._background.poll(live, record, stdout_from, stderr_from)
+        if not stdout_from and not stderr_from:
+            return found
+        stdout = cut_before(found.stdout, found.stdout_bytes, stdout_from)
+        stderr = cut_before(found.stderr, found.stderr_bytes, stderr_from)
+        missing = found.stdout_bytes - stdout_from > len(stdout) or found.stderr_bytes - stderr_from > len(stderr)
+        return replace(found, stdout=stdout, stderr=stderr, truncated=missing)
 
     @call("log")
     async def list(self, caller: Caller, session_id: str) -> Sequence[RunResult]:

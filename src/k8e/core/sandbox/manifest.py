@@ -165,7 +165,7 @@ def _make_repo(fields: _Fields) -> ManifestEntry:
     return ManifestRepo(fields.require("path"), fields.require("repo"), fields.get("ref", ""))
 
 
-_KINDS: Final[Mapping[str, tuple[Callable[[_Fields], ManifestEntry], frozenset[str]]]] = {
+KINDS: Final[Mapping[str, tuple[Callable[[_Fields], ManifestEntry], frozenset[str]]]] = {
     "file": (_make_file, frozenset({"path", "content", "mode"})),
     "dir": (_make_dir, frozenset({"path"})),
     "gitRepo": (_make_repo, frozenset({"path", "repo", "ref"})),
@@ -173,11 +173,11 @@ _KINDS: Final[Mapping[str, tuple[Callable[[_Fields], ManifestEntry], frozenset[s
 
 
 def _read_entry(node: yaml.Node, where: str) -> ManifestEntry:
-    kinds = _read_fields(node, where, frozenset(_KINDS))
+    kinds = _read_fields(node, where, frozenset(KINDS))
     if len(kinds) != 1:
-        _refuse_node(node, where, f"must be one of {', '.join(_KINDS)}")
+        _refuse_node(node, where, f"must be one of {', '.join(KINDS)}")
     ((kind, fields),) = kinds.items()
-    make, known = _KINDS[kind]
+    make, known = KINDS[kind]
     return make(_Fields(fields, f"{where}.{kind}", known))
 
 
@@ -246,7 +246,9 @@ async def _clone(sandbox: Sandbox, place: Place, env: Variables, entry: Manifest
         )
         if outcome.exit_code != 0:
             said = _hide_credentials(output.take().decode(errors="replace").strip())
-            raise Fault(Kind.FAILED, "git_failed", "git failed", detail=said or f"{outcome.cause.value}, no output")
+            detail = said or f"{outcome.cause.value}, no output"
+            hint = "Are the address and the ref right, and may the session reach the host (--allowed-hosts)?"
+            raise Fault(Kind.FAILED, "git_failed", "git failed", detail=detail, hint=hint)
 
 
 def _hide_credentials(text: str) -> str:

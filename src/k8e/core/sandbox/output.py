@@ -51,6 +51,15 @@ class HeadTail:
         return bytes(self._head + self._tail)
 
 
+def cut_before(kept: bytes, total: int, start: int) -> bytes:
+    """Of a stream of `total` bytes, of which `kept` are there (the first and the last half), those from `start` on."""
+    if len(kept) >= total:
+        return kept[start:]
+    head = min(len(kept), OUTPUT_LIMIT - OUTPUT_LIMIT // 2)
+    tail = kept[head:]
+    return kept[start:head] + tail[max(0, start - (total - len(tail))) :]
+
+
 async def read_into(reader: ByteReader, output: HeadTail) -> None:
     while content := await reader.read():
         output.feed(content)

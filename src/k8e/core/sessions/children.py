@@ -28,10 +28,11 @@ from k8e.profiles.text import describe_amount
 
 STRENGTH: Final = (Runtime.NATIVE, Runtime.GVISOR, Runtime.KATA, Runtime.FIRECRACKER)  # the weakest first
 AGENT_TYPE: Final = "agent_type"  # the label that says what kind of agent a child is for
+_LESS: Final = "Ask for less, or leave it out: a child has at most what its parent has."
 _SHOWN: Final = 10  # entries of a list, in an error
 
 
-def beyond(field: str, error: str, *, detail: str = "", hint: str = "") -> Fault:
+def beyond(field: str, error: str, *, detail: str = "", hint: str = _LESS) -> Fault:
     return Fault(Kind.DENIED, "beyond_parent", error, detail=detail, hint=hint, field=field)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from k8e.core import checks
 from k8e.core.access.access import choose_tenant
@@ -38,6 +39,9 @@ async def probe_runtimes(parts: Parts) -> Sequence[RuntimeReport]:
         return await parts.engine.probe()
 
 
+_DOCTOR: Final = "`k8e doctor` says which runtimes work on this machine, and what to install for others."
+
+
 async def choose_runtime(parts: Parts, wanted: Runtime | None) -> Runtime:
     reports = await probe_runtimes(parts)
     for report in reports:
@@ -45,11 +49,13 @@ async def choose_runtime(parts: Parts, wanted: Runtime | None) -> Runtime:
             return report.runtime
         if report.runtime is wanted:
             error = f"runtime {wanted.value} does not work here"
-            raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint)
+            raise Fault(
+                Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint or _DOCTOR
+            )
     if wanted is not None:
-        raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here")
+        raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here", hint=_DOCTOR)
     reasons = "; ".join(f"{report.runtime.value}: {report.reason}" for report in reports)
-    hint = next((report.hint for report in reports if report.hint), "")
+    hint = next((report.hint for report in reports if report.hint), _DOCTOR)
     raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
 
 
@@ -169,7 +175,12 @@ class Creation:
 
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:
         if building.cancelled() or live.ending is not None:
-            raise Fault(Kind.CONFLICT, "session_destroyed", f"session {live.session_id} was destroyed meanwhile")
+            raise Fault(
+                Kind.CONFLICT,
+                "session_destroyed",
+                f"session {live.session_id} was destroyed meanwhile",
+                hint="Create it again.",
+            )
         error = building.exception()
         if error is None:
             return

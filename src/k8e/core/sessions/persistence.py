@@ -94,7 +94,12 @@ class Persistence:
         starting = self._lifecycle.begin(live, self._start(live, caller, plain, secret))
         await wait_done(starting)
         if live.ending is not None:
-            raise Fault(Kind.CONFLICT, "session_destroyed", f"session {session_id} was destroyed meanwhile")
+            raise Fault(
+                Kind.CONFLICT,
+                "session_destroyed",
+                f"session {session_id} was destroyed meanwhile",
+                hint="Create it again.",
+            )
         starting.result()
         return live.show()
 

@@ -40,16 +40,17 @@ class TenantShare:
 
 
 _HALF: Final = "half of the machine's"
-_SHARES: Final = {"cpus": "as many as the machine has", "memory": _HALF, "disk": _HALF}
+_SHARES: Final = {"cpus": "twice as many as the machine has", "memory": _HALF, "disk": _HALF}
 
 
 def measure_share(state: Path | None) -> TenantShare:
-    """Of this machine: all of its processors, half of its memory, half of the disk that `state` is on."""
+    """Of this machine: twice its processors, half of its memory, half of the disk that `state` is on. Time on
+    processors is shared where sessions want more than there is; memory and disks are not."""
     disk = 0
     if state is not None:
         found = os.statvfs(state)
         disk = found.f_blocks * found.f_frsize
-    return TenantShare(len(os.sched_getaffinity(0)), _halve(SystemMemory().total()), _halve(disk))
+    return TenantShare(2 * len(os.sched_getaffinity(0)), _halve(SystemMemory().total()), _halve(disk))
 
 
 def _halve(size: int) -> int:

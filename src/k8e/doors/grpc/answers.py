@@ -79,7 +79,13 @@ def show_process(command: CommandInfo) -> pb.ProcessInfo:
 def show_file(entry: Entry) -> pb.FileInfo:
     text, content = show_text(entry.name)
     return pb.FileInfo(
-        path=text, path_bytes=content, modified=entry.mtime_ns / 1e9, type=entry.type.name.lower(), size=entry.size
+        path=text,
+        path_bytes=content,
+        modified=entry.mtime_ns / 1e9,
+        type=entry.type.name.lower(),
+        size=entry.size,
+        permissions=entry.mode & 0o7777,
+        unreadable=entry.unreadable,
     )
 
 

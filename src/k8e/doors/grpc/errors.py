@@ -35,7 +35,7 @@ _TRAILER: Final = 4000
 class GrpcRefusal(ExplainedError):
     """The door refuses or ends a call without an answer of core."""
 
-    def __init__(self, status: grpc.StatusCode, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+    def __init__(self, status: grpc.StatusCode, code: str, error: str, *, detail: str = "", hint: str) -> None:
         super().__init__(code, error, detail=detail, hint=hint)
         self.status = status
 
@@ -70,7 +70,9 @@ def _add_denials(detail: ErrorDetail, denials: Denials) -> None:
 
 
 def malformed(error: str) -> GrpcRefusal:
-    return GrpcRefusal(grpc.StatusCode.INVALID_ARGUMENT, "bad_request", error)
+    return GrpcRefusal(
+        grpc.StatusCode.INVALID_ARGUMENT, "bad_request", error, hint="proto/sandbox/v1/sandbox.proto has the messages"
+    )
 
 
 def too_slow() -> GrpcRefusal:

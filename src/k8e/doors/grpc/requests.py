@@ -49,10 +49,11 @@ def read_path(message: HasPath) -> str:
 def read_choice(field: str, text: str, kinds: type[Choice]) -> Choice | None:
     if not text:
         return None
-    known = {str(member.value): member for member in kinds}
-    if text not in known:
-        raise invalid(field, f"{text[:64]!r} is no {field}", hint=f"one of: {', '.join(known)}")
-    return known[text]
+    try:
+        return kinds(text)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kinds)
+        raise invalid(field, f"{text[:64]!r} is no {field}", hint=f"one of: {known}") from None
 
 
 def read_env(text: Mapping[str, str], content: Mapping[str, bytes], field: str = "env") -> dict[str, str]:

@@ -128,6 +128,7 @@ def show_entry(entry: Entry) -> Json:
         "modified": entry.mtime_ns / 1e9,
         "type": entry.type.name.lower(),
         "size": entry.size,
+        **({"unreadable": True} if entry.unreadable else {}),
     }
 
 

@@ -23,7 +23,7 @@ STATUS = {
 class HttpRefusal(ExplainedError):
     """The door refuses a request that core never sees."""
 
-    def __init__(self, status: int, code: str, error: str, *, detail: str = "", hint: str = "") -> None:
+    def __init__(self, status: int, code: str, error: str, *, detail: str = "", hint: str) -> None:
         super().__init__(code, error, detail=detail, hint=hint)
         self.status = status
 
@@ -47,7 +47,7 @@ def internal_error() -> HttpRefusal:
 
 
 def malformed(error: str, detail: str = "", status: int = 400) -> HttpRefusal:
-    return HttpRefusal(status, "bad_request", error, detail=detail)
+    return HttpRefusal(status, "bad_request", error, detail=detail, hint="docs/http-api.md has the requests")
 
 
 def too_slow() -> HttpRefusal:

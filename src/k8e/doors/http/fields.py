@@ -9,8 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from k8e.core.errors import Fault, Kind
+from k8e.core.errors import Fault, Kind, correct
 from k8e.doors.errors import invalid
+
+_OBJECT = "Send one JSON object: docs/http-api.md has its members."
 
 Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -20,9 +22,10 @@ def decode_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not JSON", detail=str(error)) from error
+        problem = "the request's body is not JSON"
+        raise Fault(Kind.INVALID, "invalid_json", problem, detail=str(error), hint=_OBJECT) from error
     if not isinstance(value, dict):
-        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not a JSON object")
+        raise Fault(Kind.INVALID, "invalid_json", "the request's body is not a JSON object", hint=_OBJECT)
     return value
 
 
@@ -100,10 +103,11 @@ class Fields:
         if name not in self._values:
             return None
         text = self.take_text(name)
-        known = {member.value: member for member in kinds}
-        if text not in known:
-            raise invalid(self._prefix + name, f"{text!r} is no {name}", hint=f"one of: {', '.join(known)}")
-        return known[text]
+        try:
+            return kinds(text)
+        except ValueError:
+            known = ", ".join(str(member.value) for member in kinds)
+            raise invalid(self._prefix + name, f"{text!r} is no {name}", hint=f"one of: {known}") from None
 
     def take_bytes(self, name: str) -> bytes:
         """`name` as text or `name_base64`, not both."""
@@ -129,4 +133,5 @@ class Fields:
         return value
 
     def _wrong(self, name: str, what: str, hint: str = "") -> Fault:
-        return invalid(self._prefix + name, f"{self._prefix}{name} {what}", hint)
+        field = self._prefix + name
+        return invalid(field, f"{field} {what}", hint or correct(field))

@@ -66,4 +66,9 @@ class Router:
         for route in candidates:
             if route.method == request.method:
                 return route
-        raise HttpRefusal(405, "method_not_allowed", f"{request.method} is not possible here")
+        raise HttpRefusal(
+            405,
+            "method_not_allowed",
+            f"{request.method} is not possible here",
+            hint="docs/http-api.md has the requests",
+        )

@@ -109,7 +109,8 @@ class HttpServer:
         self._users[caller.uid] += 1
         try:
             if self._users[caller.uid] > CONNECTIONS_PER_USER:
-                refusal = HttpRefusal(503, "too_many_connections", "this user has too many connections open")
+                hint = f"close some: a user has at most {CONNECTIONS_PER_USER}"
+                refusal = HttpRefusal(503, "too_many_connections", "this user has too many connections open", hint=hint)
                 await connection.refuse(refusal)
             else:
                 await connection.serve()

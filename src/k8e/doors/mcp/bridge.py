@@ -61,4 +61,6 @@ class Bridge:
     def close(self) -> None:
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(Fault(Kind.UNAVAILABLE, "bridge_silent", "the agent's connection has ended"))
+                waiting.set_exception(
+                    Fault(Kind.UNAVAILABLE, "bridge_silent", "the agent's connection has ended", hint="connect again")
+                )

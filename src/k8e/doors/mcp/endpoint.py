@@ -129,7 +129,8 @@ class McpEndpoint:
         if tenant:
             check_name("tenant_id", tenant)  # which a part of a tenant does not pass
         if tenant and not may_see(caller, caller.uid, tenant):
-            raise Fault(Kind.DENIED, "wrong_tenant", "this is another tenant's", field="tenant_id")
+            hint = "leave tenant_id out, or name the tenant of your key"
+            raise Fault(Kind.DENIED, "wrong_tenant", "this is another tenant's", field="tenant_id", hint=hint)
         client = McpClient(self._service, caller, tenant, known=caller.uid != REMOTE)
         await self._service.sessions.list(client.caller)
         return client

@@ -61,6 +61,7 @@ class Launcher:
             await finish_in_thread(write_start_files, paths, record, wire, again=template is None)
             await finish_in_thread(write_bundle, paths, build_config(config))
             await runtime.start(self._layout, sandbox, paths, _START_DEADLINE, set_ids=may_set_ids(spec.shape))
+            await finish_in_thread(self._cgroups.allow_bursts, sandbox)
         finally:
             self._network.let_go(sandbox)
 

@@ -58,6 +58,9 @@ class PoolSizes(Record):
     agents: tuple[AgentPool, ...] = ()
 
 
+_TOML = "`agentkernel init --dry-run` prints one with every key"
+
+
 class Config(Record):
     file: str
     options: SandboxOptions = SandboxOptions()
@@ -75,9 +78,9 @@ def read_config(text: str, file: str) -> Config:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ProfileError("config_syntax", f"{file} is not TOML", detail=str(error)) from error
+        raise ProfileError("config_syntax", f"{file} is not TOML", detail=str(error), hint=_TOML) from error
     except RecursionError as error:
-        raise ProfileError("config_syntax", f"{file} is nested too deeply") from error
+        raise ProfileError("config_syntax", f"{file} is nested too deeply", hint=_TOML) from error
     return _Reader(file, find_lines(text)).read(table)
 
 

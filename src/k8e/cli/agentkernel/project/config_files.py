@@ -38,8 +38,12 @@ def read_user(path: str) -> Config:
     config = parse(content, path)
     for wish in ("name", "files"):
         if wish in config.options.said:
-            raise ProfileError("config_invalid", f"{config.where(wish)} belongs into a project's file, not into yours")
+            error = f"{config.where(wish)} belongs into a project's file, not into yours"
+            raise ProfileError("config_invalid", error, hint="move it to the agentkernel.toml of the project")
     return config
+
+
+_SEE = "see to the file, or name another one: --config FILE"
 
 
 def read_bytes(path: str, *, follow: bool) -> bytes:
@@ -54,14 +58,14 @@ def read_bytes(path: str, *, follow: bool) -> bytes:
                 detail=f"to {os.readlink(path)}",
                 hint="put the file itself there, or name the one that is meant: --config FILE",
             ) from error
-        raise ProfileError("config_unreadable", f"{path} cannot be read", detail=str(error)) from error
+        raise ProfileError("config_unreadable", f"{path} cannot be read", detail=str(error), hint=_SEE) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ProfileError("config_unreadable", f"{path} is no file")
+        raise ProfileError("config_unreadable", f"{path} is no file", hint=_SEE)
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(MAX_SIZE + 1)
     if len(content) > MAX_SIZE:
-        raise ProfileError("config_unreadable", f"{path} has more than {MAX_SIZE} bytes")
+        raise ProfileError("config_unreadable", f"{path} has more than {MAX_SIZE} bytes", hint=_SEE)
     return content
 
 
@@ -69,7 +73,7 @@ def parse(content: bytes, path: str) -> Config:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise ProfileError("config_syntax", f"{path} is not UTF-8", detail=str(error)) from error
+        raise ProfileError("config_syntax", f"{path} is not UTF-8", detail=str(error), hint=_SEE) from error
     return read_config(text, path)
 
 
@@ -83,7 +87,9 @@ def load_trusted() -> tuple[Trusted, ...]:
     except (FileNotFoundError, UnicodeDecodeError):
         return ()
     except OSError as error:
-        raise ProfileError("trust_unreadable", "what you trust cannot be read", detail=str(error)) from error
+        raise ProfileError(
+            "trust_unreadable", "what you trust cannot be read", detail=str(error), hint=_see_to_list()
+        ) from error
 
 
 def change_trusted(change: Callable[[tuple[Trusted, ...]], tuple[Trusted, ...]]) -> None:
@@ -101,7 +107,12 @@ def change_trusted(change: Callable[[tuple[Trusted, ...]], tuple[Trusted, ...]])
                 os.fsync(descriptor)
             os.replace(draft, os.path.join(folder, "trusted.json"))
     except OSError as error:
-        raise ProfileError("trust_unwritable", "what you trust cannot be written down", detail=str(error)) from error
+        problem = "what you trust cannot be written down"
+        raise ProfileError("trust_unwritable", problem, detail=str(error), hint=_see_to_list()) from error
+
+
+def _see_to_list() -> str:
+    return f"see to {os.path.join(state_folder(), 'trusted.json')}: it has to be yours"
 
 
 def open_private(path: str, flags: int) -> int:

@@ -10,6 +10,7 @@ import os
 import stat
 
 from k8e.cli.process import Failure
+from k8e.cli.transfer.destination import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from k8e.profiles.options import FileCopy
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
+_SOURCE = "[[files]] names plain files of at most 32 MiB that you can read; `agentkernel cp` copies larger ones"
 LARGEST = 32 << 20  # base64 takes a third more, and the request has to fit into a message
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read_files(policy: SandboxPolicy, config: Config | None, *, trusted: bool) -> list[tuple[FileCopy, bytes]]:
@@ -44,14 +45,14 @@ def read_file(source: str, folder: str, *, trusted: bool) -> bytes:
         below = os.path.relpath(os.path.normpath(path), folder).split("/")
         descriptor = os.open(path, flags) if trusted else open_below(folder, below, flags)
     except OSError as error:
-        raise Failure("file_unreadable", f"{source} cannot be read", detail=str(error)) from error
+        raise Failure("file_unreadable", f"{source} cannot be read", detail=str(error), hint=_SOURCE) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Failure("file_unreadable", f"{source} is no file")
+        raise Failure("file_unreadable", f"{source} is no file", hint=_SOURCE)
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise Failure("file_too_large", f"{source} has more than {LARGEST} bytes")
+        raise Failure("file_too_large", f"{source} has more than {LARGEST} bytes", hint=_SOURCE)
     return content
 
 

@@ -71,11 +71,14 @@ profile = "{profile}"  # restrictive, moderate or permissive
 # read_only = true
 
 [resources]
-# cpus = 0.5
-# memory = "512m"
+# cpus = 1
+# memory = "1g"
 # disk = "2g"
 # pids = 512
 """
+
+
+_FOLDER = "may you write in this folder? --dry-run prints it instead"
 
 
 def put(text: str, *, force: bool) -> None:
@@ -86,14 +89,16 @@ def put(text: str, *, force: bool) -> None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise Failure("file_unwritable", f"{FILE_NAME} cannot be replaced", detail=str(error)) from error
+            raise Failure(
+                "file_unwritable", f"{FILE_NAME} cannot be replaced", detail=str(error), hint=_FOLDER
+            ) from error
     try:
         descriptor = os.open(FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     except FileExistsError as error:
         hint = "look at it; --force replaces it" if not os.path.islink(FILE_NAME) else "it is a link: remove it first"
         raise Failure("file_exists", f"there is an {FILE_NAME} already", hint=hint) from error
     except OSError as error:
-        raise Failure("file_unwritable", f"{FILE_NAME} cannot be written", detail=str(error)) from error
+        raise Failure("file_unwritable", f"{FILE_NAME} cannot be written", detail=str(error), hint=_FOLDER) from error
     try:
         write_all(descriptor, text.encode())
     finally:

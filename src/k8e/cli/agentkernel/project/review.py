@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.project.files import FOLDER, open_below
+from k8e.cli.agentkernel.project.files import open_below
+from k8e.cli.transfer.destination import FOLDER
 from k8e.profiles.protection import KEPT, is_repository
 
 TYPE_CHECKING = False

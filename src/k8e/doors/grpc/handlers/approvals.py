@@ -30,6 +30,8 @@ class ApprovalHandlers:
         if approval_id:
             if request.action or request.session_id or request.expires_in:
                 raise invalid("approval_id", "an earlier question has its session, its action and its end")
+            if request.may_answer:
+                await self._approvals.check_answer(call.caller, approval_id)
         else:
             seconds = request.expires_in or request.timeout or None
             asked = await self._approvals.ask(call.caller, request.session_id, request.action, seconds=seconds)

@@ -32,6 +32,9 @@ class FileHandlers:
             "UploadFile": Handler(self._upload, LONG),
             "DownloadFile": Handler(self._download, LONG),
             "ListFiles": Handler(self._list, 120.0),
+            "GetTree": Handler(self._get_tree, 120.0),
+            "MakeDirectory": Handler(self._make_directory),
+            "RemoveFile": Handler(self._remove, 300.0),
         }
 
     async def _write(self, call: Call) -> None:
@@ -53,7 +56,10 @@ class FileHandlers:
             raise malformed("the first message has no header")
         header = first.header
         path, append = requests.read_path(header), read_mode(header.mode or "w")
-        size = await self._files.upload(call.caller, header.session_id, path, _take_parts(call), append=append)
+        permissions = header.permissions if header.HasField("permissions") else None
+        size = await self._files.upload(
+            call.caller, header.session_id, path, _take_parts(call), append=append, permissions=permissions
+        )
         await call.write(pb.UploadFileResponse(path=header.path, bytes=size))
 
     async def _download(self, call: Call) -> None:
@@ -75,9 +81,31 @@ class FileHandlers:
             else:
                 await call.write(await asyncio.to_thread(_show_entries, entries))
 
+    async def _get_tree(self, call: Call) -> None:
+        request = await call.read_one(pb.GetTreeRequest)
+        path = requests.read_path(request)
+        async with self._large_answers.take(call.payer):
+            found, below = await self._files.tree(call.caller, request.session_id, path, below=not request.top_only)
+            await call.write(await asyncio.to_thread(_show_tree, found, below))
+
+    async def _make_directory(self, call: Call) -> None:
+        request = await call.read_one(pb.MakeDirectoryRequest)
+        await self._files.make_folder(call.caller, request.session_id, requests.read_path(request))
+        await call.write(pb.MakeDirectoryResponse(path=request.path))
+
+    async def _remove(self, call: Call) -> None:
+        request = await call.read_one(pb.RemoveFileRequest)
+        path = requests.read_path(request)
+        await self._files.remove(call.caller, request.session_id, path, recursive=request.recursive)
+        await call.write(pb.RemoveFileResponse(path=request.path))
+
 
 def _show_entries(entries: Sequence[Entry]) -> pb.ListFilesResponse:
     return pb.ListFilesResponse(files=map(answers.show_file, entries))
+
+
+def _show_tree(found: Entry, below: Sequence[Entry]) -> pb.GetTreeResponse:
+    return pb.GetTreeResponse(top=answers.show_file(found), entries=map(answers.show_file, below))
 
 
 async def _take_parts(call: Call) -> AsyncIterator[bytes]:

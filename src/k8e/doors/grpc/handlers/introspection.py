@@ -45,7 +45,8 @@ class IntrospectionHandlers:
     async def _check(self, call: Call) -> None:
         request = await call.read_one(health_pb2.HealthCheckRequest)
         if request.service not in ("", SERVICE):
-            raise Fault(Kind.NOT_FOUND, "service_not_found", "there is no such service", field="service")
+            hint = f"It is called {SERVICE}; an empty name is the whole gateway."
+            raise Fault(Kind.NOT_FOUND, "service_not_found", "there is no such service", field="service", hint=hint)
         await call.write(self._show(request.service))
 
     async def _watch(self, call: Call) -> None:

@@ -16,6 +16,7 @@ from k8e.doors.grpc.errors import malformed
 from k8e.doors.run_stream import stream_run
 
 STDIN_PIECE: Final = 1 << 20
+MAX_WAIT: Final = 60.0  # of one poll
 
 
 class RunHandlers:
@@ -71,7 +72,15 @@ class RunHandlers:
 
     async def _poll(self, call: Call) -> None:
         request = await call.read_one(pb.PollRunRequest)
-        run = await self._runs.poll(call.caller, request.run_id)
+        if 0 < request.wait <= MAX_WAIT:  # core refuses what makes no sense
+            call.allow(request.wait + MARGIN)
+        run = await self._runs.poll(
+            call.caller,
+            request.run_id,
+            stdout_from=request.stdout_from,
+            stderr_from=request.stderr_from,
+            wait=request.wait,
+        )
         await call.write(pb.PollRunResponse(run=answers.show_run(run)))
 
     async def _kill(self, call: Call) -> None:

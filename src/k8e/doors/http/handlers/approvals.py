@@ -7,7 +7,7 @@ from k8e.doors.errors import invalid
 from k8e.doors.http.answers import show_approval
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.routes import JSON, SESSIONS, Route
-from k8e.doors.requests import read_all
+from k8e.doors.requests import read_all, read_flag
 
 
 class ApprovalHandlers:
@@ -33,11 +33,13 @@ class ApprovalHandlers:
         await exchange.send_json(201, show_approval(approval))
 
     async def get(self, exchange: Exchange, request: Request) -> None:
-        (text,) = request.read_query(wait="0")
+        text, may_answer = request.read_query(wait="0", may_answer="0")
         try:
             seconds = float(text)
         except ValueError:
             raise invalid("wait", f"{text[:64]!r} is no span of time", hint="seconds") from None
+        if read_flag("may_answer", may_answer):
+            await self._approvals.check_answer(exchange.caller, request.path[2])
         approval = await self._approvals.wait(exchange.caller, request.path[2], seconds)
         await exchange.send_json(200, show_approval(approval))
 

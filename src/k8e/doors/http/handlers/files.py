@@ -8,7 +8,7 @@ from k8e.doors.errors import invalid
 from k8e.doors.http.answers import Json, show_entry, show_file
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.routes import BYTES, SESSIONS, Route
-from k8e.doors.requests import read_mode
+from k8e.doors.requests import read_flag, read_mode
 from k8e.link.model import Entry
 
 
@@ -21,6 +21,7 @@ class FileHandlers:
         return (
             Route("GET", (*SESSIONS, "*", "files"), self.read),
             Route("PUT", (*SESSIONS, "*", "files"), self.write, (BYTES,)),
+            Route("DELETE", (*SESSIONS, "*", "files"), self.remove),
             Route("GET", (*SESSIONS, "*", "entries"), self.list),
             Route("GET", (*SESSIONS, "*", "tree"), self.get_tree),
             Route("PUT", (*SESSIONS, "*", "folder"), self.make_folder, (BYTES,)),
@@ -45,6 +46,12 @@ class FileHandlers:
         size = await self._files.write(exchange.caller, request.path[2], path, content, append=append)
         await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
 
+    async def remove(self, exchange: Exchange, request: Request) -> None:
+        path, recursive = request.read_query(path="", recursive="0")
+        deep = read_flag("recursive", recursive)
+        await self._files.remove(exchange.caller, request.path[2], path, recursive=deep)
+        await exchange.send_json(200, {"ok": True, "path": path})
+
     async def list(self, exchange: Exchange, request: Request) -> None:
         path, text = request.read_query(path="", since="0")
         try:
@@ -57,9 +64,10 @@ class FileHandlers:
     # Trees, and files of any size
 
     async def get_tree(self, exchange: Exchange, request: Request) -> None:
-        (path,) = request.read_query(path="")
-        found, below = await self._files.tree(exchange.caller, request.path[2], path)
-        entries = [show_node(entry) for entry in below]
+        path, below = request.read_query(path="", below="1")
+        deep = read_flag("below", below)
+        found, nodes = await self._files.tree(exchange.caller, request.path[2], path, below=deep)
+        entries = [show_node(entry) for entry in nodes]
         await exchange.send_json(200, {**show_node(found), "path": path, "entries": entries})
 
     async def make_folder(self, exchange: Exchange, request: Request) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 from k8e.core.contract import LiveRun, SandboxService
 from k8e.core.model import MAX_MESSAGE, Chunk, RunResult
+from k8e.doors.errors import invalid
 from k8e.doors.http import answers, frames, requests
 from k8e.doors.http.exchange import BODY_PATIENCE, Exchange, Request
 from k8e.doors.http.fields import Fields, decode_object
@@ -93,7 +94,16 @@ class RunHandlers:
         await exchange.send_json(200, {"processes": [answers.show_command(command) for command in commands]})
 
     async def poll(self, exchange: Exchange, request: Request) -> None:
-        run = await self._service.runs.poll(exchange.caller, request.path[2])
+        texts = request.read_query(stdout_from="0", stderr_from="0", wait="0")
+        try:
+            stdout_from, stderr_from, wait = int(texts[0]), int(texts[1]), float(texts[2])
+        except ValueError:
+            raise invalid(
+                "wait", "stdout_from, stderr_from and wait are numbers", hint="bytes, bytes, seconds"
+            ) from None
+        run = await self._service.runs.poll(
+            exchange.caller, request.path[2], stdout_from=stdout_from, stderr_from=stderr_from, wait=wait
+        )
         await exchange.send_json(200, answers.show_run(run), answers.exit_header(run.exit_code))
 
     async def kill(self, exchange: Exchange, request: Request) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from k8e.core.errors import Fault, Kind
+from k8e.core.errors import Fault, Kind, correct
 from k8e.core.model import SessionSpec
 from k8e.doors.http.answers import Json
 from k8e.doors.http.fields import Fields
@@ -228,7 +228,8 @@ def _read_reply(reply: Json) -> Fields:
 def _read_decision(fields: Fields) -> Decision:
     request = fields.take_object("request")
     if not isinstance(request.get("image"), str) or not isinstance(request.get("labels", {}), dict):
-        raise Fault(Kind.INVALID, "invalid_json", "the agent's bridge answers what is no answer")
+        hint = "restart the bridge (`k8e sandbox-mcp`): it is of another version than the daemon"
+        raise Fault(Kind.INVALID, "invalid_json", "the agent's bridge answers what is no answer", hint=hint)
     image_by = fields.take_text("image_by")
     needs, left_out = (tuple(fields.take_texts(name) or ()) for name in ("needs", "left_out"))
     return Decision(request, image_by, needs, left_out)
@@ -238,7 +239,7 @@ def _explain(problem: ProfileError) -> Fault:
     field = _FIELDS.get(problem.code, "")
     code = "invalid_argument" if problem.code in _INVALID else problem.code
     kind = Kind.DENIED if problem.code in _REFUSED else Kind.INVALID
-    return Fault(kind, code, problem.error, detail=problem.detail, hint=problem.hint, field=field)
+    return Fault(kind, code, problem.error, detail=problem.detail, hint=problem.hint or correct(field), field=field)
 
 
 def _is_program(path: str) -> bool:

@@ -43,10 +43,12 @@ _NO_HOME: Final = "/nonexistent"  # Debian's name for none
 _MAX_BUNDLE: Final = 4 << 20
 _MAX_ENV: Final = 128 << 10
 _FAULTS_OF_THE_IMAGE: Final = (errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
-# pip: a sandbox is thrown away, so there is no system to break, and its root needs no warning.
+# pip: a sandbox is thrown away, so there is no system to break, and its root needs no warning. A module is compiled
+# when it is imported first, which halves the CPU time of an installation.
 _CLIENTS: Final = {
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_COMPILE": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
     "npm_config_update_notifier": "false",
 }

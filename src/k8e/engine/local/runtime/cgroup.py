@@ -1,6 +1,7 @@
 """Control groups of sandboxes, v2 and v1 (also mixed): their processes, out-of-memory kills, and their removal.
 
-The runtimes create them and set the limits from the bundle; this reads, empties and removes them.
+The runtimes create them and set the limits from the bundle; this reads, empties and removes them, and allows bursts,
+which not every runtime can.
 """
 
 from __future__ import annotations
@@ -106,6 +107,17 @@ class Cgroups:
             for file in ("memory.events", "memory.oom_control"):
                 if (hierarchy / self.name / sandbox / file).is_file():
                     yield hierarchy, file
+
+    def allow_bursts(self, sandbox: str) -> None:
+        """Lets the sandbox use in one period what it has not used of its quota in the one before: a program that starts
+        does not wait for the next. No limit depends on it, so a kernel that cannot (before 5.14) does without."""
+        for hierarchy in self._hierarchies:
+            directory = f"{hierarchy}/{self.name}/{sandbox}"
+            for quota, burst in (("cpu.cfs_quota_us", "cpu.cfs_burst_us"), ("cpu.max", "cpu.max.burst")):
+                words = (_peek(f"{directory}/{quota}") or b"").split()
+                if words and words[0].isdigit():
+                    with contextlib.suppress(OSError):
+                        Path(directory, burst).write_bytes(words[0])
 
     def kill(self, sandbox: str, deadline: float = _DEADLINE) -> None:
         """Kills until no process is left. Blocks while they die: call it in a thread."""

@@ -1,21 +1,21 @@
 """The directory of this machine into which files from a sandbox are written: below it, and nowhere else.
 
-The sandbox chooses names, kinds and sizes, and it may be able to change the directory while we write (a mounted
-project). So only plain names are used, every step down is taken on an open descriptor without following links, and a
-file is moved to its name when it is complete, replacing what had the name.
+The sandbox chooses names, kinds and sizes, or a gateway does for it, and it may be able to change the directory while
+we write (a mounted project). So only plain names are used, every step down is taken on an open descriptor without
+following links, and a file is moved to its name when it is complete, replacing what had the name.
 """
 
 from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.project.files import FOLDER
 from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -23,7 +23,8 @@ def split_name(name: str) -> list[str]:
     """Splits a relative name. Raises Failure when it could lead anywhere but down."""
     words = name.split("/")
     if any(word in ("", ".", "..") or "\0" in word for word in words):
-        raise Failure("name_refused", f"the sandbox has a name that leads elsewhere: {name!r}")
+        error = f"the sandbox has a name that leads elsewhere: {name!r}"
+        raise Failure("name_refused", error, hint="do not trust what is in it: a file system has no such names")
     return words
 
 
@@ -33,7 +34,8 @@ class Destination:
         try:
             self._top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise Failure("destination_unusable", f"{folder} cannot be used", detail=str(error)) from error
+            hint = "name a directory that is there and that you can write to"
+            raise Failure("destination_unusable", f"{folder} cannot be used", detail=str(error), hint=hint) from error
 
     def close(self) -> None:
         os.close(self._top)
@@ -43,7 +45,7 @@ class Destination:
 
     def write(self, words: Sequence[str], pieces: Iterable[bytes], permissions: int) -> None:
         folder = self._descend(words[:-1])
-        draft = f".agentkernel-{os.urandom(8).hex()}"
+        draft = f".k8e-{os.urandom(8).hex()}"
         try:
             descriptor = os.open(draft, NEW, 0o600, dir_fd=folder)
             try:
@@ -56,7 +58,9 @@ class Destination:
                 os.unlink(draft, dir_fd=folder)
                 raise
         except OSError as error:
-            raise Failure("file_unwritable", f"{'/'.join(words)} cannot be written", detail=str(error)) from error
+            hint = "is there room, may you write there, and is no directory in its place?"
+            name = "/".join(words)
+            raise Failure("file_unwritable", f"{name} cannot be written", detail=str(error), hint=hint) from error
         finally:
             os.close(folder)
 
@@ -74,7 +78,9 @@ class Destination:
         except OSError as error:
             os.close(here)
             cause = "a link or a file is in the way" if error.errno in (20, 40) else str(error)  # ENOTDIR, ELOOP
-            raise Failure("destination_refused", f"{'/'.join(words)} cannot be entered", detail=cause) from error
+            hint = "links are not followed: copy to another directory, or move away what is there"
+            name = "/".join(words)
+            raise Failure("destination_refused", f"{name} cannot be entered", detail=cause, hint=hint) from error
         return here
 
 
