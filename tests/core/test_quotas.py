@@ -59,8 +59,8 @@ async def test_limits_of_sessions_add_up(folder: Path, settings: Settings, limit
 @pytest.mark.parametrize(
     ("share", "code", "key"),
     [
-        (TenantShare(cpus=0.9), "too_many_cpus", "cpus"),
-        (TenantShare(memory=768 << 20), "too_much_memory", "memory"),
+        (TenantShare(cpus=1.8), "too_many_cpus", "cpus"),
+        (TenantShare(memory=3 << 29), "too_much_memory", "memory"),
         (TenantShare(disk=3 << 30), "too_much_disk", "disk"),
     ],
 )
