@@ -156,6 +156,13 @@ class TestEndings:
         assert (done.code, b"[output_lost]" in done.stderr) == (125, True)
         assert kernel.shell(f"{line} sh -c 'echo hi >&2' 2> /dev/full").code == 125
 
+    def test_nor_is_a_closed_output(self, kernel: Kernel) -> None:
+        line = f"{AGENTKERNEL} run {' '.join(PLAIN)}"
+        done = kernel.shell(f"{line} echo hi >&-")
+        assert (done.code, b"[output_lost]" in done.stderr, b">&-" in done.stderr) == (125, True, True)
+        assert kernel.shell(f"{line} sh -c 'echo hi >&2' 2>&-").code == 125
+        assert kernel.shell(f"{line} sh -c 'exit 3' >&- 2>&-").code == 3
+
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
     def test_signals_are_passed_on(self, kernel: Kernel, number: int, code: int) -> None:
         with kernel.starting("sleep", "1000") as process:

@@ -68,6 +68,16 @@ def test_a_full_disk_is_said_on_what_is_left(machine: Machine, words: str) -> No
     assert (done.code, done.stdout, json.loads(done.stderr)["code"]) == (1, b"", "output_lost")
 
 
+@pytest.mark.parametrize("words", ["", "--raw"])
+def test_a_closed_output_is_no_success(machine: Machine, words: str) -> None:
+    done = machine.shell(f"k8e sandbox run 'echo hi' {words} >&-")
+    assert (done.code, done.stdout, json.loads(done.stderr)["code"]) == (1, b"", "output_lost")
+    assert ">&-" in json.loads(done.stderr)["hint"]
+    assert machine.shell(f"k8e sandbox run 'echo hi' {words} >&- 2>&-").code == 1
+    assert machine.shell("k8e sandbox run --raw 'echo hi >&2' 2>&-").code == 1
+    assert machine.shell("k8e sandbox run --raw true >&- 2>&-").code == 0
+
+
 def test_a_terminal_that_does_not_block_loses_nothing(machine: Machine) -> None:
     import os
 

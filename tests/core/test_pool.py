@@ -412,12 +412,54 @@ async def test_one_that_cannot_be_destroyed_is_tried_again(folder: Path, monkeyp
         await rig.assert_no_trace()
 
 
-# The next daemon
+# A daemon that is stopped
+
+
+async def test_a_daemon_that_is_stopped_leaves_none_running(folder: Path) -> None:
+    async with open_pool(folder) as rig:
+        session = await rig.create()
+        await settle(rig)
+        assert len(ready(rig)) == 2
+        await rig.service.close()
+        assert await rig.engine.list() == [rig.sandbox_of(session)]
+        assert await rig.store.warm() == []
+        assert count(rig, 'k8e_pool_discards_total{reason="stopped"} 2')
+
+
+async def test_nor_those_of_an_earlier_one_that_it_has_not_looked_at_yet(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_pool(folder) as rig:
+        names = await fill(rig)
+        forget(rig)
+    looking, never = asyncio.Event(), asyncio.Event()
+
+    async def look(self: BareEngine, spec: SandboxSpec) -> str:
+        looking.set()
+        await never.wait()
+        raise AssertionError
+
+    monkeypatch.setattr(BareEngine, "edition", look)
+    async with open_pool(folder) as rig:
+        await looking.wait()
+        assert set(names) <= set(await rig.engine.list())
+        await rig.service.close()
+        await rig.assert_no_trace()
+        assert await rig.store.warm() == []
+
+
+# The next daemon after one that was killed
+
+
+def forget(rig: Rig) -> None:
+    """As a daemon that is killed leaves them: running, and on record."""
+    pool_of(rig)._ready.clear()
 
 
 async def test_the_next_daemon_goes_on_with_them(folder: Path) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
+        forget(rig)
     async with open_pool(folder) as rig:
         await settle(rig)
         assert ready(rig) == names
@@ -434,6 +476,7 @@ async def test_the_next_daemon_does_not_take_over_what_is_made_of_something_else
 ) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
+        forget(rig)
     monkeypatch.setattr(BareEngine, "made_of", "another agent")
     async with open_pool(folder) as rig:
         await settle(rig)
@@ -445,6 +488,7 @@ async def test_the_next_daemon_removes_those_that_died(folder: Path) -> None:
     async with open_pool(folder) as rig:
         names = await fill(rig)
         rig.engine.kill_sandbox(names[0])
+        forget(rig)
     async with open_pool(folder) as rig:
         await settle(rig)
         assert names[0] not in await rig.engine.list()
@@ -454,6 +498,7 @@ async def test_the_next_daemon_removes_those_that_died(folder: Path) -> None:
 async def test_the_next_daemon_without_a_pool_removes_them_all(folder: Path) -> None:
     async with open_pool(folder) as rig:
         await fill(rig)
+        forget(rig)
     async with open_rig(folder) as rig:
         await rig.assert_no_trace()
         assert await rig.store.warm() == []

@@ -163,6 +163,7 @@ async def test_the_next_daemon_goes_on_with_them(rig: Rig, tmp_path: Path) -> No
         for _ in range(2):
             await house.create()
         (name,) = await house.fill()
+        house.service._pool._ready.clear()  # a daemon that is stopped destroys them, one that is killed does not
     # What a new daemon knows of them, in the same process: nothing.
     await rig.engine.close()
     follower = Rig(rig.runtime, LocalEngine(rig.engine.layout.state, rig.engine.layout.run), rig.report)

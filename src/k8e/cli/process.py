@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 UNREACHABLE = 2
 FAILED = 1
 SIGINT, SIGPIPE = 2, 13
+EBADF = 9
+CLOSED_STREAM = "it was closed: leave `>&-` out, or send it to /dev/null"
 
 
 class Failure(ExplainedError):
@@ -44,7 +46,17 @@ class ServiceError(Failure):
 
 
 class OutputLost(Exception):
-    """Standard output or error cannot be written, for another reason than a closed pipe: a full disk."""
+    """Standard output or error cannot be written, for another reason than a closed pipe: a full disk, or the caller
+    closed it (`>&-`)."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.body = {
+            "error": "the output cannot be written",
+            "code": "output_lost",
+            "detail": error.strerror,
+            "hint": CLOSED_STREAM if error.errno == EBADF else "is the disk full?",
+        }
 
 
 def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
@@ -61,17 +73,16 @@ def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> in
     except BrokenPipeError:
         die_of(SIGPIPE)
     except OutputLost as lost:
-        return report_lost_output(str(lost))
+        return report_lost_output(lost)
 
 
-def report_lost_output(cause: str) -> int:
+def report_lost_output(lost: OutputLost) -> int:
     """On stderr: stdout is the stream that failed."""
-    failure = Failure("output_lost", "the output cannot be written", detail=cause, hint="is the disk full?")
     try:
-        print_json(failure.body, 2)
+        print_json(lost.body, 2)
     except (OSError, OutputLost):
         pass
-    return failure.status
+    return FAILED
 
 
 def print_json(value: object, descriptor: int = 1) -> None:
@@ -81,12 +92,13 @@ def print_json(value: object, descriptor: int = 1) -> None:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null for each that a shell has closed; else the next file we open would take its number."""
+    """Opens /dev/null for each that a shell has closed; else the next file we open would take its number. For reading
+    only: what is written to a closed stream is lost, and that is an error."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.open(os.devnull, os.O_RDONLY)
 
 
 def die_of(number: int) -> NoReturn:
@@ -117,7 +129,7 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         except OSError as error:
             if descriptor not in (1, 2):
                 raise
-            raise OutputLost(error.strerror) from error
+            raise OutputLost(error) from error
 
 
 def read_some(descriptor: int) -> bytes:

@@ -40,8 +40,5 @@ def choose(arguments: list[str]) -> int:
     except OutputLost as lost:
         from k8e.cli.agentkernel.output import tell
 
-        try:
-            tell({"error": "the output cannot be written", "code": "output_lost", "detail": str(lost)})
-        except OutputLost:
-            pass  # stderr is lost too
+        tell(lost.body)
         return failed or FAILED

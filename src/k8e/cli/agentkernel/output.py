@@ -3,7 +3,7 @@ acts on a terminal."""
 
 from __future__ import annotations
 
-from k8e.cli.process import write_all
+from k8e.cli.process import OutputLost, write_all
 from k8e.profiles.text import clean
 
 TYPE_CHECKING = False
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def say(line: str) -> None:
-    write_all(2, f"agentkernel: {clean(line)}\n".encode("utf-8", "backslashreplace"))
+    """A message that cannot be shown changes nothing of what was done; the command's own output is another matter."""
+    try:
+        write_all(2, f"agentkernel: {clean(line)}\n".encode("utf-8", "backslashreplace"))
+    except OutputLost:
+        pass
 
 
 def tell(body: Mapping[str, str]) -> None:

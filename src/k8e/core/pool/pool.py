@@ -2,7 +2,8 @@
 
 A warm sandbox belongs to no session: it may reach nothing, has no environment and has run no command. A session that
 claims it has it for the rest of its life; it is never put back once anything of a session could have entered it. Each
-has a row in the store from before it exists until after it is gone, so that the next daemon finds it or removes it.
+has a row in the store from before it exists until after it is gone, so that after a crash the next daemon finds it or
+removes it. A daemon that is stopped removes all that no session has claimed.
 
 Making them ahead has the lowest priority of all: one at a time, only while no caller waits for a session, and only
 while the machine has memory to spare.
@@ -67,6 +68,7 @@ class Pool:
         self._quiet = Quiet()
         self._worker: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
+        self._examined: set[str] = set()  # an earlier daemon's, until they are adopted
         self._closed = not settings.enabled
 
     @property
@@ -249,6 +251,7 @@ class Pool:
         records = await self._store.warm()
         whole = [record for record in records if record.ready and record.sandbox in found and not self._closed]
         await asyncio.gather(*(self._destroy(record.sandbox) for record in records if record not in whole))
+        self._examined = {record.sandbox for record in whole}
         if whole:
             self._adopting = self._tasks.spawn(self._adopt(whole))
         return {record.sandbox for record in records}
@@ -256,18 +259,24 @@ class Pool:
     async def _adopt(self, records: Collection[WarmRecord]) -> None:
         for record in records:
             template = Template(record.runtime, record.image, record.limits, record.shape)
-            spec = template.spec
-            try:
-                if await self._engine.edition(spec) != record.edition:
-                    self._discard(record.sandbox, "outdated")
-                    continue
-                await self._engine.attach(record.sandbox)
-            except (EngineError, LinkError) as error:
-                warn("warm_lost", sandbox=record.sandbox, cause=error)
-                self._discard(record.sandbox, "dead")
+            flaw = await self._find_flaw(record, template.spec)
+            self._examined.discard(record.sandbox)
+            if flaw:
+                self._discard(record.sandbox, flaw)
                 continue
             self._demand.resume(template, self._clock.monotonic())
             self._put(template, record.sandbox)
+
+    async def _find_flaw(self, record: WarmRecord, spec: SandboxSpec) -> str:
+        """The reason not to adopt it; empty: there is none."""
+        try:
+            if await self._engine.edition(spec) != record.edition:
+                return "outdated"
+            await self._engine.attach(record.sandbox)
+        except (EngineError, LinkError) as error:
+            warn("warm_lost", sandbox=record.sandbox, cause=error)
+            return "dead"
+        return ""
 
     def keep(self, template: Template) -> None:
         """Keeps the minimum of this kind ready from now on, also when no caller asks for it."""
@@ -300,9 +309,16 @@ class Pool:
             await wait_done(*work)
 
     async def close(self) -> None:
-        """Stops making them. Those that are ready wait for the next daemon."""
+        """Stops making them, and begins to destroy those that no session has claimed: without a daemon no session ever
+        will. What is not gone before the daemon is on record as not ready, and the next daemon removes it."""
         self._closed = True
         await stop(*self._under_way())
+        unclaimed = {*self._examined, *(name for names in self._ready.values() for name in names)}
+        self._examined.clear()
+        self._ready.clear()
+        self._metrics.warm.value = 0
+        for name in unclaimed:
+            self._discard(name, "stopped")
 
     def _under_way(self) -> list[asyncio.Task[None]]:
         return [task for task in (self._adopting, self._worker) if task is not None and not task.done()]
