@@ -51,12 +51,8 @@ class OutputLost(Exception):
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
-        self.body = {
-            "error": "the output cannot be written",
-            "code": "output_lost",
-            "detail": error.strerror,
-            "hint": CLOSED_STREAM if error.errno == EBADF else "is the disk full?",
-        }
+        hint = CLOSED_STREAM if error.errno == EBADF else "is the disk full?"
+        self.failure = Failure("output_lost", "the output cannot be written", detail=error.strerror, hint=hint)
 
 
 def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
@@ -79,10 +75,10 @@ def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> in
 def report_lost_output(lost: OutputLost) -> int:
     """On stderr: stdout is the stream that failed."""
     try:
-        print_json(lost.body, 2)
+        print_json(lost.failure.body, 2)
     except (OSError, OutputLost):
         pass
-    return FAILED
+    return lost.failure.status
 
 
 def print_json(value: object, descriptor: int = 1) -> None:

@@ -40,5 +40,5 @@ def choose(arguments: list[str]) -> int:
     except OutputLost as lost:
         from k8e.cli.agentkernel.output import tell
 
-        tell(lost.body)
+        tell(lost.failure.body)
         return failed or FAILED
