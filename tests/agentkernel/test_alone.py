@@ -141,6 +141,26 @@ class TestTrust:
         assert "[widening_refused]" in house.refusal("sandbox", "create", "x", "--dry-run")
         assert "changed" in house.object("trust", "--list")["trusted"][0]["state"]
 
+    def test_shows_everything_that_it_opens(self, house: House) -> None:
+        """Also what a command without options has anyway, and what is no sandbox's."""
+        (house.home / "secret").write_text("s")
+        link(house.project / "innocent", "../secret")
+        house.write(
+            "agentkernel.toml",
+            "[security]\nnetwork = true\nread_only = false\n"
+            '[[files]]\nsource = "innocent"\ndest = "/workspace/x"\n'
+            "[daemon]\nmin_warm = 3\nmax_warm = 5\n[daemon.agents.claude]\nmin_warm = 2\n",
+        )
+        said = house.refusal("daemon", "start")
+        assert "[widening_refused]" in said
+        assert "3 for commands without a mode, 2 for claude, 5 in all at most" in said
+        opens = {each["where"]: each["what"] for each in house.object("trust")["opens"]}
+        assert opens["agentkernel.toml:2: security.network"].startswith("with --profile restrictive: the network")
+        assert opens["agentkernel.toml:3: security.read_only"] == "with --profile restrictive: its root can be written"
+        assert opens["agentkernel.toml:4: files"] == f"innocent leads to {house.home / 'secret'}"
+        assert "sandboxes are kept ready: 3 for" in opens["agentkernel.toml:7: [daemon]"]
+        assert house.ok("trust").splitlines() == [f"{where}: {what}" for where, what in opens.items()]
+
     def test_can_be_taken_back(self, house: House) -> None:
         house.write("agentkernel.toml", self.FILE)
         house.ok("trust")

@@ -106,10 +106,14 @@ _IMAGES: Final[Mapping[str, tuple[Kind, str, str]]] = {
 }
 
 
-def translate(error: Exception, subject: str) -> Fault:
-    """`subject` says in a few words what was tried."""
+# A path is the workspace's or another directory's as often as the image's; a script also needs its interpreter.
+_NO_FILE: Final = "There is no such file in the sandbox, or not the interpreter that its first line (#!) names."
+
+
+def translate(error: Exception, subject: str, program: bytes = b"") -> Fault:
+    """`subject` says in a few words what was tried, `program` is the first word of the command if it was one."""
     if isinstance(error, NotStarted):
-        return _translate_start(error, subject)
+        return _translate_start(error, subject, program)
     if isinstance(error, AgentError):
         kind, code, hint = _FILES.get(
             error.code,
@@ -138,10 +142,12 @@ def translate(error: Exception, subject: str) -> Fault:
     raise error
 
 
-def _translate_start(error: NotStarted, subject: str) -> Fault:
+def _translate_start(error: NotStarted, subject: str, program: bytes) -> Fault:
     found = _STARTS.get((error.stage, error.code))
     if found is not None:
         kind, code, field, hint = found
+        if code == "program_not_found" and b"/" in program:
+            hint = _NO_FILE
         return Fault(kind, code, f"{subject} did not start", detail=str(error), hint=hint, field=field)
     if error.stage is Stage.RESOURCES or error.code in (Code.NO_MEMORY, Code.TOO_MANY):
         hint = "End some of what runs in the session, or create one with higher limits."

@@ -4,6 +4,7 @@ from k8e.policy.addresses import FORBIDDEN, GLOBAL, Address, AddressKind, Networ
 from k8e.policy.entries import DEFAULT_PORTS, EVERYTHING, HostEntry
 from k8e.policy.hosts import NOTHING, HostList, common, excess
 from k8e.policy.names import InvalidEntry, canonical_name, is_metadata_name
+from k8e.policy.openings import find_opening
 
 __all__ = [
     "DEFAULT_PORTS",
@@ -20,6 +21,7 @@ __all__ = [
     "canonical_name",
     "common",
     "excess",
+    "find_opening",
     "is_metadata_name",
     "kind_of",
     "may_answer",

@@ -11,6 +11,7 @@ from k8e.profiles.errors import ProfileError
 from k8e.profiles.languages import IMAGES
 from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
 from k8e.profiles.permissions import derive_permissions
+from k8e.profiles.profile import MODES, PROFILES
 from k8e.profiles.protection import is_private
 from k8e.profiles.record import Record
 from k8e.profiles.sandbox_policy import build_policy
@@ -72,6 +73,33 @@ def find_widenings(asked: SandboxOptions, user: SandboxOptions, file: Config) ->
         together = derive_permissions(merge((asked, file.options, user)))
         found += [Widening(file.file, way) for way in together.wider_than(without)]
     return (*found, *_find_image(asked, user, file), *_find_files(file))
+
+
+def list_openings(user: SandboxOptions, file: Config) -> tuple[Widening, ...]:
+    """Everything that a trusted file opens, whatever the command line says: for a command without options, what it
+    opens only beside a profile or mode that is asked for, and the pools of the daemon."""
+    found = list(find_widenings(NO_OPTIONS, user, file))
+    seen = {each.where for each in found}
+    beside = [
+        *((f"--profile {name}", SandboxOptions(profile=name)) for name in PROFILES),
+        *((f"--compatibility-mode {name}", SandboxOptions(mode=name)) for name in MODES),
+    ]
+    for words, asked in beside:
+        new = [each for each in find_widenings(asked, user, file) if each.where not in seen]
+        found += [Widening(each.where, f"with {words}: {each.way}") for each in new]
+        seen |= {each.where for each in new}
+    return (*found, *find_pools(file))
+
+
+def find_pools(file: Config) -> tuple[Widening, ...]:
+    """Warm sandboxes take memory of the machine: `daemon start` and `daemon prewarm` make them."""
+    if file.daemon is None:
+        return ()
+    sizes = [f"{file.daemon.min_warm} for commands without a mode"] if file.daemon.min_warm else []
+    sizes += [f"{pool.min_warm} for {pool.name}" for pool in file.daemon.agents if pool.min_warm]
+    most = "" if file.daemon.max_warm is None else f", {file.daemon.max_warm} in all at most"
+    kept = f"sandboxes are kept ready: {', '.join(sizes)}{most}" if sizes else "no sandboxes are kept ready"
+    return (Widening(file.where("daemon"), f"{kept}, instead of what your own configuration says"),)
 
 
 def _find_image(asked: SandboxOptions, user: SandboxOptions, file: Config) -> Iterable[Widening]:

@@ -15,6 +15,7 @@ from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json
 from k8e.profiles.config.file import AgentPool, PoolSizes
 from k8e.profiles.options import NO_OPTIONS, Context, SandboxOptions, merge
 from k8e.profiles.sandbox_policy import build_policy, find_language, list_targets
+from k8e.profiles.trust import find_pools
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def read_daemon(named: str | None) -> list[PoolSizes]:
         raise Failure(
             "widening_refused",
             f"{file.file} sizes the daemon's pools, and is not trusted",
-            detail=file.where("daemon"),
+            detail="; ".join(f"{each.where} ({each.way})" for each in find_pools(file)),
             hint=f"look at it, then `agentkernel trust {file.file}`, or name it: --config {file.file}",
         )
     return [config.daemon for config in (file, user) if config is not None and config.daemon is not None]

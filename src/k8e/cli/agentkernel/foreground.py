@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e.cli.agentkernel.terminal import Terminal
     from k8e.cli.client.streams import LocalStream
+    from k8e.cli.denials import Advise
 
 HUP, INT, QUIT, USR1, USR2, TERM, CONT, TTIN, WINCH = 1, 2, 3, 10, 12, 15, 18, 21, 28
 CANNOT_RUN = 125
@@ -52,12 +53,12 @@ class SignalWait:
 
 
 class ForegroundRun:
-    """Follows one run to its end. `once`: in a one-command session."""
+    """Follows one run to its end. `advise` words the hints of denials in a sandbox that is made for this run."""
 
-    def __init__(self, stream: LocalStream, terminal: Terminal | None, *, once: bool = False) -> None:
+    def __init__(self, stream: LocalStream, terminal: Terminal | None, advise: Advise | None = None) -> None:
         self._stream = stream
         self._terminal = terminal
-        self._once = once
+        self._advise = advise
         self._sent: set[int] = set()
 
     def follow(self) -> int:
@@ -74,10 +75,11 @@ class ForegroundRun:
         if b'"denied": []' not in result.text:
             from k8e.cli.denials import list_denials
 
-            for line in list_denials(result.parse(), once=self._once):
+            for line in list_denials(result.parse(), self._advise):
                 say(line)
         if b'"status": "oom_killed"' in result.text:
-            say("the sandbox was out of memory: --memory gives it more")
+            more = "--memory gives it more" if self._advise else "a sandbox that is created with --memory has more"
+            say(f"the sandbox was out of memory: {more}")
         return CANNOT_RUN if result.exit_code is None else result.exit_code
 
     def _begin(self) -> None:

@@ -16,6 +16,7 @@ from k8e.cli.process import Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from k8e.cli.agentkernel.plan import Plan
@@ -70,9 +71,21 @@ def main(words: list[str]) -> int:
 def execute(options: RunOptions, command: list[str], plan: Plan) -> int:
     begun = time.time()
     own_terminal = terminal.Terminal() if terminal.is_there() else None
-    stream = start(options, command, plan, describe_terminal=own_terminal is not None)
     try:
-        return ForegroundRun(stream, own_terminal, once=True).follow()
+        stream = start(options, command, plan, describe_terminal=own_terminal is not None)
+    except ServiceError as error:
+        from k8e.cli.agentkernel.advice import advise_on_program
+
+        raise advise_on_program(error, command, plan) from None
+
+    def advise(denial: Mapping[str, Any]) -> str:
+        from k8e.cli.agentkernel.advice import advise_on_denial
+
+        return advise_on_denial(denial, plan, options)
+
+    try:
+        # The list of a sandbox that is kept can be changed, as the service's own hint says.
+        return ForegroundRun(stream, own_terminal, None if options.keep else advise).follow()
     finally:
         tell_new(plan, begun)
         if options.keep:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from k8e.core.model import Denial, Denials
 from k8e.engine import Refusal
-from k8e.policy import DEFAULT_PORTS, AddressKind, HostList, InvalidEntry, kind_of
+from k8e.policy import AddressKind, find_opening, kind_of
 
 SHOWN: Final = 64  # in one result
 KEPT: Final = 256  # of one session
@@ -84,6 +84,7 @@ class Notes:
             mark.lost += number > mark.since
 
     def since(self, mark: Mark, session_id: str) -> Denials:
+        """`session_id` is empty when there is no session whose list could be changed."""
         found = [self._refusals[key] for key, number in self._numbers.items() if number > mark.since]
         return show(found, session_id, mark.lost)
 
@@ -113,7 +114,7 @@ def write_hint(refusal: Refusal, session_id: str = "") -> str:
             "It stands for addresses that are not public. A private one can be reached when the list has the address "
             "itself; loopback, link-local and metadata addresses never."
         )
-    entry = _name_entry(refusal)
+    entry = find_opening(refusal.reason, refusal.host, refusal.address, refusal.port)
     if not entry:
         return "Only TCP to hosts on the session's list leaves a sandbox."
     if session_id:
@@ -127,27 +128,6 @@ def _find_closed(refusal: Refusal) -> str:
     except ValueError:
         return ""
     return f"No list opens {_CLOSED[kind]}." if kind in _CLOSED else ""
-
-
-def _name_entry(refusal: Refusal) -> str:
-    """The entry that would have let it through, if there can be one."""
-    # A name does not open a private address, whatever it resolves to; the address itself does.
-    host = refusal.host
-    if refusal.address and (not host or not _is_public(refusal.address)):
-        host = f"[{refusal.address}]" if ":" in refusal.address else refusal.address
-    port = f":{refusal.port}" if refusal.port and refusal.port not in DEFAULT_PORTS else ""
-    try:
-        (text,) = HostList.parse([host + port]).texts
-    except InvalidEntry:
-        return ""
-    return text
-
-
-def _is_public(address: str) -> bool:
-    try:
-        return kind_of(ip_address(address)) is AddressKind.PUBLIC
-    except ValueError:
-        return False
 
 
 def clean(refusal: Refusal) -> Refusal:

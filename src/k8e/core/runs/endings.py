@@ -60,7 +60,8 @@ class Endings:
         """A foreground run has an outcome."""
         ended = await self.judge(live, record, outcome, alone=live.alone)
         self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
-        denied = live.refusals.since(mark, live.session_id)
+        # The list of a one-command session cannot be changed any more: the next one can ask for another.
+        denied = live.refusals.since(mark, "" if live.record.fleeting else live.session_id)
         stopped = live.phase is Phase.STOPPING and ended.status is Status.KILLED
         reason = describe_end(live.record.reason) if stopped else ""
         return replace(self._put(ended, live), denied=denied, reason=reason)

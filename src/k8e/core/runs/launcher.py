@@ -82,7 +82,7 @@ class Launcher:
             return await opened.sandbox.start(spec)
         except NotStarted as error:
             await self._endings.withdraw(record)
-            raise translate(error, "the command") from error
+            raise translate(error, "the command", spec.argv[0]) from error
         except ValueError as error:  # a length that only the link knows
             await self._endings.withdraw(record)
             raise Fault(Kind.INVALID, "invalid_argument", str(error), field="argv", hint=correct("argv")) from error

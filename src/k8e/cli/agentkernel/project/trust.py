@@ -11,11 +11,14 @@ from k8e.cli.process import print_json, write_all
 from k8e.profiles.errors import ProfileError
 from k8e.profiles.options import NO_OPTIONS
 from k8e.profiles.text import clean
-from k8e.profiles.trust import find_widenings, is_trusted, revoke, trust
+from k8e.profiles.trust import Widening, is_trusted, list_openings, revoke, trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
+
+    from k8e.profiles.config.file import Config
 
 
 def main(parsed: argparse.Namespace) -> int:
@@ -30,7 +33,7 @@ def give(named: str, path: str, *, as_json: bool) -> int:
     content = read_bytes(named, follow=False)
     config = parse(content, named)
     user = read_user_config()
-    opens = find_widenings(NO_OPTIONS, user.options if user else NO_OPTIONS, config)
+    opens = [*list_openings(user.options if user else NO_OPTIONS, config), *find_links(config, os.path.dirname(path))]
     change_trusted(lambda entries: trust(entries, path, content))
     if as_json:
         print_json({"ok": True, "path": path, "opens": [{"where": each.where, "what": each.way} for each in opens]})
@@ -39,6 +42,15 @@ def give(named: str, path: str, *, as_json: bool) -> int:
         write_all(1, f"{clean(each.where)}: {clean(each.way)}\n".encode("utf-8", "backslashreplace"))
     say(f"{path} is trusted as it is now" + ("" if opens else "; it asks for nothing that needs it"))
     return 0
+
+
+def find_links(config: Config, folder: str) -> Iterator[Widening]:
+    """Files of the project that are links to others: only for a trusted file are they followed."""
+    for each in config.options.files or ():
+        place = os.path.normpath(os.path.join(folder, each.source))
+        target = os.path.realpath(place)
+        if target != place and place.startswith(f"{folder}/"):
+            yield Widening(config.where("files"), f"{each.source} leads to {target}")
 
 
 def take_back(named: str, path: str, *, as_json: bool) -> int:
