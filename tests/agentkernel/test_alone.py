@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tomllib
 from pathlib import Path
 
@@ -45,7 +46,51 @@ class TestHelp:
         assert "hint: agentkernel sandbox create --help" in house.refusal("sandbox", "create", "one", "two")
 
     def test_versions(self, house: House) -> None:
-        assert house.ok("--version").startswith("agentkernel (k8e) ")
+        line = house.ok("--version")
+        assert line.startswith("agentkernel (k8e) ")
+        assert house.ok("version") == line
+        assert house.object("version") == {"version": line.split()[-1], "daemon": None}
+
+
+class TestPorts:
+    @pytest.mark.parametrize(
+        "text", ["", "8000", ":8000", "8000:", "a:b", "80:0", "65536:80", "1:2:3", "::1:80:80", "²:1"]
+    )
+    def test_what_is_none_is_said_with_the_form(self, house: House, text: str) -> None:
+        said = house.refusal("run", f"--publish={text}", "--dry-run", "true")
+        assert "[usage]" in said
+        assert "hint: HOST:SANDBOX, such as 8000:8000" in said
+
+    def test_are_part_of_what_is_shown(self, house: House) -> None:
+        words = ("run", "--image", "host", "-p", "8000:80", "--publish", "[::1]:0:81", "--dry-run")
+        assert "port:         127.0.0.1:8000 leads to 80\nport:         [::1]:0 leads to 81\n" in house.ok(
+            *words, "true"
+        )
+        shown = json.loads(house.ok(*words, "--json", "true"))["ports"]
+        assert shown[1] == {"address": "::1", "host": 0, "sandbox": 81}
+
+    def test_one_that_is_taken_is_known_before_anything_runs(self, house: House) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            said = house.refusal("run", "-p", f"{taken.getsockname()[1]}:80", "true")
+        assert "[port_unavailable]" in said
+        assert "-p 0:80" in said
+        assert "no such address" in house.refusal("run", "-p", "192.0.2.1:8000:80", "true")
+
+
+class TestFlags:
+    def test_a_terminal_that_is_asked_for_and_not_there(self, house: House) -> None:
+        for words in (
+            ("run", "-it", "true"),
+            ("run", "-t", "true"),
+            ("exec", "-ti", "x", "true"),
+            ("attach", "-t", "x"),
+        ):
+            assert "[terminal_needed]" in house.refusal(*words)
+
+    def test_words_of_several_flags_are_flags_only(self, house: House) -> None:
+        assert "there is no option '-ix'" in house.refusal("run", "-ix", "true")
+        assert "there is no option '-ip'" in house.refusal("run", "-ip", "1:2", "true")
+        assert "-t takes no value" in house.refusal("run", "-t=1", "true")
 
 
 class TestDryRun:

@@ -108,6 +108,13 @@ def test_a_repository_does_not_come_into_being_where_there_was_none(house: House
     assert not (house.project / ".claude").exists()
 
 
+@pytest.mark.parametrize(("command", "code"), [("true", 0), ("false", 1), ("no-such-program", 127)])
+def test_what_stood_in_for_kept_names_is_gone_when_run_returns(house: House, command: str, code: int) -> None:
+    subprocess.run(["rm", "-rf", house.project / ".git"], check=True)
+    assert house.ak("run", *CLAUDE, command).code == code
+    assert [path.name for path in house.project.iterdir()] == ["README"]
+
+
 def test_links_lead_nowhere_outside(house: House) -> None:
     link(house.project / "out", str(house.home / "outside"))
     link(house.project / "shadow", "/etc/shadow")

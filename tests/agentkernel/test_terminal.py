@@ -34,6 +34,11 @@ def shell(kernel: Kernel) -> Iterator[Window]:
 
 
 class TestRun:
+    def test_it_can_be_asked_for(self, kernel: Kernel) -> None:
+        with open_window(kernel, [*RUN, "-it", "sh", "-c", "tty; exit 6"]) as window:
+            assert window.finish() == 6
+            assert b"/dev/pts/" in window.screen
+
     def test_it_is_a_terminal_of_that_kind_and_size(self, kernel: Kernel) -> None:
         with open_window(kernel, [*RUN, "sh", "-c", "tty; stty size; echo $TERM; echo err >&2; exit 5"]) as window:
             assert window.finish() == 5

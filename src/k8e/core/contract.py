@@ -144,6 +144,24 @@ class FileService(Protocol):
         """Everything below the path (empty: the workspace) that was modified since; names are absolute paths."""
 
 
+class PortService(Protocol):
+    async def connect(self, caller: Caller, session_id: str, port: int) -> PortConnection:
+        """Connects to a server inside, on the sandbox's own loopback. The caller has to close the connection."""
+
+
+class PortConnection(Protocol):
+    """A byte stream to a server inside, each direction with an end of its own. It ends with the session."""
+
+    async def read(self) -> bytes:
+        """The next bytes, b"" at the end."""
+
+    async def write(self, data: bytes) -> None:
+        """Waits while the server does not read."""
+
+    async def close_write(self) -> None: ...
+    async def close(self) -> None: ...
+
+
 class ApprovalService(Protocol):
     """Who may answer whom is in approvals.py."""
 
@@ -223,9 +241,11 @@ class SandboxService(Protocol):
 
 
 class WholeService(SandboxService, Protocol):
-    """For doors that also have approvals and images."""
+    """For doors that also have approvals, images and ports."""
 
     @property
     def approvals(self) -> ApprovalService: ...
     @property
     def images(self) -> ImageService: ...
+    @property
+    def ports(self) -> PortService: ...

@@ -23,6 +23,7 @@ from k8e.core.model import Caller, ServiceStatus
 from k8e.core.parts import Parts
 from k8e.core.pool.memory import Memory, SystemMemory
 from k8e.core.pool.pool import Pool
+from k8e.core.ports import Ports
 from k8e.core.recovery import Recovery
 from k8e.core.reservations import Reservations
 from k8e.core.runs.background import Background
@@ -89,6 +90,7 @@ class Service:
         self._lifecycle = lifecycle = Lifecycle(parts, registry, observer)
         self._sessions = sessions = Sessions(parts, registry, observer, lifecycle.give_up)
         self.files = Files(parts, sessions)
+        self.ports = Ports(parts, sessions)
         self.approvals = Approvals(parts, sessions, registry)
         self.images = Images(parts, registry, made_ahead)
         builder = Builder(parts, registry, observer, made_ahead, interpreters)

@@ -133,6 +133,7 @@ COMMANDS = {
     ),
     "exec": Command("run a command in a sandbox that is there", "agentkernel.exec:main", plain=True, failed=CANNOT_RUN),
     "attach": Command("a shell in a sandbox that is there", "agentkernel.exec:attach", plain=True, failed=CANNOT_RUN),
+    "ps": Command("list the sandboxes that run now, and the commands in them", "agentkernel.ps:main", JSON),
     "cp": Command("copy files and folders into a sandbox, and out of it", "agentkernel.copy:main", plain=True),
     "sandbox": Command(
         "create, start, stop, remove and list sandboxes that last", text="agentkernel.manual:SANDBOX", commands=SANDBOX
@@ -163,6 +164,7 @@ COMMANDS = {
         "agentkernel.manual:AUDIT",
         defaults={"last": 100},
     ),
+    "version": Command("say which version this is, and which one the daemon is", "agentkernel.version:main", JSON),
     "doctor": Command("say what works on this machine", "daemon:examine", list_doctor_options, "manual:DOCTOR"),
 }
 
@@ -198,10 +200,9 @@ def show_help(word: str) -> int:
     from k8e.cli.process import Failure, write_all
 
     if word == "--version":
-        from importlib.metadata import version
+        from k8e.cli.agentkernel.version import show
 
-        write_all(1, f"agentkernel (k8e) {version('k8e')}\n".encode())
-        return 0
+        return show()
     if word not in ("--help", "-h", "help"):
         from k8e.cli.nearest import suggest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e.cli.agentkernel import terminal
 from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
-from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
+from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TERMINAL, TIMEOUT, show_help, take_options, wants_help
 from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import Failure, ServiceError
 
@@ -21,6 +21,7 @@ ATTACH_ABOUT = "A shell in the sandbox NAME. It goes with your terminal; what it
 
 TABLE = {
     **TIMEOUT,
+    **TERMINAL,
     "--env": (list, "NAME=VALUE", "a variable for this command; may be given several times"),
     "--workdir": (str, "DIR", "where it starts; default: as the sandbox has it"),
 }
@@ -36,6 +37,8 @@ class ExecOptions:
         self.env: list[str] = []
         self.workdir = ""
         self.shell = ""
+        self.interactive = False
+        self.tty = False
 
 
 def main(words: list[str]) -> int:
@@ -63,6 +66,8 @@ def attach(words: list[str]) -> int:
 def execute(name: str, command: list[str], options: ExecOptions) -> int:
     from k8e.cli.values import read_env
 
+    if options.tty:
+        terminal.require()
     own_terminal = terminal.Terminal() if terminal.is_there() else None
     wanted: dict[str, Any] = {"argv": command, "timeout": options.timeout}
     if options.env:

@@ -35,7 +35,8 @@ Writes an agentkernel.toml for the project in this folder. One that is there alr
 
 TRUST = """\
 Lets the agentkernel.toml of a project ask for more than you do: mounts, hosts, an image, resources, warm sandboxes. It
-shows all that the file opens and remembers the file by its place and content: when it changes, it is not trusted any more.
+shows all that the file opens and remembers the file by its place and content: when it changes, it is not trusted any
+more.
 
   agentkernel trust
   agentkernel trust --list

@@ -7,7 +7,7 @@ import time
 
 from k8e.cli.agentkernel import terminal
 from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
-from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TIMEOUT, show_help, take_options, wants_help
+from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TERMINAL, TIMEOUT, show_help, take_options, wants_help
 from k8e.cli.agentkernel.options import OPTIONS, CommandOptions
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import describe_session, prepare, tell_new
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from k8e.cli.agentkernel.plan import Plan
+    from k8e.cli.agentkernel.ports import Forwarding, Port
     from k8e.cli.client.streams import LocalStream
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
@@ -34,6 +35,12 @@ run), 126 (it is no program) and 127 (there is no such program)."""
 TABLE = {
     **OPTIONS,
     **TIMEOUT,
+    **TERMINAL,
+    "-p --publish": (
+        list,
+        "HOST:SANDBOX",
+        "a port of this machine that leads to one of the sandbox; on loopback, or as ADDRESS:HOST:SANDBOX says",
+    ),
     "--keep": (None, "", "keep the sandbox, with its files; its name is said at the end"),
     "--entrypoint": (str, "WORD", "instead of what the image puts before commands; '' is nothing"),
 }
@@ -45,6 +52,9 @@ class RunOptions(CommandOptions):
         self.timeout = MOST_SECONDS
         self.keep = False
         self.entrypoint: str | None = None
+        self.interactive = False
+        self.tty = False
+        self.publish: list[str] = []
 
 
 def main(words: list[str]) -> int:
@@ -57,18 +67,38 @@ def main(words: list[str]) -> int:
         raise Failure("usage", error, hint="`k8e sandbox run` prints JSON")
     if not command and options.image is None:
         raise Failure("usage", "there is no command to run", hint=f"agentkernel {USAGE}")
+    ports = read_ports(options)
     plan = prepare(options, command)
     if options.dry_run:
         from k8e.cli.agentkernel.sandbox import show_plan
 
-        show_plan(plan.policy, as_json=options.json)
+        show_plan(plan.policy, ports, as_json=options.json)
         return 0
+    if options.tty:
+        terminal.require()
     if plan.policy.env_left_out:
         say(f"no room for these variables: {', '.join(plan.policy.env_left_out)}")
-    return execute(options, command, plan)
+    return execute(options, command, plan, forward(ports))
 
 
-def execute(options: RunOptions, command: list[str], plan: Plan) -> int:
+def read_ports(options: RunOptions) -> list[Port]:
+    if not options.publish:
+        return []
+    from k8e.cli.agentkernel.ports import read_port
+
+    return [read_port(text) for text in options.publish]
+
+
+def forward(ports: list[Port]) -> Forwarding | None:
+    """Listens already: a port that is taken is known before anything runs."""
+    if not ports:
+        return None
+    from k8e.cli.agentkernel.ports import Forwarding
+
+    return Forwarding(ports)
+
+
+def execute(options: RunOptions, command: list[str], plan: Plan, forwarding: Forwarding | None) -> int:
     begun = time.time()
     own_terminal = terminal.Terminal() if terminal.is_there() else None
     try:
@@ -83,10 +113,14 @@ def execute(options: RunOptions, command: list[str], plan: Plan) -> int:
 
         return advise_on_denial(denial, plan, options)
 
+    if forwarding is not None:
+        forwarding.serve(stream.session_id)
     try:
         # The list of a sandbox that is kept can be changed, as the service's own hint says.
         return ForegroundRun(stream, own_terminal, None if options.keep else advise).follow()
     finally:
+        if forwarding is not None:
+            forwarding.close()
         tell_new(plan, begun)
         if options.keep:
             name = stream.session_id

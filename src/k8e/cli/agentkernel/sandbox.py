@@ -12,9 +12,11 @@ from k8e.profiles.sandbox_policy import FRONT, check_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from typing import Any
 
     from k8e.cli.agentkernel.plan import Plan
+    from k8e.cli.agentkernel.ports import Port
     from k8e.profiles.sandbox_policy import SandboxPolicy
 
 
@@ -59,11 +61,12 @@ def create_session(client: LocalClient, plan: Plan) -> tuple[SandboxPolicy, dict
         raise
 
 
-def show_plan(policy: SandboxPolicy, *, as_json: bool) -> None:
+def show_plan(policy: SandboxPolicy, ports: Sequence[Port] = (), *, as_json: bool) -> None:
     if as_json:
-        print_json(policy.to_json())
-    else:
-        write_all(1, policy.describe().encode("utf-8", "backslashreplace"))
+        print_json(policy.to_json() | ({"ports": [port.describe() for port in ports]} if ports else {}))
+        return
+    lines = "".join(f"{'port:':<14}{port.place} leads to {port.inside}\n" for port in ports)
+    write_all(1, (policy.describe() + lines).encode("utf-8", "backslashreplace"))
 
 
 def start(parsed: argparse.Namespace) -> int:
@@ -107,12 +110,7 @@ def find(name: str) -> tuple[LocalClient, str]:
 
 
 def list_sandboxes(parsed: argparse.Namespace) -> int:
-    listed = LocalClient().list_sessions("all").parse()["sessions"]
-    ours = [
-        each
-        for each in listed
-        if each.get("labels", {}).get("front") == FRONT and each["phase"] not in ("destroying", "destroyed")
-    ]
+    ours = find_ours(LocalClient())
     if parsed.json:
         print_json({"sandboxes": [describe(each) for each in ours]})
         return 0
@@ -129,6 +127,15 @@ def list_sandboxes(parsed: argparse.Namespace) -> int:
     ]
     show_table(("NAME", "STATE", "IMAGE", "PROFILE", "MODE", "RUNTIME"), rows)
     return 0
+
+
+def find_ours(client: LocalClient) -> list[dict[str, Any]]:
+    """The sessions that this command line made, those of single commands among them."""
+    return [
+        each
+        for each in client.list_sessions("all").parse()["sessions"]
+        if each.get("labels", {}).get("front") == FRONT and each["phase"] not in ("destroying", "destroyed")
+    ]
 
 
 PHASES = {"active": "running", "creating": "starting"}

@@ -17,6 +17,15 @@ def is_there() -> bool:
     return os.isatty(INPUT) and os.isatty(OUTPUT)
 
 
+def require() -> None:
+    """For -t."""
+    if not is_there():
+        from k8e.cli.process import Failure
+
+        error, hint = "-t needs a terminal, and stdin or stdout is none", "leave -t out: both are the command's anyway"
+        raise Failure("terminal_needed", error, hint=hint)
+
+
 def describe() -> dict[str, object]:
     """As a request has it."""
     rows, columns = measure()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from k8e.cli.client.response import Response
     from k8e.cli.client.service import Service, Wanted
-    from k8e.cli.client.streams import LocalStream
+    from k8e.cli.client.streams import LocalPort, LocalStream
 
     Show = Callable[[dict[str, Any]], None]
 
@@ -171,6 +171,12 @@ class LocalClient:
 
     def list_files(self, session: SessionName, path: str, since: float) -> Answer:
         return self._get(locate(session, "/entries", path=path, since=repr(since)))
+
+    def connect_port(self, session: SessionName, port: int) -> LocalPort:
+        from k8e.cli.client.streams import LocalPort
+
+        response = self._connection.begin(locate(session, f"/ports/{port}"))
+        return LocalPort(check(response), self._connection)
 
     # Files and directories of any size
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from _json import encode_basestring_ascii
-from _socket import AF_UNIX, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_STREAM, SOL_SOCKET, socket
+from _socket import AF_UNIX, SHUT_RDWR, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_STREAM, SOL_SOCKET, socket
 
 from k8e.cli.client import JSON, run_dir
 from k8e.cli.client.response import Response
@@ -99,6 +99,26 @@ class Connection:
         )
         return self._exchange(head.encode("ascii") + pack_chunk(REQUEST, pack(wanted).encode("ascii")))
 
+    def begin(self, target: str) -> Response:
+        """Sends a request whose body goes on (`write`, `end_body`) after the answer has begun."""
+        fields = "Content-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n"
+        return self._exchange(f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode("ascii"))
+
+    def write(self, piece: bytes) -> None:
+        """Waits while the daemon reads nothing."""
+        send_patiently(self._socket, b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def end_body(self) -> None:
+        send_patiently(self._socket, b"0\r\n\r\n")
+
+    def close(self) -> None:
+        """Also ends what another thread waits for here."""
+        try:
+            self._socket.shutdown(SHUT_RDWR)
+        except OSError:
+            pass  # the daemon was first
+        self._socket.close()
+
     def feed(self, descriptor: int) -> None:
         """Sends what can be read there as stdin, to its end. For a thread: it waits while the command reads nothing."""
         try:
@@ -107,7 +127,7 @@ class Connection:
                     send_patiently(self._socket, pack_chunk(STDIN, piece))
             except Failure:
                 pass  # unreadable, such as a terminal from the background: the command sees the end of its input
-            send_patiently(self._socket, b"0\r\n\r\n")
+            self.end_body()
         except OSError:
             pass  # the command has ended, and with it the connection
 

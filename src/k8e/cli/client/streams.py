@@ -47,6 +47,27 @@ class LocalStream:
         self._connection.feed(descriptor)
 
 
+class LocalPort:
+    """A connection to a server inside a sandbox. One thread reads, another one writes."""
+
+    def __init__(self, response: Response, connection: Connection) -> None:
+        self._response = response
+        self._connection = connection
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yields what the server sends, to its end. Raises Failure when the connection breaks off."""
+        return self._response.pieces()
+
+    def write(self, piece: bytes) -> None:
+        self._connection.write(piece)
+
+    def close_write(self) -> None:
+        self._connection.end_body()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 def follow(response: Response, show: Show) -> Answer:
     from k8e.cli.client.failures import lost, parse_object, read_error
 

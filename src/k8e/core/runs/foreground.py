@@ -11,10 +11,11 @@ from typing import Final
 from k8e.core.access.access import Payer, choose_tenant, find_payer
 from k8e.core.access.turns import Turns
 from k8e.core.contract import LiveRun
+from k8e.core.errors import Fault
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import ALLOWANCE, Endings, wait_until
-from k8e.core.runs.foreground_run import ForegroundRun
+from k8e.core.runs.foreground_run import TIDY, ForegroundRun
 from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.ends import DESTROYED, FINISHED
@@ -152,7 +153,7 @@ class NotBegun:
 
     feed = write_stdin = close_stdin = signal = resize = kill = _ignore
 
-    def when_left(self, callback: Callable[[], None]) -> None:
+    def when_left(self, callback: Callable[[], object]) -> None:
         callback()
 
 
@@ -170,7 +171,9 @@ class Once:
 
     One request brings both, so that no session waits for a caller who is gone already. That it is for one command is on
     record before the sandbox exists: a daemon that finds such a session after a crash removes it. The caller has the
-    result when the command has ended; the sandbox is taken down after that, and counts until then.
+    result when the command has ended; the sandbox is taken down after that, and counts until then. With a directory of
+    the machine that it can write to, the caller has the result when the sandbox is gone: until then placeholders stand
+    in the directory, and the caller's next step there must not find them.
     """
 
     _lifecycle: Lifecycle
@@ -182,6 +185,9 @@ class Once:
         live = await self._make(caller, session, run, keep=keep)
         try:
             started = await self._foreground.start(caller, run, live)
+        except Fault:
+            await self._tidy(live, self._lifecycle.end(live, DESTROYED if keep else FINISHED))
+            raise
         except BaseException:
             self._lifecycle.end(live, DESTROYED if keep else FINISHED)
             raise
@@ -192,10 +198,16 @@ class Once:
     async def run(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> RunResult:
         live = await self._make(caller, session, run, keep=keep)
         try:
-            return await self._foreground.run(caller, run, live)
+            result = await self._foreground.run(caller, run, live)
         finally:
-            if not keep:
-                self._lifecycle.end(live, FINISHED)
+            ending = None if keep else self._lifecycle.end(live, FINISHED)
+        if ending is not None:
+            await self._tidy(live, ending)
+        return result
+
+    async def _tidy(self, live: Live, ending: asyncio.Task[None]) -> None:
+        if _has_placeholders(live):
+            await wait_done(ending, timeout=TIDY)
 
     async def _make(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> Live:
         check_run(run)  # before a sandbox is made for nothing
@@ -222,9 +234,16 @@ class Once:
                 run = running.get(live.sandbox)
                 self._end_with(live, run) if run else self._lifecycle.end(live, FINISHED)
 
-    def _end_with(self, live: Live, run: ForegroundRun | NotBegun) -> None:
-        """The command has the time to end by itself that every command has: it may have files of the machine open."""
+    def _end_with(self, live: Live, run: ForegroundRun | NotBegun) -> asyncio.Task[None] | None:
+        """The command has the time to end by itself that every command has: it may have files of the machine open.
+        Returns what the caller's result waits for."""
         if run.settled.done():
-            self._lifecycle.end(live, FINISHED)
-        else:
-            run.settled.add_done_callback(lambda _: self._lifecycle.end(live, FINISHED))
+            ending = self._lifecycle.end(live, FINISHED)
+            return ending if _has_placeholders(live) else None
+        run.settled.add_done_callback(lambda _: self._lifecycle.end(live, FINISHED))
+        return None
+
+
+def _has_placeholders(live: Live) -> bool:
+    """Whether there may be some: empty directories that stand in for kept parts (docs/local-engine.md)."""
+    return any(mount.writable and mount.kept for mount in live.session.shape.mounts)

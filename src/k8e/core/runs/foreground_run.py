@@ -19,6 +19,7 @@ from k8e.core.tasks import Tasks, stop, wait_done, wait_first, wait_result
 from k8e.link.errors import LinkError
 from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 
+TIDY: Final = 10.0  # seconds for the end of a sandbox that a result waits for
 _AHEAD: Final = 8  # chunks read before the caller asks for them: switching tasks for each costs half the speed
 
 
@@ -50,7 +51,7 @@ class ForegroundRun:
         self._due = due
         self._collecting = False
         self._broken = False
-        self._left: Callable[[], None] = lambda: None
+        self._left: Callable[[], asyncio.Future[None] | None] = lambda: None
         self._use = contextlib.ExitStack()
         self._use.enter_context(live.in_use())
         self.settled = tasks.spawn(self._settle(), watched=True)
@@ -162,19 +163,23 @@ class ForegroundRun:
 
     async def result(self) -> RunResult:
         try:
-            return await wait_result(self.settled)
+            result = await wait_result(self.settled)
         except asyncio.CancelledError:
             self.leave()
             raise
         finally:
-            self._left()
+            after = self._left()
+        if after is not None:
+            await wait_done(after, timeout=TIDY)
+        return result
 
     async def kill(self) -> None:
         self.leave()
         self._left()
 
-    def when_left(self, callback: Callable[[], None]) -> None:
-        """Calls back when the caller has the result, or leaves without it."""
+    def when_left(self, callback: Callable[[], asyncio.Future[None] | None]) -> None:
+        """Calls back when there is a result, or the caller leaves without it. What it returns is waited for before the
+        caller has the result, but not for ever."""
         self._left = callback
 
     def leave(self) -> None:

@@ -10,6 +10,7 @@ from k8e.doors.http.handlers.approvals import ApprovalHandlers
 from k8e.doors.http.handlers.files import FileHandlers
 from k8e.doors.http.handlers.images import ImageHandlers
 from k8e.doors.http.handlers.keys import Gateway, KeyHandlers
+from k8e.doors.http.handlers.ports import PortHandlers
 from k8e.doors.http.handlers.runs import RunHandlers
 from k8e.doors.http.handlers.sessions import SessionHandlers
 from k8e.doors.http.handlers.status import StatusHandlers
@@ -25,6 +26,7 @@ def list_handlers(
         SessionHandlers(service),
         RunHandlers(service),
         FileHandlers(service.files),
+        PortHandlers(service.ports),
         ApprovalHandlers(service.approvals),
         ImageHandlers(service.images),
         WarmHandlers(warm, service),

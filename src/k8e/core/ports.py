@@ -1,0 +1,96 @@
+"""Connections to servers inside a session. Each begins on the machine, at the caller's wish, and goes through the link
+to the sandbox's own loopback: the sandbox's network has no part in it, and a program inside can begin none."""
+
+from __future__ import annotations
+
+import collections
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from k8e.core import checks
+from k8e.core.errors import Fault, Kind
+from k8e.core.log.audit import call
+from k8e.core.model import Caller
+from k8e.core.parts import Parts
+from k8e.core.sessions.live import Live
+from k8e.core.sessions.sessions import Sessions
+from k8e.core.translation import translated
+from k8e.link.errors import AgentError, BrokenInput, Code
+from k8e.link.model import Connection
+
+MOST: Final = 64  # connections to one session at once: each takes memory of its agent
+
+
+class Ports:
+    """Implements `contract.PortService`."""
+
+    def __init__(self, parts: Parts, sessions: Sessions) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._open: collections.Counter[str] = collections.Counter()  # by sandbox
+
+    @call("connect_port")
+    async def connect(self, caller: Caller, session_id: str, port: int) -> OpenPort:
+        checks.check_number("port", port, 1, 65535)
+        opened = await self._sessions.open(caller, session_id)
+        live = opened.live
+        with ExitStack() as use:
+            self._count(live, use)
+            use.enter_context(live.in_use())
+            await self._parts.audit.record("port_connected", caller=caller.label, port=port, **live.identity)
+            with self._sessions.using(live, f"connecting to port {port}"):
+                try:
+                    connection = await opened.sandbox.connect(port=port)
+                except AgentError as error:
+                    if error.code is Code.REFUSED:
+                        raise _closed(port) from error
+                    raise
+            return OpenPort(connection, f"port {port}", use.pop_all())
+
+    def _count(self, live: Live, use: ExitStack) -> None:
+        if self._open[live.sandbox] >= MOST:
+            raise Fault(
+                Kind.EXHAUSTED,
+                "too_many_connections",
+                f"there are {MOST} connections to ports of this session already",
+                hint="Close some, then try again.",
+                retry_after=1.0,
+            )
+        self._open[live.sandbox] += 1
+        use.callback(self._forget, live.sandbox)
+
+    def _forget(self, sandbox: str) -> None:
+        self._open[sandbox] -= 1
+        if not self._open[sandbox]:
+            del self._open[sandbox]
+
+
+class OpenPort:
+    """Implements `contract.PortConnection`. Ends with its session."""
+
+    def __init__(self, connection: Connection, subject: str, use: ExitStack) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._use = use
+
+    async def read(self) -> bytes:
+        with translated(f"reading from {self._subject}"):
+            return await self._connection.read()
+
+    async def write(self, data: bytes) -> None:
+        # A server that reads no more may still send.
+        with translated(f"writing to {self._subject}"), suppress(BrokenInput):
+            await self._connection.write(data)
+
+    async def close_write(self) -> None:
+        with translated(f"writing to {self._subject}"):
+            await self._connection.close_write()
+
+    async def close(self) -> None:
+        self._use.close()
+        await self._connection.close()
+
+
+def _closed(port: int) -> Fault:
+    hint = "Start the server first; it listens on 127.0.0.1, ::1 or all addresses of the sandbox."
+    return Fault(Kind.UNAVAILABLE, "port_closed", f"no program in the sandbox listens on port {port}", hint=hint)
