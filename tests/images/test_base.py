@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import os
@@ -13,9 +14,10 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.images import Progress
-from k8e.engine.local.images import LocalImages
+from k8e.engine.local.images import LocalImages, base
 from k8e.engine.local.images.base import Source, build_base, choose_options, choose_sources, read_release
 from k8e.engine.local.images.limits import USUAL
+from k8e.engine.local.images.store import LOCK
 from k8e.engine.local.system.tool import find_tool
 
 CODENAME = read_release(Path("/etc/os-release").read_text()).get("VERSION_CODENAME", "")
@@ -88,6 +90,70 @@ async def test_a_mirror_on_the_disk_is_enough_and_gives_the_same_twice(
     assert {"creating tarball", "unpacking"} <= set(steps)
     assert await make() == first
     assert list((tmp_path / "s/oci/work").iterdir()) == []
+
+
+async def interrupt(images: LocalImages, apt: Mapping[str, str], step: str) -> None:
+    """A build whose caller leaves at that step."""
+    reached = asyncio.Event()
+
+    def hear(progress: Progress) -> None:
+        if progress.step.startswith(step):
+            reached.set()
+
+    making = asyncio.create_task(build_base(images.store, USUAL, hear, ("k8e-demo",), variant="extract", apt=apt))
+    waiting = asyncio.create_task(reached.wait())
+    await asyncio.wait({making, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    await waiting
+
+
+def list_unfinished(images: LocalImages) -> list[str]:
+    return sorted(path.suffix for path in images.store.building.iterdir() if path.name != LOCK)
+
+
+async def test_an_interrupted_build_goes_on_with_its_packages(
+    images: LocalImages, tmp_path: Path, apt: Mapping[str, str]
+) -> None:
+    images.store.clean()
+    await interrupt(images, apt, "extracting archives")
+    assert list_unfinished(images) == [".deb"]
+    (tmp_path / "mirror/pool/k8e-demo.deb").unlink()  # it cannot be had a second time
+    image = await build_base(images.store, USUAL, print, ("k8e-demo",), variant="extract", apt=apt)
+    (top,) = images.store.layers_of(image.digest)
+    assert (top / "usr/bin/demo").exists()
+    assert not list((top / "var/cache/apt/archives").glob("*.deb"))
+    assert list_unfinished(images) == []
+
+
+async def test_one_that_was_interrupted_at_the_end_has_only_the_end_to_do(
+    images: LocalImages, apt: Mapping[str, str]
+) -> None:
+    images.store.clean()
+    await interrupt(images, apt, "unpacking")
+    assert list_unfinished(images) == [".deb", ".tar"]
+    heard: list[Progress] = []
+    await build_base(images.store, USUAL, heard.append, ("k8e-demo",), variant="extract", apt=apt)
+    assert {progress.step for progress in heard} == {"asking apt for its sources", "unpacking"}
+    assert list_unfinished(images) == []
+    await interrupt(images, apt, "unpacking")
+    assert images.store.retain(()) > 0
+    assert list_unfinished(images) == [], "`k8e image prune` removes them"
+
+
+async def test_apt_has_nothing_to_warn_of(
+    images: LocalImages, tmp_path: Path, apt: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images.store.clean()
+    tool = tmp_path / "mmdebstrap"
+    tool.write_text(f'#!/bin/bash\nexec {find_tool("mmdebstrap")} "$@" 2> >(tee {tmp_path}/said >&2)\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(base, "find_tool", lambda name: str(tool))
+    await build_base(images.store, USUAL, print, ("k8e-demo",), variant="extract", apt=apt)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said
+    assert [line for line in said if line.startswith("W:")] == []
 
 
 async def test_what_apt_does_not_have_is_said(images: LocalImages, apt: Mapping[str, str]) -> None:

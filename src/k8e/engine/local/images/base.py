@@ -26,6 +26,7 @@ from k8e.engine.local.images import manifest as manifests
 from k8e.engine.local.images.layers import unpack
 from k8e.engine.local.images.limits import ImageLimits
 from k8e.engine.local.images.store import Store
+from k8e.engine.local.images.unfinished import Unfinished, go_on
 from k8e.engine.local.system.tool import bound_to, find_tool, run_tool
 
 PACKAGES: Final = (
@@ -35,6 +36,7 @@ PACKAGES: Final = (
 )
 _EPOCH: Final = "1700000000"  # no file is newer: the same packages make the same image
 _DEADLINE: Final = 1800.0
+_COLLECT: Final = 1.0  # seconds between two looks for packages that were downloaded
 _LIST: Final = "$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)|$(SOURCESENTRY)"
 _STEP: Final = re.compile(r"I: ((?:running apt-get|downloading|extracting|installing|cleaning|creating) [^/]*?)\.*$")
 _KEY: Final = re.compile(r"^(?:Signed-By:\s*|[^#\n]*\bsigned-by=)(/[^\s\],]+)", re.ASCII | re.MULTILINE | re.IGNORECASE)
@@ -124,15 +126,30 @@ async def build_base(
         hint = "`apt-get update` first; the sources have to have the distribution that this machine is."
         raise EngineError("image", f"apt knows no packages of {release.get('ID', '?')} {codename}", hint)
     options = choose_options(await run_tool("apt-config", "dump", "Acquire", capture=True, env=apt))
-    with store.scratch() as scratch:
-        free = os.statvfs(scratch)
-        if free.f_bavail * free.f_frsize < _SPACE:
-            cause = f"there are less than {_SPACE >> 30} GiB free in {store.partial.parent}"
-            raise EngineError("image", cause, "Make room: `k8e image prune`.", "disk_full")
-        target = scratch / "base.tar"
-        command = _describe(tool, variant, codename, options, packages, target)
-        await _run(command, scratch, sources, report)
-        return await _keep(store, limits, target, report)
+    recipe = (variant, codename, options, packages, [source.line for source in sources])
+    with store.scratch() as scratch, go_on(store.building, recipe, scratch) as unfinished:
+        archive = unfinished.find_archive()
+        if archive is None:
+            _check_room(scratch)
+            target = scratch / "base.tar"
+            command = _describe(tool, variant, codename, options, packages, target, unfinished.hook)
+            await _run(command, scratch, sources, report, unfinished)
+            archive = unfinished.keep_archive(target)
+        try:
+            image = await _keep(store, limits, archive, report)
+        except EngineError as error:
+            if error.reason != "disk_full":
+                unfinished.forget()  # it would fail again
+            raise
+        unfinished.forget()
+        return image
+
+
+def _check_room(scratch: Path) -> None:
+    free = os.statvfs(scratch)
+    if free.f_bavail * free.f_frsize < _SPACE:
+        cause = f"there are less than {_SPACE >> 30} GiB free in {scratch.parent.parent}"
+        raise EngineError("image", cause, "Make room: `k8e image prune`.", "disk_full")
 
 
 def _describe(
@@ -142,6 +159,7 @@ def _describe(
     options: Sequence[str],
     packages: Sequence[str],
     target: Path,
+    packages_hook: str,
 ) -> list[str]:
     return [
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
@@ -150,13 +168,18 @@ def _describe(
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _WITHOUT),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         *(f"--aptopt={option}" for option in options),
+        # The user _apt cannot walk into our directories: apt would say so, and go on as root all the same.
+        '--aptopt=APT::Sandbox::User "root"',
+        f"--setup-hook={packages_hook}",
         f"--customize-hook={_CLEAN}",
         f"--customize-hook=upload {target.with_name('sources.list')} /etc/apt/sources.list",
         *(codename, str(target), str(target.with_name("building.list"))),
     ]
 
 
-async def _run(argv: Sequence[str], scratch: Path, sources: Sequence[Source], report: Report) -> None:
+async def _run(
+    argv: Sequence[str], scratch: Path, sources: Sequence[Source], report: Report, unfinished: Unfinished
+) -> None:
     (scratch / "building.list").write_text("".join(f"{source.line}\n" for source in sources))
     (scratch / "sources.list").write_text("".join(f"{source.public}\n" for source in sources))
     process = await asyncio.create_subprocess_exec(
@@ -177,6 +200,7 @@ async def _run(argv: Sequence[str], scratch: Path, sources: Sequence[Source], re
     )
     assert process.stderr is not None
     words: list[str] = []
+    collecting = asyncio.create_task(_collect(unfinished, scratch))
     try:
         async with asyncio.timeout(_DEADLINE):
             while line := await process.stderr.readline():
@@ -192,10 +216,18 @@ async def _run(argv: Sequence[str], scratch: Path, sources: Sequence[Source], re
         if process.returncode is None:
             process.kill()
             await process.wait()
+        collecting.cancel()
+        await asyncio.to_thread(unfinished.collect, scratch)
     if status != 0:
         causes = [line for line in words if line.startswith(("E:", "Err:"))] or words[-3:]
         hint = "Does `apt-get update` work? It uses the same sources."
         raise EngineError("image", f"mmdebstrap failed: {'; '.join(causes)[:1000]}", hint)
+
+
+async def _collect(unfinished: Unfinished, scratch: Path) -> None:
+    while True:
+        await asyncio.sleep(_COLLECT)
+        await asyncio.to_thread(unfinished.collect, scratch)
 
 
 async def _keep(store: Store, limits: ImageLimits, archive: Path, report: Report) -> Image:

@@ -32,6 +32,7 @@ from k8e.engine.local.record import Record, all_sandboxes
 
 _STALE: Final = 7 * 86_400.0  # seconds after which half a download is removed
 _FRESH: Final = 10.0  # seconds
+LOCK: Final = ".lock"  # of a build
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -154,6 +155,11 @@ class Store:
         """Where downloads wait for their other half, by digest."""
         return self._layout.oci / "partial"
 
+    @property
+    def building(self) -> Path:
+        """Where an interrupted build has left files for the next one (unfinished.py)."""
+        return self._layout.oci / "building"
+
     # Clearing up
 
     def prepare(self) -> None:
@@ -165,9 +171,11 @@ class Store:
         self.prepare()
         for left in (*self._layout.layers.glob(".*"), *(self._layout.oci / "work").iterdir()):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-        for left in self.partial.iterdir():
+        for left in (*self.partial.iterdir(), *self.building.iterdir()):
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > _STALE:
+                # Packages have the time at which they were published.
+                found = left.stat()
+                if time.time() - (found.st_ctime if left.suffix == ".deb" else found.st_mtime) > _STALE:
                     left.unlink()
         for folder in (self._records.images, self._layout.oci / "layers"):
             for left in folder.glob(".*"):
@@ -235,7 +243,8 @@ class Store:
                 freed += self._records.layer(name).size
             self._records.layer_path(name).unlink(missing_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
-        for left in self.partial.iterdir() if idle else ():
+        unbuilt = () if is_locked(self.building / LOCK) else self.building.iterdir()
+        for left in (*(self.partial.iterdir() if idle else ()), *unbuilt):
             with contextlib.suppress(FileNotFoundError):
                 if not is_locked(left):
                     freed += left.stat().st_size
@@ -276,16 +285,18 @@ class Store:
         )
 
 
-_FOLDERS: Final = ("images", "layers", "partial", "work")
+_FOLDERS: Final = ("images", "layers", "partial", "work", "building")
 
 
 def is_locked(path: Path) -> bool:
-    """A download under way holds its lock."""
+    """A download or build under way holds its lock."""
     import fcntl
 
-    with path.open("rb") as file:
-        try:
+    try:
+        with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass  # none was ever under way
     return False
