@@ -78,7 +78,11 @@ class ForegroundRun:
             for line in list_denials(result.parse(), self._advise):
                 say(line)
         if b'"status": "oom_killed"' in result.text:
-            more = "--memory gives it more" if self._advise else "a sandbox that is created with --memory has more"
+            more = (
+                "a larger --memory gives it more"
+                if self._advise
+                else "a sandbox that is created with a larger --memory has more"
+            )
             say(f"the sandbox was out of memory: {more}")
         return CANNOT_RUN if result.exit_code is None else result.exit_code
 
