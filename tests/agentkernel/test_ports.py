@@ -64,7 +64,7 @@ def house(machine: Machine, tmp_path: Path) -> House:
 @contextlib.contextmanager
 def serving(house: House, *words: str, address: str = "127.0.0.1", listen: str = "0") -> Iterator[tuple[int, int]]:
     """A server in a sandbox without a network: the machine's port that leads to it, and the client's process."""
-    command = [AGENTKERNEL, "run", "--image", "host", "--no-network", "-p", f"{listen}:8000"]
+    command = [str(AGENTKERNEL), "run", "--image", "host", "--no-network", "-p", f"{listen}:8000"]
     with subprocess.Popen(
         [*command, "python3", "-c", SERVER, address, *words],
         env=house.env,
@@ -138,7 +138,18 @@ def test_without_a_server_a_client_is_told_and_nothing_is_left(house: House) -> 
                 assert client.recv(1) == b""
     wait_until(lambda: is_closed(port))
     wait_until(lambda: house.object("ps") == {"sandboxes": []})
-    command = [AGENTKERNEL, "run", "--image", "host", "--no-network", "-p", f"{port}:8000", "sh", "-c", "echo up; cat"]
+    command = [
+        str(AGENTKERNEL),
+        "run",
+        "--image",
+        "host",
+        "--no-network",
+        "-p",
+        f"{port}:8000",
+        "sh",
+        "-c",
+        "echo up; cat",
+    ]
     with subprocess.Popen(
         command, env=house.env, cwd=house.project, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

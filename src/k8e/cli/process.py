@@ -52,7 +52,7 @@ class OutputLost(Exception):
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror)
         hint = CLOSED_STREAM if error.errno == EBADF else "is the disk full?"
-        self.failure = Failure("output_lost", "the output cannot be written", detail=error.strerror, hint=hint)
+        self.failure = Failure("output_lost", "the output cannot be written", detail=error.strerror or "", hint=hint)
 
 
 def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
