@@ -108,4 +108,4 @@ class TestPrograms:
     def test_what_is_nowhere(self, house: House) -> None:
         words = ("run", "--image", "host", "--no-network")
         assert "hint: There is no such file in the sandbox" in house.ak(*words, "./nothing").stderr.decode()
-        assert "hint: The image does not have it." in house.ak(*words, "nothing").stderr.decode()
+        assert "hint: This image does not have it." in house.ak(*words, "nothing").stderr.decode()
