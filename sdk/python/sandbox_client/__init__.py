@@ -9,6 +9,7 @@ Without configuration it uses the daemon of this machine. `AsyncSandboxClient` i
 """
 
 from sandbox_client._async import AsyncExecStream, AsyncSandboxClient, async_sandbox_session
+from sandbox_client._async_background import AsyncBackgroundRun
 from sandbox_client._errors import (
     Conflict,
     DeadlineExceeded,
@@ -40,11 +41,14 @@ from sandbox_client._model import (
     Transfer,
 )
 from sandbox_client._sync import ExecStream, SandboxClient, sandbox_session
+from sandbox_client._sync_background import BackgroundRun
 
 __all__ = [
     "Approval",
+    "AsyncBackgroundRun",
     "AsyncExecStream",
     "AsyncSandboxClient",
+    "BackgroundRun",
     "Chunk",
     "Conflict",
     "DeadlineExceeded",

@@ -14,6 +14,7 @@ import grpc.aio
 
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
+from sandbox_client._async_background import AsyncBackgroundRun
 from sandbox_client._async_files import AsyncFileCalls, AsyncPieces
 from sandbox_client._errors import Conflict, NotFound, RunLost, translate
 from sandbox_client._model import (
@@ -151,16 +152,25 @@ class AsyncSandboxClient(AsyncFileCalls):
         language: str = "bash",
         env: requests.Env | None = None,
         workdir: requests.Path = "",
-    ) -> RunResult:
-        """Starts a run in the background, which goes on when this client is gone; `poll` has its result."""
+    ) -> AsyncBackgroundRun:
+        """Starts a run in the background, which goes on when this client is gone. Its handle has the output as it
+        comes, `wait`, `poll` and `kill`."""
         request = requests.build_exec(
             session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", background=True
         )
-        return RunResult.read(await self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
+        started = RunResult.read(await self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
+        return AsyncBackgroundRun(started, self._look, self.kill)
+
+    async def attach(self, run_id: str) -> AsyncBackgroundRun:
+        """Returns the handle of a run in the background that any client has started."""
+        return AsyncBackgroundRun(await self.poll(run_id), self._look, self.kill)
 
     async def poll(self, run_id: str) -> RunResult:
         """Returns the status of a run, with its output so far."""
-        response = await self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
+        return await self._look(pb.PollRunRequest(run_id=run_id))
+
+    async def _look(self, request: pb.PollRunRequest) -> RunResult:
+        response = await self._call("PollRun", request, pb.PollRunResponse, request.wait + requests.MARGIN)
         return RunResult.read(response.run)
 
     async def kill(self, run_id: str) -> None:

@@ -6,16 +6,16 @@ import asyncio
 import io
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import IO, Any
 
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
-from sandbox_client._errors import InvalidArgument, NotText
+from sandbox_client._errors import NotText
 from sandbox_client._local_files import (
     LocalPath,
     TargetFolder,
-    find_name,
+    find_permissions,
     list_folder,
     open_source,
     replace_file,
@@ -96,16 +96,17 @@ class AsyncFileCalls:
         requests.check_left(timeout)
         if not isinstance(source, str | os.PathLike):
             return Transfer(await self._send(session_id, path, source, timeout), 1)
-        if not await asyncio.to_thread(os.path.isdir, source):
-            with await asyncio.to_thread(open_source, source) as file:
-                return Transfer(await self._send(session_id, path, file, timeout), 1)
         due = time.monotonic() + timeout
+        if not await asyncio.to_thread(os.path.isdir, source):
+            return Transfer(await self._send_path(session_id, source, path, due), 1)
         found = await asyncio.to_thread(list_folder, source)
         top = (path.encode() if isinstance(path, str) else path).rstrip(b"/")
         size = 0
         for entry in found.files:
-            with await asyncio.to_thread(open_source, entry.path) as file:
-                size += await self._send(session_id, top + b"/" + entry.name, file, max(0.0, due - time.monotonic()))
+            size += await self._send_path(session_id, entry.path, top + b"/" + entry.name, due)
+        for name in found.bare if found.files or found.bare else (b"",):
+            request = pb.MakeDirectoryRequest(session_id=session_id, path_bytes=top + b"/" + name)
+            await self._call("MakeDirectory", request, pb.MakeDirectoryResponse, _find_rest(due))
         return Transfer(size, len(found.files), found.skipped)
 
     async def download(
@@ -120,43 +121,56 @@ class AsyncFileCalls:
     ) -> Transfer:
         """Copies a file of the sandbox, or a part of it, to a path or an open binary file of this machine; or a folder
         with everything below it to a path. No more than a few MiB are in memory. A file has its name when it is
-        complete. Links and special files of a folder are not copied: `skipped` names them."""
+        complete. Links and special files of a folder are not copied: `skipped` names them, and folders
+        that cannot be read."""
         requests.check_left(timeout)
         if not isinstance(target, str | os.PathLike):
             return Transfer(await self._receive(session_id, path, target, timeout, offset, length), 1)
         due = time.monotonic() + timeout
-        try:
-            with replace_file(target) as file:
-                return Transfer(await self._receive(session_id, path, file, timeout, offset, length), 1)
-        except InvalidArgument as error:
-            if error.code != "is_a_directory" or offset or length is not None:
-                raise
-        return await self._download_folder(session_id, path, target, due)
+        request = pb.GetTreeRequest(session_id=session_id)
+        requests.set_path(request, path)
+        tree = await self._call("GetTree", request, pb.GetTreeResponse, timeout)
+        if tree.top.type == "directory" and not offset and length is None:
+            return await self._download_folder(session_id, path, tree.entries, target, due)
+        with replace_file(target, executable=bool(tree.top.permissions & 0o100)) as file:
+            return Transfer(await self._receive(session_id, path, file, _find_rest(due), offset, length), 1)
 
-    async def _download_folder(self, session_id: str, path: requests.Path, target: LocalPath, due: float) -> Transfer:
+    async def _download_folder(
+        self, session_id: str, path: requests.Path, entries: Iterable[pb.FileInfo], target: LocalPath, due: float
+    ) -> Transfer:
         folder = await asyncio.to_thread(TargetFolder, target)
-        infos = await self.list_files(session_id, path=path, timeout=max(0.0, due - time.monotonic()))
+        top = (path.encode() if isinstance(path, str) else path).rstrip(b"/") + b"/"
         size, files, skipped = 0, 0, []
-        for info in infos:
-            name = find_name(path, info.raw_path)
-            if info.type == "directory":
+        for entry in entries:
+            name = entry.path_bytes or entry.path.encode()
+            if entry.type == "directory":
                 await asyncio.to_thread(folder.make, name)
-            elif info.type != "file":
-                skipped.append(info.path)
-            else:
-                with folder.replace(name) as file:
-                    rest = max(0.0, due - time.monotonic())
-                    size += await self._receive(session_id, info.raw_path, file, rest)
+            if entry.unreadable or entry.type not in ("directory", "file"):
+                skipped.append(entry.path)
+            elif entry.type == "file":
+                with folder.replace(name, executable=bool(entry.permissions & 0o100)) as file:
+                    size += await self._receive(session_id, top + name, file, _find_rest(due))
                 files += 1
         return Transfer(size, files, tuple(skipped))
 
     # A piece at a time
 
+    async def _send_path(self, session_id: str, source: LocalPath, path: requests.Path, due: float) -> int:
+        with await asyncio.to_thread(open_source, source) as file:
+            rest = _find_rest(due)
+            return await self._send(session_id, path, file, rest, permissions=find_permissions(file))
+
     async def _send(
-        self, session_id: str, path: requests.Path, source: IO[bytes], timeout: float, mode: str = "w"
+        self,
+        session_id: str,
+        path: requests.Path,
+        source: IO[bytes],
+        timeout: float,
+        mode: str = "w",
+        permissions: int | None = None,
     ) -> int:
         requests.check_left(timeout)
-        header = pb.UploadHeader(session_id=session_id, mode=mode)
+        header = pb.UploadHeader(session_id=session_id, mode=mode, permissions=permissions)
         requests.set_path(header, path)
         pieces = AsyncPieces(header, source)
         return int((await self._upload("UploadFile", pieces, pb.UploadFileResponse, timeout)).bytes)
@@ -191,6 +205,11 @@ class AsyncFileCalls:
 
     def _stream(self, name: str, request: Any, response: Any, timeout: float) -> AsyncIterator[Any]:
         raise NotImplementedError
+
+
+def _find_rest(due: float) -> float:
+    """The seconds that are left."""
+    return requests.check_left(max(0.0, due - time.monotonic()))
 
 
 class AsyncPieces:

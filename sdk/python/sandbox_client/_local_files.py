@@ -18,7 +18,6 @@ LocalPath = str | os.PathLike[str]
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_WORKSPACE: Final = b"/workspace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class FoundFolder:
     """The content of a folder that is to be copied."""
 
     files: tuple[FoundFile, ...]
-    folders: tuple[bytes, ...]  # all below it, each before those in it
+    bare: tuple[bytes, ...]  # folders below it that have no files or folders
     skipped: tuple[str, ...]  # links and special files
 
 
@@ -54,7 +53,8 @@ def list_folder(top: LocalPath) -> FoundFolder:
                     files.append(FoundFile(entry.path, name))
                 else:
                     skipped.append(entry.path)
-    return FoundFolder(tuple(files), tuple(folders), tuple(skipped))
+    needed = {name.rpartition(b"/")[0] for name in (*folders, *(file.name for file in files))}
+    return FoundFolder(tuple(files), tuple(name for name in folders if name not in needed), tuple(skipped))
 
 
 def open_source(path: LocalPath) -> IO[bytes]:
@@ -67,14 +67,19 @@ def open_source(path: LocalPath) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
+def find_permissions(file: IO[bytes]) -> int:
+    """The permissions of an open file of this machine."""
+    return os.fstat(file.fileno()).st_mode & 0o777
+
+
 @contextlib.contextmanager
-def replace_file(path: LocalPath) -> Iterator[IO[bytes]]:
+def replace_file(path: LocalPath, *, executable: bool = False) -> Iterator[IO[bytes]]:
     """A file that has its name when it is complete; folders above it are made."""
     whole = Path(path)
     whole.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(whole.parent, _FOLDER)
     try:
-        with _replace_in(folder, os.fsencode(whole.name)) as file:
+        with _replace_in(folder, os.fsencode(whole.name), executable) as file:
             yield file
     finally:
         os.close(folder)
@@ -92,12 +97,12 @@ class TargetFolder:
         os.close(self._enter(_split(name)))
 
     @contextlib.contextmanager
-    def replace(self, name: bytes) -> Iterator[IO[bytes]]:
+    def replace(self, name: bytes, *, executable: bool = False) -> Iterator[IO[bytes]]:
         """A file below that has its name when it is complete."""
         *above, last = _split(name)
         folder = self._enter(above)
         try:
-            with _replace_in(folder, last) as file:
+            with _replace_in(folder, last, executable) as file:
                 yield file
         finally:
             os.close(folder)
@@ -115,17 +120,6 @@ class TargetFolder:
         return folder
 
 
-def find_name(top: str | bytes, path: bytes) -> bytes:
-    """The name below a folder of a sandbox, of a path that the sandbox has listed."""
-    whole = os.fsencode(top) if isinstance(top, str) else top
-    if not whole.startswith(b"/"):
-        whole = _WORKSPACE + (b"/" + whole if whole else b"")
-    prefix = whole.rstrip(b"/") + b"/"
-    if not path.startswith(prefix):
-        raise _unsafe(path)
-    return path[len(prefix) :]
-
-
 def _split(name: bytes) -> list[bytes]:
     names = name.split(b"/")
     if any(part in (b"", b".", b"..") or b"\0" in part for part in names):
@@ -139,9 +133,10 @@ def _unsafe(name: bytes) -> Failed:
 
 
 @contextlib.contextmanager
-def _replace_in(folder: int, name: bytes) -> Iterator[IO[bytes]]:
+def _replace_in(folder: int, name: bytes, executable: bool) -> Iterator[IO[bytes]]:
     temporary = b".k8e-" + secrets.token_hex(8).encode()
-    with os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb") as file:
+    # Whether it is a program is all that is taken over: the rest is for this machine's umask to say.
+    with os.fdopen(os.open(temporary, _NEW, 0o777 if executable else 0o666, dir_fd=folder), "wb") as file:
         try:
             yield file
             file.flush()

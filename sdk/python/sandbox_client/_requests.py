@@ -21,7 +21,8 @@ Env = Mapping[str, str]
 
 
 def set_path(
-    request: pb.WriteFileRequest | pb.DownloadFileRequest | pb.ListFilesRequest | pb.UploadHeader, path: Path
+    request: pb.WriteFileRequest | pb.DownloadFileRequest | pb.ListFilesRequest | pb.GetTreeRequest | pb.UploadHeader,
+    path: Path,
 ) -> None:
     """A path that is not UTF-8 is given as bytes."""
     if isinstance(path, bytes):

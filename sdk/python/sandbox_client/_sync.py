@@ -25,6 +25,7 @@ from sandbox_client._model import (
     SessionInfo,
     StatusInfo,
 )
+from sandbox_client._sync_background import BackgroundRun
 from sandbox_client._sync_files import FileCalls, Pieces
 from sandbox_client._target import OPTIONS, Target, find_target
 
@@ -150,16 +151,25 @@ class SandboxClient(FileCalls):
         language: str = "bash",
         env: requests.Env | None = None,
         workdir: requests.Path = "",
-    ) -> RunResult:
-        """Starts a run in the background, which goes on when this client is gone; `poll` has its result."""
+    ) -> BackgroundRun:
+        """Starts a run in the background, which goes on when this client is gone. Its handle has the output as it
+        comes, `wait`, `poll` and `kill`."""
         request = requests.build_exec(
             session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", background=True
         )
-        return RunResult.read(self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
+        started = RunResult.read(self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
+        return BackgroundRun(started, self._look, self.kill)
+
+    def attach(self, run_id: str) -> BackgroundRun:
+        """Returns the handle of a run in the background that any client has started."""
+        return BackgroundRun(self.poll(run_id), self._look, self.kill)
 
     def poll(self, run_id: str) -> RunResult:
         """Returns the status of a run, with its output so far."""
-        response = self._call("PollRun", pb.PollRunRequest(run_id=run_id), pb.PollRunResponse, requests.MARGIN)
+        return self._look(pb.PollRunRequest(run_id=run_id))
+
+    def _look(self, request: pb.PollRunRequest) -> RunResult:
+        response = self._call("PollRun", request, pb.PollRunResponse, request.wait + requests.MARGIN)
         return RunResult.read(response.run)
 
     def kill(self, run_id: str) -> None:

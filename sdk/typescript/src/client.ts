@@ -13,10 +13,11 @@ import { stat } from "node:fs/promises";
 import type { Writable } from "node:stream";
 
 import { failWith, follow, unlessAborted } from "./abort.js";
+import { BackgroundRun, type Look } from "./background.js";
 import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
 import { Conflict, InvalidArgument, NotFound, NotText, RunLost, SandboxError } from "./errors.js";
-import { PIECE, TargetFolder, findName, listFolder, readPieces, replaceFile } from "./local_files.js";
+import { PIECE, TargetFolder, findPermissions, listFolder, readPieces, replaceFile } from "./local_files.js";
 import {
   type Approval,
   type Chunk,
@@ -288,14 +289,32 @@ export class SandboxClient {
     return new ExecStream(() => this.#stream("ExecStream", request, options, timeout + MARGIN));
   }
 
-  /** Starts a run in the background, which goes on when this client is gone; `poll` has its result. */
-  async start(sessionId: string, command: Command, timeout = 3600, options: Omit<ExecOptions, "stdin"> = {}): Promise<RunResult> {
-    return readRun(await this.#call("Exec", execRequest(sessionId, command, timeout, options, true), options));
+  /**
+   * Starts a run in the background, which goes on when this client is gone. Its handle has the output as it comes, `wait`,
+   * `poll` and `kill`; the signal holds for the handle, too.
+   */
+  async start(sessionId: string, command: Command, timeout = 3600, options: Omit<ExecOptions, "stdin"> = {}): Promise<BackgroundRun> {
+    const request = execRequest(sessionId, command, timeout, options, true);
+    return this.#handle(readRun(await this.#call("Exec", request, options)), options);
+  }
+
+  /** The handle of a run in the background that any client has started. */
+  async attach(runId: string, options: CallOptions = {}): Promise<BackgroundRun> {
+    return this.#handle(await this.poll(runId, options), options);
   }
 
   /** How a run stands, with what it has written so far. */
   async poll(runId: string, options: CallOptions = {}): Promise<RunResult> {
-    return readRun((await this.#call("PollRun", { run_id: runId }, options)).run);
+    return this.#look(runId, {}, options);
+  }
+
+  async #look(runId: string, look: Look, options: CallOptions): Promise<RunResult> {
+    return readRun((await this.#call("PollRun", { run_id: runId, ...look }, options, (look.wait ?? 0) + MARGIN)).run);
+  }
+
+  #handle(first: RunResult, options: CallOptions): BackgroundRun {
+    const look = (wanted: Look) => this.#look(first.runId, wanted, options);
+    return new BackgroundRun(first, { look, kill: () => this.kill(first.runId, options) });
   }
 
   /** Ends a run with everything it started. */
@@ -482,20 +501,28 @@ export class SandboxClient {
    * memory. Links and special files of a folder are not copied: `skipped` names them.
    */
   async upload(sessionId: string, source: string | AsyncIterable<Uint8Array>, path: Path, options: FileOptions = {}): Promise<Transfer> {
-    const send = (to: Path, pieces: AsyncIterable<Uint8Array>, limits = options) =>
-      this.#upload({ session_id: sessionId, ...pathFields("path", to), mode: "w" }, pieces, limits);
     if (typeof source !== "string") {
-      return { bytes: await send(path, source), files: 1, skipped: [] };
-    }
-    if (!(await stat(source)).isDirectory()) {
-      return { bytes: await send(path, readPieces(source)), files: 1, skipped: [] };
+      const header = { session_id: sessionId, ...pathFields("path", path), mode: "w" };
+      return { bytes: await this.#upload(header, source, options), files: 1, skipped: [] };
     }
     const rest = countDown(options.timeout);
-    const { files, skipped } = await listFolder(source);
+    const send = async (from: string, to: Path) => {
+      const permissions = await findPermissions(from);
+      const header = { session_id: sessionId, ...pathFields("path", to), mode: "w", permissions };
+      return this.#upload(header, readPieces(from), { ...options, timeout: rest() });
+    };
+    if (!(await stat(source)).isDirectory()) {
+      return { bytes: await send(source, path), files: 1, skipped: [] };
+    }
+    const { files, bare, skipped } = await listFolder(source);
     const top = Buffer.concat([bytes(path), Buffer.from("/")]);
     let size = 0;
     for (const file of files) {
-      size += await send(Buffer.concat([top, file.name]), readPieces(file.path), { ...options, timeout: rest() });
+      size += await send(file.path, Buffer.concat([top, file.name]));
+    }
+    for (const name of files.length || bare.length ? bare : [Buffer.alloc(0)]) {
+      const request = { session_id: sessionId, path_bytes: Buffer.concat([top, name]) };
+      await this.#call("MakeDirectory", request, options, rest());
     }
     return { bytes: size, files: files.length, skipped };
   }
@@ -503,33 +530,34 @@ export class SandboxClient {
   /**
    * Copies a file of the sandbox, or a part of it, to a path of this machine or into a stream; or a folder with everything
    * below it to a path. No more than some MiB are in memory. A file has its name when it is complete. Links and special
-   * files of a folder are not copied: `skipped` names them.
+   * files of a folder are not copied: `skipped` names them, and folders that cannot be read.
    */
   async download(sessionId: string, path: Path, target: string | Writable, options: RangeOptions = {}): Promise<Transfer> {
-    const pieces = this.#download(sessionId, path, options);
     if (typeof target !== "string") {
-      return { bytes: await pour(pieces, target), files: 1, skipped: [] };
+      return { bytes: await pour(this.#download(sessionId, path, options), target), files: 1, skipped: [] };
     }
     const rest = countDown(options.timeout);
-    try {
-      return { bytes: await replaceFile(target, pieces), files: 1, skipped: [] };
-    } catch (error) {
-      const part = options.offset || options.length !== undefined;
-      if (part || !(error instanceof InvalidArgument) || error.code !== "is_a_directory") {
-        throw error;
-      }
+    const part = options.offset || options.length !== undefined;
+    const request = { session_id: sessionId, ...pathFields("path", path) };
+    const { top, entries } = await this.#call("GetTree", request, options, rest());
+    if (top.type !== "directory" || part) {
+      const pieces = this.#download(sessionId, path, { ...options, timeout: rest() });
+      return { bytes: await replaceFile(target, pieces, isProgram(top)), files: 1, skipped: [] };
     }
     const folder = await TargetFolder.open(target);
+    const prefix = Buffer.concat([bytes(path), Buffer.from("/")]);
     const copied: Transfer = { bytes: 0, files: 0, skipped: [] };
-    for (const info of await this.listFiles(sessionId, 0, { ...options, path, timeout: rest() })) {
-      const name = findName(path, info.rawPath);
-      if (info.type === "directory") {
+    for (const entry of entries) {
+      const { rawPath: name } = readFileInfo(entry);
+      if (entry.type === "directory") {
         await folder.make(name);
-      } else if (info.type === "file") {
-        copied.bytes += await folder.replace(name, this.#download(sessionId, info.rawPath, { ...options, timeout: rest() }));
+      }
+      if (entry.unreadable || !["directory", "file"].includes(entry.type)) {
+        copied.skipped.push(entry.path);
+      } else if (entry.type === "file") {
+        const pieces = this.#download(sessionId, Buffer.concat([prefix, name]), { ...options, timeout: rest() });
+        copied.bytes += await folder.replace(name, pieces, isProgram(entry));
         copied.files += 1;
-      } else {
-        copied.skipped.push(info.path);
       }
     }
     return copied;
@@ -657,6 +685,8 @@ export class SandboxClient {
     }
   }
 }
+
+const isProgram = (info: Message): boolean => (info.permissions & 0o100) !== 0;
 
 /** Says how many of the seconds are left. */
 function countDown(timeout = FILE_SECONDS): () => number {

@@ -1,3 +1,4 @@
+export { BackgroundRun } from "./background.js";
 export {
   type CallOptions,
   type ClientOptions,

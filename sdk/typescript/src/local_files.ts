@@ -4,7 +4,7 @@
  */
 import { randomBytes } from "node:crypto";
 import { constants } from "node:fs";
-import { type FileHandle, lstat, mkdir, open, readdir, rename, rm } from "node:fs/promises";
+import { type FileHandle, lstat, mkdir, open, readdir, rename, rm, stat } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 
 import { Failed, InvalidArgument } from "./errors.js";
@@ -15,17 +15,22 @@ export const PIECE = 1 << 20;
 /** A folder that is to be copied. */
 export interface FoundFolder {
   files: { path: string; name: Uint8Array }[];
+  /** Folders below it that have no files or folders. */
+  bare: Uint8Array[];
   /** Links and special files. */
   skipped: string[];
 }
 
 /** Links are not followed: they may lead anywhere, also to secrets. Names may have any bytes. */
 export async function listFolder(top: string): Promise<FoundFolder> {
-  const found: FoundFolder = { files: [], skipped: [] };
+  const found: FoundFolder = { files: [], bare: [], skipped: [] };
   const waiting: [string, Buffer][] = [[top, Buffer.alloc(0)]];
   for (let next = waiting.pop(); next; next = waiting.pop()) {
     const [folder, prefix] = next;
     const entries = await readdir(folder, { withFileTypes: true });
+    if (prefix.length && !entries.some((entry) => entry.isDirectory() || entry.isFile())) {
+      found.bare.push(prefix.subarray(0, -1));
+    }
     for (const entry of entries.sort((one, other) => (one.name < other.name ? -1 : 1))) {
       const path = join(folder, entry.name);
       const name = Buffer.concat([prefix, Buffer.from(entry.name)]);
@@ -61,11 +66,16 @@ export async function* readPieces(path: string): AsyncGenerator<Uint8Array> {
   }
 }
 
+/** The permissions of a file of this machine. */
+export async function findPermissions(path: string): Promise<number> {
+  return (await stat(path)).mode & 0o777;
+}
+
 /** Writes a file that has its name when it is complete; folders above it are made. Returns its size. */
-export async function replaceFile(path: string, pieces: AsyncIterable<Uint8Array>): Promise<number> {
+export async function replaceFile(path: string, pieces: AsyncIterable<Uint8Array>, executable: boolean): Promise<number> {
   const folder = dirname(path);
   await mkdir(folder, { recursive: true });
-  return replaceIn(folder, basename(path), pieces);
+  return replaceIn(folder, basename(path), pieces, executable);
 }
 
 /** A folder of this machine that is filled from a sandbox. */
@@ -88,9 +98,9 @@ export class TargetFolder {
   }
 
   /** Writes a file below, and returns its size. */
-  async replace(name: Uint8Array, pieces: AsyncIterable<Uint8Array>): Promise<number> {
+  async replace(name: Uint8Array, pieces: AsyncIterable<Uint8Array>, executable: boolean): Promise<number> {
     const names = split(name);
-    return replaceIn(await this.#enter(names.slice(0, -1)), names.at(-1)!, pieces);
+    return replaceIn(await this.#enter(names.slice(0, -1)), names.at(-1)!, pieces, executable);
   }
 
   /** Node has no way to open a name relative to a folder: each is looked at once, and what is made here is no link. */
@@ -112,19 +122,6 @@ export class TargetFolder {
   }
 }
 
-/** The name below a folder of a sandbox, of a path that the sandbox has listed. */
-export function findName(top: string | Uint8Array, path: Uint8Array): Uint8Array {
-  let whole = Buffer.from(top as string);
-  if (whole[0] !== 0x2f) {
-    whole = Buffer.concat([Buffer.from(whole.length ? "/workspace/" : "/workspace"), whole]);
-  }
-  const prefix = Buffer.from(whole.toString("latin1").replace(/\/*$/, "/"), "latin1");
-  if (Buffer.compare(Buffer.from(path.subarray(0, prefix.length)), prefix)) {
-    throw unsafe(path);
-  }
-  return path.subarray(prefix.length);
-}
-
 function split(name: Uint8Array): string[] {
   const names = Buffer.from(name).toString("utf8").split("/");
   // Node's paths are text: a name of other bytes would become another one.
@@ -139,9 +136,11 @@ function unsafe(name: Uint8Array): Failed {
   return new Failed(`${JSON.stringify(Buffer.from(name).toString())} is no name of a file below the folder`, { code: "unsafe_name", hint });
 }
 
-async function replaceIn(folder: string, name: string, pieces: AsyncIterable<Uint8Array>): Promise<number> {
+async function replaceIn(folder: string, name: string, pieces: AsyncIterable<Uint8Array>, executable: boolean): Promise<number> {
   const temporary = join(folder, `.k8e-${randomBytes(8).toString("hex")}`);
-  const file = await open(temporary, constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW, 0o666);
+  // Whether it is a program is all that is taken over: the rest is for this machine's umask to say.
+  const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
+  const file = await open(temporary, flags, executable ? 0o777 : 0o666);
   try {
     let size: number;
     try {
