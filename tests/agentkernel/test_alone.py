@@ -40,10 +40,10 @@ class TestHelp:
     def test_what_is_not_there_is_said_on_stderr_with_a_hint(self, house: House) -> None:
         said = house.refusal("frobnicate")
         assert "[usage]" in said
-        assert "hint: agentkernel --help" in said
+        assert "hint: `agentkernel --help`" in said
 
     def test_words_that_are_too_much_are_said_by_the_command_that_got_them(self, house: House) -> None:
-        assert "hint: agentkernel sandbox create --help" in house.refusal("sandbox", "create", "one", "two")
+        assert "hint: `agentkernel sandbox create --help`" in house.refusal("sandbox", "create", "one", "two")
 
     def test_versions(self, house: House) -> None:
         line = house.ok("--version")

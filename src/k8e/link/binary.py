@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "762a96d024e5be737bd58c57774f41e9b325ad53c6eb82d3e5c6342ceed919d7",
-        "aarch64": "2e109d8d189699413f819129c44276a908b0ca8fb78eb1eda39aacf98b432aa9",
+        "x86_64": "b6acdbd92498491008250304fd7ceaca0f787572e09ed4867e7b2ffd7ce1b252",
+        "aarch64": "d51e1aa63da34d8f8b941f9328874ea27a05651e737fbfde22a29ed766fbe991",
     }
 )
 

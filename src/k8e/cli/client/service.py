@@ -19,7 +19,7 @@ class Trees(Protocol):
     """Directories, and files of any size."""
 
     def get_tree(self, session: SessionName, path: str, *, below: bool = True) -> Answer:
-        """What is there, with everything below it unless that is not wanted."""
+        """The entry at the path, with everything below it unless that is not wanted."""
 
     def create_directory(self, session: SessionName, path: str) -> Answer: ...
     def read_pieces(self, session: SessionName, path: str) -> Iterator[bytes]:
