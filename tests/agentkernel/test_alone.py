@@ -13,20 +13,7 @@ import pytest
 
 from k8e.cli.agentkernel.project.files import read_file
 from k8e.cli.process import Failure
-from tests.agentkernel.house import House, link, list_tree
-
-SEED_PERMISSIONS = {
-    "permissions": {
-        "allow": [
-            "mcp__agentkernel__sandbox_run",
-            "mcp__agentkernel__sandbox_exec",
-            "mcp__agentkernel__sandbox_list",
-            "mcp__agentkernel__sandbox_file_read",
-        ],
-        "ask": ["mcp__agentkernel__sandbox_file_write", "mcp__agentkernel__sandbox_create"],
-        "deny": [],
-    }
-}
+from tests.agentkernel.house import House, link
 
 
 class TestHelp:
@@ -332,77 +319,6 @@ class TestInit:
         house.write("agentkernel.toml", "\n".join(kept) + "\n")
         shown = house.object("sandbox", "create", "--config", "agentkernel.toml", "--dry-run")
         assert (shown["mode"], shown["read_only"], shown["limits"]["cpus"]) == ("claude", True, 1)
-
-
-class TestPlugin:
-    def test_claude_from_nothing_is_the_seed_s_configuration(self, house: House) -> None:
-        before = list_tree(house.project)
-        house.ok("plugin", "install", "claude")
-        servers = json.loads((house.project / ".mcp.json").read_text())
-        entry = {"command": "agentkernel", "args": ["mcp", "server"], "env": {}}
-        assert servers == {"mcpServers": {"agentkernel": entry}}
-        assert json.loads((house.project / ".claude" / "settings.json").read_text()) == SEED_PERMISSIONS
-        again = house.object("plugin", "install", "claude")
-        assert {each["action"] for each in again["files"]} == {"unchanged"}
-        house.ok("plugin", "install", "claude", "--uninstall")
-        assert list_tree(house.project) == before
-
-    def test_everywhere(self, house: House) -> None:
-        house.ok("plugin", "install", "claude", "--global")
-        servers = json.loads((house.home / ".claude" / "mcp.json").read_text())
-        assert servers["mcpServers"]["agentkernel"] == {"command": "agentkernel", "args": ["mcp", "server"]}
-
-    def test_what_others_wrote_stays_to_the_byte(self, house: House) -> None:
-        servers = '{\n\t"mcpServers": {"other": {"command": "x"}},  // mine\n\t"big": 1.50e3\n}\n'
-        settings = (
-            '{\n  "permissions": {\n    "allow": ["Bash(ls)" /* list */],\n'
-            '    "deny": ["mcp__agentkernel__sandbox_run"]\n  }, "model": "x"\n}'
-        )
-        house.write(".mcp.json", servers)
-        house.write(".claude/settings.json", settings)
-        house.ok("plugin", "install", "claude")
-        merged = (house.project / ".claude" / "settings.json").read_text()
-        assert '"Bash(ls)", "mcp__agentkernel__sandbox_exec"' in merged
-        assert "/* list */" in merged
-        assert "mcp__agentkernel__sandbox_run" not in merged.partition('"deny"')[0]  # what was denied stays denied
-        assert '"model": "x"' in merged
-        assert "// mine" in (house.project / ".mcp.json").read_text()
-        house.ok("plugin", "install", "claude", "--uninstall")
-        assert (house.project / ".mcp.json").read_text() == servers
-        assert (house.project / ".claude" / "settings.json").read_text() == settings
-
-    def test_a_dry_run_writes_nothing(self, house: House) -> None:
-        before = list_tree(house.home)
-        told = house.object("plugin", "install", "claude", "--dry-run")
-        assert [each["action"] for each in told["files"]] == ["created", "created"]
-        assert list_tree(house.home) == before
-
-    def test_codex_and_gemini(self, house: House) -> None:
-        house.ok("plugin", "install", "codex")
-        table = tomllib.loads((house.home / ".codex" / "config.toml").read_text())
-        assert table["mcp_servers"]["agentkernel"] == {"command": "agentkernel", "args": ["mcp", "server"]}
-        house.ok("plugin", "install", "gemini")
-        assert (house.project / ".gemini" / "settings.json").exists()
-        house.ok("plugin", "install", "codex", "--uninstall")
-        assert not (house.home / ".codex" / "config.toml").exists()
-
-    def test_the_agent_of_the_project_is_meant_where_none_is_named(self, house: House) -> None:
-        assert "[usage]" in house.refusal("plugin", "install")
-        house.write("agentkernel.toml", '[agent]\npreferred = "gemini"\n')
-        assert house.object("plugin", "install")["agent"] == "gemini"
-
-    def test_what_is_not_understood_is_left_alone(self, house: House) -> None:
-        house.write(".mcp.json", "{ broken")
-        before = list_tree(house.project)
-        assert "[file_unparsable]" in house.refusal("plugin", "install", "claude")
-        assert list_tree(house.project) == before
-
-    def test_a_project_does_not_choose_what_is_written_to(self, house: House) -> None:
-        victim = house.home / "victim.json"
-        victim.write_text("{}")
-        link(house.project / ".mcp.json", str(victim))
-        assert "[link_refused]" in house.refusal("plugin", "install", "claude")
-        assert victim.read_text() == "{}"
 
 
 def test_the_audit_log_is_shown_to_whoever_may_read_it(house: House, tmp_path: Path) -> None:

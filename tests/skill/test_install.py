@@ -14,22 +14,38 @@ from typing import Any
 
 import pytest
 
-from tests.cli.machine import ROOT, Done, Machine, make_folder, run_launcher
+from tests.cli.machine import K8E, ROOT, Done, Machine, make_folder, run_launcher
 
-COMMAND = {"command": "k8e", "args": ["sandbox-mcp"]}
 SKILL_MD = ROOT / "skills" / "k8e-sandbox-skill" / "SKILL.md"
 AGENTS = {
-    "kiro": (".kiro/settings.json", ".kiro/skills"),
+    "kiro": (".kiro/settings/mcp.json", ".kiro/skills"),
     "claude": (".claude.json", ".claude/skills"),
     "gemini": (".gemini/settings.json", ".gemini/skills"),
     "codex": (".codex/config.toml", ".codex/skills"),
+    "cursor": (".cursor/mcp.json", ".cursor/skills"),
+    "windsurf": (".codeium/windsurf/mcp_config.json", ".codeium/windsurf/skills"),
 }
+ALSO = {"kiro": (".kiro/settings.json",)}  # as k8e's documents name it
+DAEMON = ("K8E_RUN_DIR", "K8E_STATE_DIR", "K8E_CONFIG")
+
+
+class Home(Machine):
+    """A home of which nothing says where its daemon is: nothing here needs one."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {name: value for name, value in super().env.items() if name not in DAEMON or name in self.overrides}
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Machine:
-    """Nothing here needs a daemon."""
-    return Machine(tmp_path / "none", tmp_path)
+    return Home(tmp_path / "none", tmp_path)
+
+
+def command_for(name: str) -> dict[str, Any]:
+    """In a project's file the name is enough, because k8e is on the PATH; in a user's own it is not in a directory that
+    every program looks into."""
+    return {"command": "k8e" if name == "kiro" else str(K8E), "args": ["sandbox-mcp"]}
 
 
 def install(home: Machine, *words: str, **settings: Any) -> Done:
@@ -49,7 +65,8 @@ def test_all_of_them_from_nothing(home: Machine) -> None:
     done = install(home, "all")
     assert (done.code, done.json["ok"]) == (0, True)
     for name, (config, skills) in AGENTS.items():
-        assert read_servers(home.home / config) == {"k8e-sandbox": COMMAND}, name
+        for file in (config, *ALSO.get(name, ())):
+            assert read_servers(home.home / file) == {"k8e-sandbox": command_for(name)}, name
         assert (home.home / skills / "k8e-sandbox-skill" / "SKILL.md").read_bytes() == SKILL_MD.read_bytes()
         assert stat.S_IMODE((home.home / config).stat().st_mode) == 0o600
     told = {file["path"]: file["action"] for agent in done.json["agents"] for file in agent["files"]}
@@ -67,7 +84,7 @@ def test_all_of_them_from_nothing(home: Machine) -> None:
 def test_one_of_them(home: Machine, name: str) -> None:
     assert install(home, name).code == 0
     config, skills = AGENTS[name]
-    assert set(list_files(home.home)) == {config, f"{skills}/k8e-sandbox-skill/SKILL.md"}
+    assert set(list_files(home.home)) == {config, *ALSO.get(name, ()), f"{skills}/k8e-sandbox-skill/SKILL.md"}
 
 
 EXISTING = {
@@ -80,7 +97,7 @@ EXISTING = {
 @pytest.mark.parametrize("name", EXISTING)
 def test_what_is_there_stays_to_the_byte(home: Machine, name: str) -> None:
     file = home.home / AGENTS[name][0]
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     before = EXISTING[name].encode()
     file.write_bytes(before)
     file.chmod(0o640)
@@ -122,9 +139,10 @@ def test_an_address_instead_of_a_command(home: Machine) -> None:
         assert install(home, "all", env={"K8E_SANDBOX_MCP_ADDR": address}).code == 0
         for name, (config, _) in AGENTS.items():
             typed = {"type": "http"} if name in ("claude", "gemini") else {}
-            assert read_servers(home.home / config) == {"k8e-sandbox": {**typed, "url": url}}
+            key = "serverUrl" if name == "windsurf" else "url"
+            assert read_servers(home.home / config) == {"k8e-sandbox": {**typed, key: url}}
     install(home, "all")
-    assert read_servers(home.home / ".claude.json") == {"k8e-sandbox": COMMAND}
+    assert read_servers(home.home / ".claude.json") == {"k8e-sandbox": command_for("claude")}
 
 
 @pytest.mark.parametrize("flags", [(), ("--uninstall",)])
@@ -153,7 +171,7 @@ def test_a_dry_run_writes_nothing(home: Machine, flags: tuple[str, ...]) -> None
 )
 def test_a_file_that_is_not_understood_is_left_alone(home: Machine, name: str, content: bytes) -> None:
     file = home.home / AGENTS[name][0]
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     for flags in ((), ("--dry-run",)):
         done = install(home, name, *flags)
@@ -171,8 +189,10 @@ def test_one_that_fails_does_not_keep_the_others(home: Machine) -> None:
         "claude": "file_unparsable",
         "gemini": None,
         "codex": None,
+        "cursor": None,
+        "windsurf": None,
     }
-    assert read_servers(home.home / ".gemini" / "settings.json") == {"k8e-sandbox": COMMAND}
+    assert read_servers(home.home / ".gemini" / "settings.json") == {"k8e-sandbox": command_for("gemini")}
 
 
 def test_a_read_only_file_is_left_alone(home: Machine) -> None:
@@ -207,8 +227,8 @@ class TestLinks:
         told = {file["path"]: file.get("target") for agent in done.json["agents"] for file in agent["files"]}
         assert told[str(link)] == str(elsewhere / "claude.json")
         assert link.is_symlink()
-        assert read_servers(elsewhere / "claude.json") == {"k8e-sandbox": COMMAND}
-        assert read_servers(elsewhere / "gemini" / "settings.json") == {"k8e-sandbox": COMMAND}
+        assert read_servers(elsewhere / "claude.json") == {"k8e-sandbox": command_for("claude")}
+        assert read_servers(elsewhere / "gemini" / "settings.json") == {"k8e-sandbox": command_for("claude")}
         install(home, "claude", "--uninstall")
         assert link.is_symlink()
         assert (elsewhere / "claude.json").read_text() == '{"a": 1}'
@@ -220,7 +240,7 @@ class TestLinks:
         assert (done.code, done.json["code"]) == (1, "link_refused")
         assert list_files(home.home) == {}
 
-    @pytest.mark.parametrize("link", [".kiro", ".kiro/settings.json", ".kiro/skills"])
+    @pytest.mark.parametrize("link", [".kiro", ".kiro/settings.json", ".kiro/settings/mcp.json", ".kiro/skills"])
     def test_a_project_does_not_choose_what_is_written_to(self, home: Machine, link: str) -> None:
         project, outside = home.home / "project", home.home / "outside"
         (project / link).parent.mkdir(parents=True)
@@ -240,6 +260,107 @@ def test_what_root_installs_for_somebody_is_theirs(home: Machine) -> None:
     install(home, "claude")
     found = [home.home / ".claude.json", *(home.home / ".claude").rglob("*"), home.home / ".claude"]
     assert {(one.stat().st_uid, one.stat().st_gid) for one in found} == {(1234, 1235)}
+
+
+class TestCommand:
+    """What the entry says is what the AI agent can start."""
+
+    def test_off_the_path_it_is_written_with_its_path(self, home: Machine) -> None:
+        home.overrides["PATH"] = "/usr/bin:/bin"
+        done = install(home, "kiro")
+        entry = read_servers(home.home / ".kiro/settings/mcp.json")["k8e-sandbox"]
+        assert entry == done.json["agents"][0]["server"] == {"command": str(K8E), "args": ["sandbox-mcp"]}
+        assert "not on the PATH" in done.json["agents"][0]["notes"][0]
+        started = subprocess.run([entry["command"], "--help"], env={"HOME": str(home.home)}, capture_output=True)
+        assert started.returncode == 0, started
+
+    def test_another_one_on_the_path_is_not_meant(self, home: Machine) -> None:
+        other = home.home / "bin" / "k8e"
+        other.parent.mkdir()
+        other.write_text("#!/bin/sh\nexit 9\n")
+        other.chmod(0o755)
+        home.overrides["PATH"] = f"{other.parent}:{K8E.parent}:/usr/bin:/bin"
+        install(home, "kiro")
+        assert read_servers(home.home / ".kiro/settings/mcp.json")["k8e-sandbox"]["command"] == str(K8E)
+
+    def test_variables_that_name_the_daemon_are_in_the_entry(self, home: Machine) -> None:
+        """AI agents start servers with few of their own variables. A secret is not written."""
+        told = {"K8E_RUN_DIR": "/run/other", "K8E_SANDBOX_PROFILE": "work"}
+        done = install(home, "all", env={**told, "K8E_SANDBOX_APIKEY": "s3cret"})
+        assert done.code == 0
+        for name, (config, _) in AGENTS.items():
+            entry = read_servers(home.home / config)["k8e-sandbox"]
+            assert entry == {**command_for(name), "env": told}
+        assert b"s3cret" not in b"".join(list_files(home.home).values()) + done.stdout
+        assert "K8E_SANDBOX_APIKEY" in done.json["agents"][1]["notes"][0]
+        install(home, "all", "--uninstall", env=told)
+        assert list_files(home.home) == {}
+
+    def test_the_folders_that_variables_name(self, home: Machine) -> None:
+        for variable, folder in (("CLAUDE_CONFIG_DIR", "c"), ("CODEX_HOME", "x"), ("GEMINI_CLI_HOME", "g")):
+            home.overrides[variable] = str(home.home / folder)
+        for name in ("claude", "codex", "gemini"):
+            install(home, name)
+        configs = {"c/.claude.json", "x/config.toml", "g/.gemini/settings.json"}
+        skills = {f"{folder}/skills/k8e-sandbox-skill/SKILL.md" for folder in ("c", "x", "g/.gemini")}
+        assert set(list_files(home.home)) == configs | skills
+
+
+class TestAnswers:
+    """The AI agent's own program is asked after an installation. Here it is a script that says what the real ones say,
+    as they were seen; tests/clients has the real ones."""
+
+    @pytest.mark.parametrize(
+        ("name", "said", "status"),
+        [
+            ("claude", "k8e-sandbox: /x/k8e sandbox-mcp - ✓ Connected", "connected"),
+            ("claude", "k8e-sandbox: /x/error/k8e sandbox-mcp - ⏸ Pending approval", "waiting"),
+            ("gemini", "✓ k8e-sandbox: /x - failed/k8e sandbox-mcp (stdio) - Connected", "connected"),
+            ("codex", "k8e-sandbox  /x/k8e  sandbox-mcp  -  -  enabled  Unsupported", "listed"),
+        ],
+    )
+    def test_what_it_says_is_reported(self, home: Machine, name: str, said: str, status: str) -> None:
+        self.place(home, name, f"cat <<'END'\nMCP servers:\n\nother: x - ✗ Failed to connect\n{said}\nEND")
+        done = install(home, name)
+        assert (done.code, done.json["ok"]) == (0, True)
+        program = str(home.home / "bin" / name)
+        assert done.json["agents"][0]["client"] == {"program": program, "status": status, "said": said}
+        assert (home.home / "asked").read_text() == f"mcp list, in {home.home}\n"
+
+    @pytest.mark.parametrize(
+        ("said", "code"),
+        [
+            ("k8e-sandbox: /x/k8e sandbox-mcp - ✗ Failed to connect", "server_not_connected"),
+            ("other: k8e-sandboxes - ✓ Connected", "server_not_listed"),
+            ("No MCP servers configured.", "server_not_listed"),
+        ],
+    )
+    def test_what_it_cannot_do_is_an_error(self, home: Machine, said: str, code: str) -> None:
+        self.place(home, "claude", f"echo '{said}'")
+        done = install(home, "claude")
+        assert (done.code, done.json["ok"], done.json["code"]) == (1, False, code)
+        (agent,) = done.json["agents"]
+        assert {file["action"] for file in agent["files"]} == {"created"}
+        assert agent["client"]["said"] == said
+
+    def test_a_program_that_fails_says_nothing(self, home: Machine) -> None:
+        self.place(home, "claude", "exit 3")
+        done = install(home, "claude")
+        assert (done.code, done.json["agents"][0]["client"]["status"]) == (0, "silent")
+
+    @pytest.mark.parametrize("flag", ["--dry-run", "--uninstall"])
+    def test_it_is_asked_after_an_installation_only(self, home: Machine, flag: str) -> None:
+        self.place(home, "claude", "")
+        assert install(home, "claude", flag).code == 0
+        assert not (home.home / "asked").exists()
+
+    @staticmethod
+    def place(home: Machine, name: str, script: str) -> None:
+        program = home.home / "bin" / name
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho "$*, in $PWD" > {home.home}/asked\n{script}\n')
+        program.chmod(0o755)
+        home.overrides["PATH"] = f"{program.parent}:{K8E.parent}:/usr/bin:/bin"
 
 
 def test_an_unknown_agent(home: Machine) -> None:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k8e.cli.skill import jsontext
-from k8e.cli.skill.install import SERVER, Agent, drop_entry, put_entry
+from k8e.cli.skill.entry import KEYS, drop_entry, put_entry
+from k8e.cli.skill.install import SERVER
 from k8e.cli.skill.jsontext import NotJson
 from k8e.cli.skill.tomltext import NotToml
 
-JSON_AGENT = Agent("claude", Path("c.json"), Path("s"))
-TOML_AGENT = Agent("codex", Path("c.toml"), Path("s"))
+JSON = Path("c.json")
+TOML = Path("c.toml")
 COMMAND = {"command": "k8e", "args": ["sandbox-mcp"]}
 URL = {"type": "http", "url": "http://127.0.0.1:8811/mcp"}
 
@@ -58,6 +59,10 @@ def layouts(draw: st.DrawFn, value: Any) -> str:
     return draw(blanks) + write(value) + draw(blanks)
 
 
+def put(file: Path, text: str, entry: dict[str, Any]) -> str:
+    return put_entry(file, text, entry, SERVER)
+
+
 def is_within(part: str, whole: str) -> bool:
     """Whether all of it is there, in this order."""
     letters = iter(whole)
@@ -69,18 +74,18 @@ def is_within(part: str, whole: str) -> bool:
 def test_json_keeps_every_byte(data: st.DataObject, document: dict[str, Any]) -> None:
     text = data.draw(layouts(document))
     assert jsontext.parse(text).content == document
-    installed = put_entry(JSON_AGENT, text, COMMAND)
+    installed = put(JSON, text, COMMAND)
     expected = {**document, "mcpServers": {**document.get("mcpServers", {}), SERVER: COMMAND}}
     assert jsontext.parse(installed).content == expected
     # Nothing but the entry and what holds it was put in, in at most two places.
     assert is_within(text, installed)
     start = next((at for at, (old, new) in enumerate(zip(text, installed, strict=False)) if old != new), len(text))
     assert installed[:start] == text[:start]
-    assert put_entry(JSON_AGENT, installed, COMMAND) == installed, "once is enough"
-    moved = put_entry(JSON_AGENT, installed, URL)
+    assert put(JSON, installed, COMMAND) == installed, "once is enough"
+    moved = put(JSON, installed, URL)
     assert jsontext.parse(moved).content["mcpServers"][SERVER] == URL
-    assert jsontext.parse(put_entry(JSON_AGENT, moved, COMMAND)).content == expected
-    removed = drop_entry(JSON_AGENT, installed)
+    assert jsontext.parse(put(JSON, moved, COMMAND)).content == expected
+    removed = drop_entry(JSON, installed, SERVER)
     assert jsontext.parse(removed).content == {**document, "mcpServers": document.get("mcpServers", {})}
     if document.get("mcpServers"):
         assert removed == text
@@ -113,10 +118,10 @@ def test_a_list_keeps_every_byte(data: st.DataObject, rest: dict[str, Any], item
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.dictionaries(keys, values, max_size=3))
 def test_what_others_put_into_our_entry_stays(data: st.DataObject, extra: dict[str, Any]) -> None:
-    for key in ("command", "args", "url", "type", "httpUrl"):
+    for key in KEYS:
         extra.pop(key, None)
     text = data.draw(layouts({"mcpServers": {SERVER: {**extra, "command": "old", "url": "old"}, "other": {}}, "z": 0}))
-    changed = jsontext.parse(put_entry(JSON_AGENT, text, COMMAND)).content
+    changed = jsontext.parse(put(JSON, text, COMMAND)).content
     assert changed == {"mcpServers": {SERVER: {**extra, **COMMAND}, "other": {}}, "z": 0}
 
 
@@ -146,11 +151,11 @@ def test_what_others_put_into_our_entry_stays(data: st.DataObject, extra: dict[s
 )
 def test_json_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(NotJson):
-        put_entry(JSON_AGENT, text, COMMAND)
+        put(JSON, text, COMMAND)
 
 
 def test_a_mark_at_the_beginning_stays() -> None:
-    assert put_entry(JSON_AGENT, '\ufeff{"a": 1}', COMMAND).startswith('\ufeff{"a": 1, ')
+    assert put(JSON, '\ufeff{"a": 1}', COMMAND).startswith('\ufeff{"a": 1, ')
 
 
 NAMES = st.from_regex(r"[a-z][a-z_-]{0,5}", fullmatch=True)
@@ -189,17 +194,17 @@ def toml_texts(draw: st.DrawFn) -> str:
 @given(toml_texts())
 def test_toml_keeps_every_byte(text: str) -> None:
     before = tomllib.loads(text)
-    installed = put_entry(TOML_AGENT, text, COMMAND)
+    installed = put(TOML, text, COMMAND)
     assert installed.startswith(text), "ours is at the end"
     assert tomllib.loads(installed) == {
         **before,
         "mcp_servers": {**before.get("mcp_servers", {}), SERVER: COMMAND},
     }
-    assert put_entry(TOML_AGENT, installed, COMMAND) == installed
-    moved = put_entry(TOML_AGENT, installed, {"url": "http://x/mcp"})
+    assert put(TOML, installed, COMMAND) == installed
+    moved = put(TOML, installed, {"url": "http://x/mcp"})
     assert tomllib.loads(moved)["mcp_servers"][SERVER] == {"url": "http://x/mcp"}
-    assert put_entry(TOML_AGENT, moved, COMMAND) == installed
-    removed = drop_entry(TOML_AGENT, installed)
+    assert put(TOML, moved, COMMAND) == installed
+    removed = drop_entry(TOML, installed, SERVER)
     assert tomllib.loads(removed) == before
     assert removed.startswith(text.rstrip("\r\n"))
 
@@ -209,12 +214,12 @@ def test_what_others_put_into_our_table_stays() -> None:
         'x = 1\n[mcp_servers."k8e-sandbox"] # mine\nenabled = false # for now\ncommand = "old"\nargs = []\n\n'
         '[mcp_servers.k8e-sandbox.env]\nA = "b"\n[other]\ny = 2\n'
     )
-    changed = put_entry(TOML_AGENT, text, COMMAND)
+    changed = put(TOML, text, COMMAND)
     assert changed == text.replace(
         'enabled = false # for now\ncommand = "old"\nargs = []\n',
         'command = "k8e"\nargs = ["sandbox-mcp"]\nenabled = false # for now\n',
     )
-    assert drop_entry(TOML_AGENT, changed) == "x = 1\n[other]\ny = 2\n"
+    assert drop_entry(TOML, changed, SERVER) == "x = 1\n[other]\ny = 2\n"
 
 
 @pytest.mark.parametrize(
@@ -233,4 +238,40 @@ def test_what_others_put_into_our_table_stays() -> None:
 )
 def test_toml_that_cannot_be_changed_in_place_is_refused(text: str) -> None:
     with pytest.raises(NotToml):
-        put_entry(TOML_AGENT, text, COMMAND)
+        put(TOML, text, COMMAND)
+
+
+WITH_VARIABLES = {**COMMAND, "env": {"K8E_RUN_DIR": "/x", "A": "new"}}
+
+
+class TestVariables:
+    """Those of the entry are added to the ones that its owner has put there."""
+
+    def test_in_json(self) -> None:
+        text = '{"mcpServers": {"k8e-sandbox": {"env": {"A": "old" /* mine */, "B": "b"}, "command": "k8e"}}}'
+        changed = put(JSON, text, WITH_VARIABLES)
+        (entry,) = jsontext.parse(changed).content["mcpServers"].values()
+        assert entry["env"] == {"A": "new", "B": "b", "K8E_RUN_DIR": "/x"}
+        assert "/* mine */" in changed
+        assert put(JSON, changed, WITH_VARIABLES) == changed
+        with pytest.raises(NotJson):
+            put(JSON, '{"mcpServers": {"k8e-sandbox": {"env": 1}}}', WITH_VARIABLES)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            '[mcp_servers.k8e-sandbox]\nenv = { A = "old", B = "b" }\ncommand = "k8e"\n',
+            '[mcp_servers.k8e-sandbox]\ncommand = "x"\n[mcp_servers.k8e-sandbox.env] # mine\nB = "b" # b\nA = "old"\n',
+            '[mcp_servers.k8e-sandbox.env]\nB = "b"\n[x]\ny = 1\n',
+        ],
+    )
+    def test_in_toml(self, text: str) -> None:
+        others = {"B": "b"} if "B" in text else {}
+        changed = put(TOML, text, WITH_VARIABLES)
+        table = tomllib.loads(changed)["mcp_servers"][SERVER]
+        assert table == {**COMMAND, "env": {**others, "K8E_RUN_DIR": "/x", "A": "new"}}
+        assert changed.count("# mine") == text.count("# mine")
+        assert changed.count("# b") == text.count("# b")
+        assert put(TOML, changed, WITH_VARIABLES) == changed
+        assert "k8e-sandbox" not in drop_entry(TOML, changed, SERVER)

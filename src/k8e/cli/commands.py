@@ -72,7 +72,11 @@ DOCTOR: Table = {
     "--fix": (None, "", "first install what is missing and remove what is left over"),
 }
 SKILL: Table = {
-    "agent?": (("kiro", "claude", "gemini", "codex", "all"), "", "kiro, claude, gemini, codex, all (default)"),
+    "agent?": (
+        ("kiro", "claude", "gemini", "codex", "cursor", "windsurf", "all"),
+        "",
+        "kiro, claude, gemini, codex, cursor, windsurf, all (default)",
+    ),
     "--dry-run": (None, "", "only say what would be written"),
     "--uninstall": (None, "", "take it out again"),
 }

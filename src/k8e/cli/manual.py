@@ -129,7 +129,8 @@ the key of a person (--key, typed at the terminal) for root. docs/approvals.md s
 
 SKILL = """\
 Tells agents on this machine about sandboxes: puts an entry into their list of MCP servers, and a skill where they look
-for skills. Nothing else in their files is changed, and what was there before is kept beside them.
+for skills. Nothing else in their files is changed, and what was there before is kept beside them. Then the agent's own
+program, where there is one, is asked whether it can connect.
 
   k8e sandbox-install-skill all
   k8e sandbox-install-skill claude --dry-run

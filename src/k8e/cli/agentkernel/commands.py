@@ -50,10 +50,10 @@ def list_init_options() -> Table:
 
 
 def list_install_options() -> Table:
-    from k8e.profiles.config.file import AGENTS
+    from k8e.cli.skill.agents import NAMES
 
     return {
-        "agent?": (AGENTS, "", "default: `preferred` of agentkernel.toml"),
+        "agent?": (NAMES, "", "default: `preferred` of agentkernel.toml"),
         "--global": (None, "", "for all projects, not for this one"),
         "--dry-run": (None, "", "only say what would be written"),
         "--uninstall": (None, "", "take it out again"),

@@ -45,7 +45,8 @@ more.
 
 PLUGIN = """\
 Tells an agent about our sandboxes: an entry in its list of MCP servers, and for claude which tools may be used without
-a question. Nothing else in its files is changed, and what was there before is kept beside them.
+a question. Nothing else in its files is changed, and what was there before is kept beside them. Then the agent's own
+program, where there is one, is asked whether it can connect.
 
   agentkernel plugin install claude
   agentkernel plugin install claude --global

@@ -1,10 +1,9 @@
-"""`agentkernel plugin install claude|codex|gemini`: tells an AI agent to start our MCP server, and which of its tools
-need no permission. The files belong to the agent: docs/skills.md says how they are changed."""
+"""`agentkernel plugin install AGENT`: tells an AI agent to start our MCP server, and Claude which of its tools need no
+permission. The files belong to the AI agent: docs/skills.md says how they are changed."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +11,12 @@ from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import find_file, read_user_config
 from k8e.cli.process import Failure, print_json
 from k8e.cli.skill import jsontext
+from k8e.cli.skill.agents import NAMES, Agent, find_agent, find_claude_folder
 from k8e.cli.skill.config_file import ConfigFile, Edit
-from k8e.cli.skill.install import Agent, drop_entry, put_entry
+from k8e.cli.skill.entry import drop_entry, put_entry
+from k8e.cli.skill.inquiry import WAITING, ask
 from k8e.cli.skill.jsontext import NotJson
-from k8e.profiles.config.file import AGENTS
+from k8e.cli.skill.server import Entry, describe_command, find_command, list_notes, list_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 
 SERVER: Final = "agentkernel"
-COMMAND: Final[dict[str, Any]] = {"command": "agentkernel", "args": ["mcp", "server"]}
 PAGE: Final = "docs/agentkernel.md"
 PREFIX: Final = "mcp__agentkernel__"
 PERMISSIONS: Final = {
@@ -32,10 +32,13 @@ PERMISSIONS: Final = {
     "deny": (),
 }
 
+Change = tuple[Path, Edit, Edit]
+
 
 def install(parsed: argparse.Namespace) -> int:
-    name, everywhere = parsed.agent or find_preferred(), getattr(parsed, "global")
-    places = [(ConfigFile(path, within), put, drop) for path, within, put, drop in list_changes(name, everywhere)]
+    agent = find_agent(parsed.agent or find_preferred(), project=not getattr(parsed, "global"))
+    entry = describe_entry(agent)
+    places = [(ConfigFile(path, agent.within), put, drop) for path, put, drop in list_changes(agent, entry)]
     texts = [place.edit(drop if parsed.uninstall else put, PAGE) for place, put, drop in places]
     for place, _, _ in places:
         place.check_writable()  # before anything is changed
@@ -43,12 +46,35 @@ def install(parsed: argparse.Namespace) -> int:
     for (place, put, _), text in zip(places, texts, strict=True):
         content = place.find_former(text, [put]) if parsed.uninstall else text.encode()
         told.append(place.save(content, dry_run=parsed.dry_run))
-    if parsed.json:
-        print_json({"ok": True, "agent": name, "dry_run": parsed.dry_run, "files": told})
-    else:
-        for each in told:
-            say(f"{each['path']}: {each['action']}" + (" (dry run)" if parsed.dry_run else ""))
+    report: dict[str, Any] = {"ok": True, "agent": agent.name, "dry_run": parsed.dry_run, "files": told}
+    report["scope"] = "user" if agent.within is None else "project"
+    if parsed.uninstall:
+        show(report, as_json=parsed.json)
+        return 0
+    report["server"], report["notes"] = entry, list_notes(entry, SERVER, shared=agent.within is not None)
+    answer = None if parsed.dry_run else ask(agent.name, SERVER, str(agent.within or Path.home()))
+    problem = None
+    if answer is not None:
+        report["client"], problem = answer.body, answer.find_problem(agent.name, SERVER)
+        report["ok"] = problem is None
+    show(report, as_json=parsed.json)
+    if problem is not None:
+        raise problem
     return 0
+
+
+def show(report: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    for each in report["files"]:
+        say(f"{each['path']}: {each['action']}" + (" (dry run)" if report["dry_run"] else ""))
+    for note in report.get("notes", ()):
+        say(note)
+    if client := report.get("client"):
+        say(f"{report['agent']} says: {client['said'] or client['status']}")
+        if client["status"] == WAITING:
+            say(f"start {report['agent']} in this folder and allow the server {SERVER}")
 
 
 def find_preferred() -> str:
@@ -56,34 +82,30 @@ def find_preferred() -> str:
     for config in configs:
         if config is not None and config.preferred:
             return config.preferred
-    raise Failure("usage", "which agent?", hint=f"agentkernel plugin install {'|'.join(AGENTS)}")
+    raise Failure("usage", "which agent?", hint=f"agentkernel plugin install {'|'.join(NAMES)}")
 
 
-def list_changes(agent: str, everywhere: bool) -> list[tuple[Path, Path | None, Edit, Edit]]:
-    """The files of an AI agent, the directory that must contain them, and the edits to install and uninstall."""
-    home, here = Path.home(), Path.cwd()
-    root, within = (home, None) if everywhere else (here, here)
-    if agent == "claude":
-        servers = home / ".claude" / "mcp.json" if everywhere else here / ".mcp.json"
-        entry = {**COMMAND, "env": {}} if not everywhere else COMMAND
-        permissions = root / ".claude" / "settings.json"
-        return [with_server(agent, servers, within, entry), (permissions, within, grant, withdraw)]
-    if agent == "gemini":
-        return [with_server(agent, root / ".gemini" / "settings.json", within, COMMAND)]
-    # Codex reads its own folder only, so it is for all projects whatever was asked.
-    folder = Path(os.environ.get("CODEX_HOME") or home / ".codex")
-    return [with_server(agent, folder / "config.toml", None, COMMAND)]
+def describe_entry(agent: Agent) -> Entry:
+    command = find_command("agentkernel", shared=agent.within is not None)
+    entry = describe_command(command, "mcp", "server", variables=list_variables())
+    # Claude's own command writes an empty one into a project's file.
+    return {**entry, "env": list_variables()} if agent.name == "claude" and agent.within is not None else entry
 
 
-def with_server(
-    agent: str, path: Path, within: Path | None, entry: dict[str, Any]
-) -> tuple[Path, Path | None, Edit, Edit]:
-    described = Agent(agent, path, path.parent)
+def list_changes(agent: Agent, entry: Entry) -> list[Change]:
+    """The files of an AI agent, and the edits to install and uninstall."""
+    changes = [with_server(path, entry) for path in agent.configs]
+    if agent.name == "claude":
+        folder = find_claude_folder() if agent.within is None else agent.within / ".claude"
+        changes.append((folder / "settings.json", grant, withdraw))
+    return changes
+
+
+def with_server(path: Path, entry: Entry) -> Change:
     return (
         path,
-        within,
-        lambda text: put_entry(described, text, entry, SERVER),
-        lambda text: drop_entry(described, text, SERVER),
+        lambda text: put_entry(path, text, entry, SERVER),
+        lambda text: drop_entry(path, text, SERVER),
     )
 
 

@@ -12,7 +12,7 @@ import re
 import tomllib
 from typing import Any
 
-Path = tuple[str, str]
+Path = tuple[str, ...]
 
 
 class NotToml(Exception):
@@ -27,35 +27,51 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def set_table(text: str, path: Path, values: dict[str, Any], others: tuple[str, ...]) -> str:
-    """The text in which that table has these values and none of the others; what else is in it stays."""
+    """The text in which that table has these values and none of the others; what else is in it stays. A value that is
+    a table is added to the one that is there."""
     before = parse(text)
-    group, name = path
-    parent = before.get(group, {})
-    if not isinstance(parent, dict) or not isinstance(parent.get(name, {}), dict):
-        raise NotToml(f"{group} or {group}.{name} is no table")
     expected = copy.deepcopy(before)
-    table = expected.setdefault(group, {}).setdefault(name, {})
+    table = _open_table(expected, path)
     for key in others:
         table.pop(key, None)
-    table.update(values)
+    for key, value in values.items():
+        table[key] = {**_open_table(table, (key,)), **value} if isinstance(value, dict) else value
     if expected == before:
         return text
+    changed, inline = text, {}
+    for key, value in values.items():
+        if isinstance(value, dict) and _find_table(text, (*path, key)) is not None:
+            changed = set_table(changed, (*path, key), value, ())
+        else:
+            inline[key] = table[key]
+    return _checked(_set_lines(changed, path, inline, others), expected)
+
+
+def _open_table(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Makes tables on the way where they are missing."""
+    for index, name in enumerate(path):
+        content = content.setdefault(name, {})
+        if not isinstance(content, dict):
+            raise NotToml(f"{'.'.join(path[: index + 1])} is no table")
+    return content
+
+
+def _set_lines(text: str, path: Path, values: dict[str, Any], others: tuple[str, ...]) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     lines = "".join(f"{key} = {_render(value)}{newline}" for key, value in values.items())
     found = _find_table(text, path)
     if found is None:
         above = text if not text or text.endswith("\n") else text + newline
         gap = newline if above.strip() else ""
-        changed = f"{above}{gap}[{group}.{name}]{newline}{lines}"
-    else:
-        start, end = found
-        head, body = _split_head(text[start:end])
-        body = _without(body, (*values, *others))
-        changed = text[:start] + head + lines + body + text[end:]
-    return _checked(changed, expected)
+        return f"{above}{gap}[{'.'.join(path)}]{newline}{lines}"
+    start, end = found
+    head, body = _split_head(text[start:end])
+    body = _without(body, (*values, *others))
+    return text[:start] + head + lines + body + text[end:]
 
 
 def remove_table(text: str, path: Path) -> str:
+    """For the path of a table in a group."""
     before = parse(text)
     group, name = path
     if name not in before.get(group, {}):
@@ -75,9 +91,9 @@ def remove_table(text: str, path: Path) -> str:
 
 def _find_table(text: str, path: Path, *, below: bool = False) -> tuple[int, int] | None:
     """From its header to the next one; with `below` those of its own tables count too."""
-    group, name = (rf"(?:{re.escape(part)}|\"{re.escape(part)}\"|'{re.escape(part)}')" for part in path)
+    name = r"[ \t]*\.[ \t]*".join(rf"(?:{re.escape(part)}|\"{re.escape(part)}\"|'{re.escape(part)}')" for part in path)
     more = r"(?:[ \t]*\.[^\]\r\n]*)?" if below else ""
-    header = re.compile(rf"(?m)^[ \t]*\[[ \t]*{group}[ \t]*\.[ \t]*{name}[ \t]*{more}\][^\r\n]*(?:\r?\n|$)")
+    header = re.compile(rf"(?m)^[ \t]*\[[ \t]*{name}[ \t]*{more}\][^\r\n]*(?:\r?\n|$)")
     match = header.search(text)
     if match is None:
         return None
@@ -96,7 +112,10 @@ def _without(body: str, keys: tuple[str, ...]) -> str:
 
 
 def _render(value: Any) -> str:
-    """Strings and lists of them, which TOML writes as JSON does."""
+    """Strings and lists of them, which TOML writes as JSON does, and tables of them."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{json.dumps(key)} = {_render(each)}" for key, each in value.items())
+        return f"{{ {inner} }}"
     return json.dumps(value, ensure_ascii=False)
 
 
