@@ -1,4 +1,5 @@
-/* WRITE: into a temporary file that takes the old one's place when all of it is there; or in place, when appending. */
+/* WRITE: as a program of that user would. A file that is there is written in place: its inode, its other names and its
+ * rights stay, and one that the user may not write is refused. A new file comes under its name when all of it is there. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,7 @@ struct write_channel {
     int fd;
     uint32_t uid, gid, mode;
     bool append, exclusive;
-    char *target, *temporary; /* temporary: NULL when appending, or done */
+    char *target, *temporary; /* temporary: of a new file, until it is done */
 };
 
 static void write_give_up(struct channel *c)
@@ -118,7 +119,7 @@ static int resolve(const char *path, char *to)
     return ELOOP;
 }
 
-static int open_temporary(struct write_channel *w, const struct stat *old)
+static int open_temporary(struct write_channel *w)
 {
     const char *slash = strrchr(w->target, '/');
     size_t directory = slash ? (size_t)(slash - w->target) + 1 : 0;
@@ -139,11 +140,21 @@ static int open_temporary(struct write_channel *w, const struct stat *old)
         return error;
     }
     if (w->mode == KEEP_MODE)
-        w->mode = old ? old->st_mode & 07777 : 0644;
-    /* Only root may give a file away; it gives it back to its owner. */
-    if (old && (old->st_uid != geteuid() || old->st_gid != getegid()))
-        (void)!fchown(w->fd, old->st_uid, old->st_gid);
+        w->mode = 0644;
     return 0;
+}
+
+static int open_in_place(struct write_channel *w, int how, uint32_t *code)
+{
+    w->fd = open(w->target, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | how, 0644);
+    if (w->fd < 0)
+        return errno;
+    struct stat st;
+    if (fstat(w->fd, &st) < 0)
+        return errno;
+    if ((*code = (uint32_t)not_regular(&st))) /* it was swapped since it was looked at */
+        return 0;
+    return !w->append && ftruncate(w->fd, 0) < 0 ? errno : 0;
 }
 
 static int write_prepare(struct write_channel *w, const struct file_request *q, uint32_t *code)
@@ -164,16 +175,9 @@ static int write_prepare(struct write_channel *w, const struct file_request *q, 
         return EISDIR;
     if (!(w->target = strdup(target)))
         return ENOMEM;
-    if (!w->append)
-        return open_temporary(w, exists ? &st : NULL);
-    w->fd = open(target, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (w->exclusive ? O_EXCL : 0),
-                 0644);
-    if (w->fd < 0)
-        return errno;
-    if (fstat(w->fd, &st) < 0)
-        return errno;
-    *code = (uint32_t)not_regular(&st);
-    return 0;
+    if (w->append)
+        return open_in_place(w, O_APPEND | O_CREAT | (w->exclusive ? O_EXCL : 0), code);
+    return exists ? open_in_place(w, 0, code) : open_temporary(w);
 }
 
 void write_open(uint64_t id, const struct file_request *q)

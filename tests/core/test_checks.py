@@ -159,7 +159,7 @@ def test_code_becomes_the_exact_argv_of_its_language(language: Language, words: 
     ("spec", "field"),
     [
         (RunSpec("s", "a\0"), "code"),
-        (RunSpec("s", "x" * (128 << 10)), "code"),
+        (RunSpec("s", "x" * ((16 << 20) + 1)), "code"),
         (RunSpec("s", "x", argv=(b"a",)), "argv"),
         (RunSpec("s", argv=(b"",)), "argv"),
         (RunSpec("s", argv=(b"a", b"b\0")), "argv[1]"),

@@ -36,7 +36,7 @@ from tests.engine.rig import LIMITS, find_report
 
 SOURCE = os.path.dirname(k8e.engine.__file__) + "/local/"
 # They only compute: to die there is to die before or after the call.
-PURE = {"layout", "roots/accounts", "roots/roots", "roots/host_image", "runtime/bundle", "runtime/seccomp"}
+PURE = {"layout", "roots/roots", "roots/host_image", "runtime/bundle", "runtime/seccomp"}
 PURE |= {"runtime/host_filter"}
 PURE |= {f"network/{name}" for name in ("addresses", "admissions", "connection_limits", "expiry", "refusals", "rules")}
 PURE |= {"network/netlink/elements"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.engine.local.roots.accounts import Account, UnknownUser, find_account, with_group, with_user
+from k8e.engine.accounts import Account, UnknownUser, find_account, with_group, with_user
 from tests.engine.tiny_images import GROUP, PASSWD
 
 WORKER = Account(1234, 1235, (50, 77), "/home/worker", "worker")

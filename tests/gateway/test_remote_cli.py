@@ -66,6 +66,19 @@ STEPS: list[tuple[str, list[str | bytes], bytes]] = [
     ("read", ["sandbox", "read", SID, b"d/\xff.bin"], b""),
     ("read raw", ["sandbox", "read", SID, b"d/\xff.bin", "--raw"], b""),
     ("read none", ["sandbox", "read", SID, "none"], b""),
+    ("read none raw", ["sandbox", "read", SID, "none", "--raw"], b""),
+    ("write more", ["sandbox", "write", SID, "/tmp/more", "--mode", "a"], LARGE * 5),
+    ("write yet more", ["sandbox", "write", SID, "/tmp/more", "--mode", "a"], b"and the end"),
+    ("read more", ["sandbox", "read", SID, "/tmp/more", "--raw"], b""),
+    ("read a part", ["sandbox", "read", SID, "/tmp/more", "--range", "4999995-4999997"], b""),
+    ("read the rest", ["sandbox", "read", SID, "/tmp/more", "--raw", "--range", "4999999-"], b""),
+    ("read beyond", ["sandbox", "read", SID, "/tmp/more", "--raw", "--range", "6000000-"], b""),
+    ("write to what may be read only", ["sandbox", "write", SID, "/etc/passwd"], LARGE * 5),
+    ("run long", ["sandbox", "run", "--lang", "python", "--session-id", SID], b"print(__name__) #" + b"x" * 1_000_000),
+    ("run too long", ["sandbox", "run", "--session-id", SID], b"#" * (17 << 20)),
+    ("run as root", ["sandbox", "run", "id -u", "--user", "root", "--session-id", SID], b""),
+    ("run as nobody", ["sandbox", "run", "id -u", "--user", "no_such_user", "--session-id", SID], b""),
+    ("run in a pipe", ["sandbox", "run", "-i", "tr a b", "--session-id", SID], b"banana"),
     ("list", ["sandbox", "list", SID], b""),
     ("mkdir", ["sandbox", "mkdir", SID, b"made/\xff/deep"], b""),
     ("mkdir again", ["sandbox", "mkdir", SID, b"made/\xff/deep"], b""),
@@ -205,6 +218,11 @@ def test_what_was_compared_was_worth_it(answers: dict[str, dict[str, Done]]) -> 
     assert (codes["run"], codes["run late"], codes["run killed"], codes["run raw"]) == (7, 124, 137, 3)
     assert (codes["get none"], codes["create"], codes["status"], codes["run raw stdin"]) == (1, 0, 0, 4)
     assert answers["remote"]["read raw"].stdout == b"\0\xff"
+    assert answers["remote"]["read more"].stdout == LARGE * 5 + b"and the end"
+    assert answers["remote"]["read the rest"].stdout == b"the end"
+    assert answers["remote"]["run long"].json["stdout"] == "__main__\n"
+    assert answers["remote"]["run as root"].json["stdout"] == "0\n"
+    assert answers["remote"]["run in a pipe"].stdout == b"bbnbnb"
     assert (codes["stop"], codes["start"], codes["run in what is stopped"], codes["start without its secret"]) == (
         *(0, 0, 1, 1),
     )

@@ -97,6 +97,29 @@ async def test_commands_run_where_and_as_whom_the_image_says(service: Service, t
         assert result.stdout == b"/tmp\n"
 
 
+async def test_a_command_may_have_another_user(service: Service, tmp_path: Path) -> None:
+    config = {"User": "worker", "Env": ["PATH=/bin", "USER=worker"]}
+    await add(service, tmp_path, "small", busybox_layer(), **config)
+    show = b"id -u; id -g; echo $HOME $USER; touch /tmp/$USER && chown 7 /tmp/$USER && echo capable; true"
+    async with session_of(service, "small:1") as session:
+        for user, expected in (
+            ("", b"1234\n1234\n/home/worker worker\n"),
+            ("root", b"0\n0\n/root root\ncapable\n"),
+            ("65534", b"65534\n0\n/ 65534\n"),
+        ):
+            spec = RunSpec(session, argv=(b"sh", b"-c", show), user=user)
+            assert (await service.runs.run(ALICE, spec)).stdout == expected
+        long = b"id -u # " + b"x" * (1 << 20)
+        result = await service.runs.run(ALICE, RunSpec(session, argv=(b"sh", b"-c", long), user="root"))
+        assert (result.stdout, result.stderr) == (b"0\n", b"")
+    async with session_of(service, "host") as session:  # the machine's tools need no power
+        result = await service.runs.run(ALICE, RunSpec(session, show.decode(), user="root"))
+        assert result.stdout == b"0\n0\n/root root\n"
+        typed = "const x: number = 6; enum E { A = 7 }; console.log(x * E.A, __filename) // "
+        result = await service.runs.run(ALICE, RunSpec(session, typed + "x" * (1 << 20), Language.TS))
+        assert (result.exit_code, result.stdout) == (0, b"42 [eval]\n"), result
+
+
 @pytest.mark.parametrize("language", [Language.PYTHON, Language.NODE, Language.BASH, Language.TS])
 async def test_a_language_that_the_image_lacks_is_said(service: Service, tmp_path: Path, language: Language) -> None:
     await add(service, tmp_path, "small", busybox_layer(), Env=["PATH=/bin"])

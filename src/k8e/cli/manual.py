@@ -40,6 +40,7 @@ Without CODE it is read from standard input. The exit code is the command's own;
   k8e sandbox run "print(6*7)" --lang python | jq -r .stdout
   k8e sandbox run --lang python < script.py
   k8e sandbox run 'tar xz && make' --stdin --raw < source.tar.gz
+  tail -f log | k8e sandbox run -i 'grep --line-buffered ERROR' --timeout 10m
   k8e sandbox run './train.sh' --background --timeout 1h
 """
 

@@ -41,6 +41,8 @@ class RunOptions:
         self.raw = False
         self.background = False
         self.stdin = False
+        self.interactive = False
+        self.user = ""
         self.env: list[str] = []
         self.workdir = ""
         self.manifest = ""
@@ -83,6 +85,7 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
     "--raw": (None, "", "stream stdout and stderr as they come, byte for byte, instead of printing JSON"),
     "--background": (None, "", "do not wait; prints a run_id for `k8e sandbox poll`"),
     "--stdin": (None, "", "hand our standard input to the command; the code is then an argument"),
+    "--user": (str, "USER", "run as this user of the sandbox, such as root or nobody; default: its own"),
     "--env": (list, "NAME=VALUE", "a variable for this command; may be given several times"),
     "--workdir": (str, "DIR", "where the command starts; default: /workspace"),
     "--manifest": (str, "FILE", "YAML with files, directories and repositories for a new session"),
@@ -139,6 +142,8 @@ def run_parsed(parsed: argparse.Namespace) -> int:
 
 
 def run(options: RunOptions) -> int:
+    if options.interactive:
+        options.stdin = options.raw = True
     check_combination(options)
     wanted = describe_run(options)
     stdin = read_all(0, STDIN_IN_JSON) if options.stdin and not options.raw else b""
@@ -203,6 +208,8 @@ def describe_run(options: RunOptions) -> dict[str, Any]:
         wanted["workdir"] = options.workdir
     if options.background:
         wanted["background"] = True
+    if options.user:
+        wanted["user"] = options.user
     return wanted
 
 

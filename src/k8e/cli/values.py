@@ -30,6 +30,16 @@ def read_life(text: str) -> float | None:
     return None if text == "never" else read_span(text)
 
 
+def read_range(text: str) -> tuple[int, int | None]:
+    """0-99, or 100- for all from there on: the offset, and the length or None."""
+    first, dash, last = text.partition("-")
+    if not dash or not first.isdecimal() or not (last.isdecimal() or not last):
+        raise ValueError(text)
+    if last and int(last) < int(first):
+        raise ValueError(text)
+    return int(first), int(last) - int(first) + 1 if last else None
+
+
 def read_count(text: str) -> int:
     if (count := int(text)) < 0:
         raise ValueError(text)

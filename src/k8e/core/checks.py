@@ -29,6 +29,7 @@ MAX_TIMEOUT: Final = 86_400.0
 MAX_TTL: Final = 30 * 86_400.0
 MAX_PATH: Final = 4095  # PATH_MAX without the NUL
 MAX_SIGNAL: Final = 64
+MAX_USER: Final = 128
 MAX_SIDE: Final = 0xFFFF  # of a terminal
 MAX_LABELS: Final = 32
 MAX_LABEL_BYTES: Final = 16 << 10
@@ -128,6 +129,11 @@ def check_path(field: str, value: object) -> bytes:
     if len(path) > MAX_PATH:
         refuse(field, f"is longer than {MAX_PATH} bytes")
     return path
+
+
+def check_user(value: object) -> None:
+    if not isinstance(value, str) or len(value) > MAX_USER or not value.isprintable():
+        refuse("user", f"is no user: a name or number of at most {MAX_USER} characters", "Such as root, or 1000:1000.")
 
 
 def check_content(field: str, value: object) -> bytes:

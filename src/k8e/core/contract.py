@@ -113,9 +113,14 @@ class LiveRun(Protocol):
 
 class FileService(Protocol):
     async def write(self, caller: Caller, session_id: str, path: str, content: bytes, *, append: bool) -> int:
-        """How many bytes were written. Missing directories are made."""
+        """How many bytes were written. Missing directories are made. A file that is there is written in place, as a
+        program of the default user would write it."""
 
-    async def read(self, caller: Caller, session_id: str, path: str) -> bytes: ...
+    async def read(
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> bytes:
+        """At most one message."""
+
     async def upload(
         self,
         caller: Caller,

@@ -49,7 +49,7 @@ class Files:
         append: bool,
         permissions: int | None = None,
     ) -> int:
-        """Of any size. The old content stays until the last piece has come, unless `append` is set."""
+        """Of any size. A new file is there when the last piece has come; one that is there is written as they come."""
         target = checks.check_path("path", path)
         checks.check_number("permissions", permissions or 0, 0, 0o777)
         opened = await self._sessions.open(caller, session_id)
@@ -67,8 +67,7 @@ class Files:
     ) -> AsyncIterator[bytes]:
         """Of any size, or a part."""
         source = checks.check_path("path", path)
-        checks.check_number("offset", offset, 0, 1 << 62)
-        checks.check_number("length", length or 0, 0, 1 << 62)
+        _check_part(offset, length)
         opened = await self._sessions.open(caller, session_id)
         return self._stream(opened, source, path, offset, length)
 
@@ -82,11 +81,17 @@ class Files:
                 yield piece
 
     @call("read_file")
-    async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
+    async def read(
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> bytes:
         source = checks.check_path("path", path)
+        _check_part(offset, length)
         opened = await self._sessions.open(caller, session_id)
+        identity = opened.place.file_owner
         with self._sessions.using(opened.live, f"reading {path}"):
-            return await opened.sandbox.read_file(source, limit=MAX_MESSAGE, identity=opened.place.file_owner)
+            return await opened.sandbox.read_file(
+                source, offset=offset, length=length, limit=MAX_MESSAGE, identity=identity
+            )
 
     @call("tree")
     async def tree(
@@ -127,6 +132,11 @@ class Files:
             entries = await opened.sandbox.list_dir(top, recursive=True, identity=opened.place.file_owner)
         prefix = top.rstrip(b"/") + b"/"
         return [replace(entry, name=prefix + entry.name) for entry in entries if entry.mtime_ns >= since * 1e9]
+
+
+def _check_part(offset: int, length: int | None) -> None:
+    checks.check_number("offset", offset, 0, 1 << 62)
+    checks.check_number("length", length or 0, 0, 1 << 62)
 
 
 class _Counted:

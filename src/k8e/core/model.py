@@ -227,6 +227,7 @@ class RunSpec:
     background: bool = False
     terminal: Terminal | None = None  # then there is one stream, stdout
     entrypoint: bool = False  # argv comes after what the image puts before commands; without argv: the image's command
+    user: str = ""  # a name or number of the sandbox's passwd, perhaps with `:` and a group's; empty: the default user
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
 from k8e.core.runs.endings import Endings, end_command, put_away, record_outcome
 from k8e.core.sandbox.environment import recall_env
+from k8e.core.sandbox.programs import remove_program
 from k8e.core.sessions import ends
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.lifecycle import Lifecycle
@@ -197,3 +198,4 @@ class Recovery:
             end = await end_command(opened.sandbox, info.id, running=False)
         ended = replace(record, status=Status.LOST) if end is None else record_outcome(record, end, stdout=0, stderr=0)
         await self._endings.keep(ended, opened.live)
+        await remove_program(opened.sandbox, record.run_id)

@@ -158,12 +158,9 @@ class LocalClient:
 
     # Files
 
-    def read_file(self, session: SessionName, path: str) -> Answer:
-        return read_answer(self._connection.request("GET", locate(session, "/files", path=path), accept=JSON))
-
-    def read_bytes(self, session: SessionName, path: str) -> bytes:
-        response = self._connection.request("GET", locate(session, "/files", path=path), accept=BYTES)
-        return check(response).read()
+    def read_file(self, session: SessionName, path: str, offset: int = 0, length: int | None = None) -> Answer:
+        target = locate(session, "/files", path=path, **name_part(offset, length))
+        return read_answer(self._connection.request("GET", target, accept=JSON))
 
     def write_file(self, session: SessionName, path: str, content: bytes, mode: str) -> Answer:
         target = locate(session, "/files", path=path, mode=mode)
@@ -190,11 +187,22 @@ class LocalClient:
         target = locate(session, "/files", path=path, recursive="1" if recursive else "")
         return read_answer(self._connection.request("DELETE", target))
 
-    def read_pieces(self, session: SessionName, path: str) -> Iterator[bytes]:
-        return check(self._connection.request("GET", locate(session, "/content", path=path))).pieces()
+    def read_pieces(
+        self, session: SessionName, path: str, offset: int = 0, length: int | None = None
+    ) -> Iterator[bytes]:
+        target = locate(session, "/content", path=path, **name_part(offset, length))
+        return check(self._connection.request("GET", target)).pieces()
 
-    def write_pieces(self, session: SessionName, path: str, pieces: Iterable[bytes], permissions: int) -> Answer:
-        target = locate(session, "/content", path=path, permissions=f"{permissions:o}")
+    def write_pieces(
+        self,
+        session: SessionName,
+        path: str,
+        pieces: Iterable[bytes],
+        permissions: int | None = None,
+        mode: str = "w",
+    ) -> Answer:
+        octal = "" if permissions is None else f"{permissions:o}"
+        target = locate(session, "/content", path=path, mode=mode, permissions=octal)
         return read_answer(self._connection.send("PUT", target, pieces, BYTES))
 
     # Approvals
@@ -286,6 +294,10 @@ class LocalClient:
 def locate(session: SessionName, part: str = "", **query: str) -> str:
     target = f"/v1/sessions/{quote(session.session_id)}{part}"
     return add_query(target, **query, tenant_id=session.tenant_id, owner=session.owner)
+
+
+def name_part(offset: int, length: int | None) -> dict[str, str]:
+    return {"offset": str(offset) if offset else "", "length": "" if length is None else str(length)}
 
 
 def quote(text: str) -> str:

@@ -22,10 +22,19 @@ class Trees(Protocol):
         """The entry at the path, with everything below it unless that is not wanted."""
 
     def create_directory(self, session: SessionName, path: str) -> Answer: ...
-    def read_pieces(self, session: SessionName, path: str) -> Iterator[bytes]:
+    def read_pieces(
+        self, session: SessionName, path: str, offset: int = 0, length: int | None = None
+    ) -> Iterator[bytes]:
         """Raises ServiceError before the first piece where the file cannot be read."""
 
-    def write_pieces(self, session: SessionName, path: str, pieces: Iterable[bytes], permissions: int) -> Answer: ...
+    def write_pieces(
+        self,
+        session: SessionName,
+        path: str,
+        pieces: Iterable[bytes],
+        permissions: int | None = None,
+        mode: str = "w",
+    ) -> Answer: ...
 
 
 class Service(Trees, Protocol):
@@ -54,8 +63,7 @@ class Service(Trees, Protocol):
     def list_processes(self, session: SessionName) -> Answer: ...
 
     # Files
-    def read_file(self, session: SessionName, path: str) -> Answer: ...
-    def read_bytes(self, session: SessionName, path: str) -> bytes: ...
+    def read_file(self, session: SessionName, path: str, offset: int = 0, length: int | None = None) -> Answer: ...
     def write_file(self, session: SessionName, path: str, content: bytes, mode: str) -> Answer: ...
     def list_files(self, session: SessionName, path: str, since: float) -> Answer: ...
 

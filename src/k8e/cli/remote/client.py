@@ -127,13 +127,11 @@ class RemoteClient(RemoteTrees):
 
     # Files
 
-    def read_file(self, session: SessionName, path: str) -> Answer:
-        return write(answers.show_file(decode(path), self.read_bytes(session, path)))
-
-    def read_bytes(self, session: SessionName, path: str) -> bytes:
-        where = messages.split_text("path", path)
+    def read_file(self, session: SessionName, path: str, offset: int = 0, length: int | None = None) -> Answer:
+        where = messages.name_part(path, offset, length)
         request = pb.ReadFileRequest(session_id=readable(session.session_id), **where)
-        return bytes(self._ask("ReadFile", request, session, seconds=FILE).content)
+        content = bytes(self._ask("ReadFile", request, session, seconds=FILE).content)
+        return write(answers.show_file(decode(path), content))
 
     def write_file(self, session: SessionName, path: str, content: bytes, mode: str) -> Answer:
         where = messages.split_text("path", path)

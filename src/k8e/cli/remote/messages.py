@@ -52,6 +52,10 @@ def split_text(name: str, text: str) -> dict[str, Any]:
         return {f"{name}_bytes": content}
 
 
+def name_part(path: str, offset: int, length: int | None) -> dict[str, Any]:
+    return {**split_text("path", path), "offset": offset, "length": length or 0}
+
+
 def split_env(env: Mapping[str, str], field: str = "env") -> dict[str, Any]:
     texts: dict[str, str] = {}
     contents: dict[str, bytes] = {}
@@ -108,6 +112,7 @@ def write_run(session_id: str, wanted: Wanted, stdin: bytes = b"") -> pb.ExecReq
         **split_env(wanted.get("env", {})),
         stdin=stdin,
         background=wanted.get("background", False),
+        user=readable(wanted.get("user", "")),
     )
 
 

@@ -43,8 +43,10 @@ class RemoteTrees(RemoteCalls):
         self._call("RemoveFile", request, session, seconds=REMOVAL)
         return write({"ok": True, "path": decode(path)})
 
-    def read_pieces(self, session: SessionName, path: str) -> Iterator[bytes]:
-        where = messages.split_text("path", path)
+    def read_pieces(
+        self, session: SessionName, path: str, offset: int = 0, length: int | None = None
+    ) -> Iterator[bytes]:
+        where = messages.name_part(path, offset, length)
         request = pb.DownloadFileRequest(session_id=readable(session.session_id), **where)
         method = METHODS["DownloadFile"]
         call: Any = self._channel.unary_stream(method.path, serialize, method.response.FromString)
@@ -59,9 +61,18 @@ class RemoteTrees(RemoteCalls):
         except grpc.RpcError as error:
             raise connection.explain(self.endpoint, error) from error
 
-    def write_pieces(self, session: SessionName, path: str, pieces: Iterable[bytes], permissions: int) -> Answer:
+    def write_pieces(
+        self,
+        session: SessionName,
+        path: str,
+        pieces: Iterable[bytes],
+        permissions: int | None = None,
+        mode: str = "w",
+    ) -> Answer:
         where = messages.split_text("path", path)
-        header = pb.UploadHeader(session_id=readable(session.session_id), **where, permissions=permissions)
+        header = pb.UploadHeader(
+            session_id=readable(session.session_id), **where, permissions=permissions, mode=mode
+        )
         upload = Upload(header, pieces)
         method = METHODS["UploadFile"]
         call: Any = self._channel.stream_unary(method.path, serialize, method.response.FromString)
@@ -89,7 +100,7 @@ class Upload:
                 yield pb.UploadFileRequest(content=piece)
         except Failure as failure:
             self.failure = failure
-            raise  # gRPC ends the call, and the file stays as it was
+            raise  # gRPC ends the call
 
 
 def show_node(file: pb.FileInfo) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e.cli.command import Command, any_text
 from k8e.cli.run import OPTIONS, RunOptions, read_timeout
-from k8e.cli.values import read_size, read_span
+from k8e.cli.values import read_range, read_size, read_span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 OWNER: Table = {
     "--tenant-id": (any_text, "NAME", "the session of this tenant, where several have the id"),
     "--owner": (any_text, "UID", "the session of this owner: a user of the machine, or gateway"),
+}
+INTERACTIVE: Table = {
+    "-i --interactive": (None, "", "as --stdin --raw: our standard input as it comes, and the output as it comes"),
 }
 SESSION: Table = {**OWNER, "sid": (str, "SID", "")}
 FILE: Table = {**SESSION, "path": (str, "PATH", "relative ones begin at /workspace")}
@@ -111,7 +114,7 @@ SANDBOX = {
     "run": Command(
         "run code or a shell command",
         "run:run_parsed",
-        {"code?": (str, "CODE", "default: standard input"), **OPTIONS},
+        {"code?": (str, "CODE", "default: standard input"), **OPTIONS, **INTERACTIVE},
         "manual:RUN",
         defaults=vars(RunOptions()),
     ),
@@ -145,7 +148,11 @@ SANDBOX = {
     "read": Command(
         "read a file of a session",
         "sandbox.sessions:read",
-        {**FILE, "--raw": (None, "", "print the bytes as they are instead of JSON")},
+        {
+            **FILE,
+            "--raw": (None, "", "print the bytes as they are instead of JSON, of a file of any size"),
+            "--range": (read_range, "FIRST-LAST", "these bytes only, counted from 0: 0-99, or 100- to the end"),
+        },
     ),
     "cp": Command("copy files and folders into a session, or out of it", "sandbox.files:copy", COPY, "manual:COPY"),
     "mkdir": Command("make a directory in a session", "sandbox.files:make_directory", FILE, "manual:MKDIR"),

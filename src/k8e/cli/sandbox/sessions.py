@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import SessionName, open_client
-from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json, read_all, write_all
+from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json, read_some, write_all
 from k8e.cli.run import MESSAGE
 from k8e.cli.state import State
 from k8e.cli.values import read_env, split_hosts
@@ -13,6 +13,7 @@ from k8e.cli.values import read_env, split_hosts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
     from typing import Any, Protocol
 
     from k8e.cli.client import Answer
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
         manifest: str
         git_repo: str
         git_ref: str
+
+
+SMALL = 4 << 20  # bytes of a file that goes in one message
 
 
 def show(answer: Answer) -> int:
@@ -150,14 +154,37 @@ def list_sessions(options: argparse.Namespace) -> int:
 
 
 def write(options: argparse.Namespace) -> int:
-    content = read_all(0, MESSAGE)
-    return show(open_client().write_file(name_session(options), options.path, content, options.mode))
+    """A small file is read to its end first: a slow program before us in a pipe keeps no request open."""
+    begun: list[bytes] = []
+    while sum(map(len, begun)) < SMALL and (piece := read_some(0)):
+        begun.append(piece)
+    session, client = name_session(options), open_client()
+    if sum(map(len, begun)) < SMALL:
+        return show(client.write_file(session, options.path, b"".join(begun), options.mode))
+    return show(client.write_pieces(session, options.path, take_stdin(begun), mode=options.mode))
+
+
+def take_stdin(begun: list[bytes]) -> Iterator[bytes]:
+    while begun:
+        yield begun.pop(0)
+    while piece := read_some(0):
+        yield piece
 
 
 def read(options: argparse.Namespace) -> int:
+    session, (offset, length) = name_session(options), options.range or (0, None)
     if not options.raw:
-        return show(open_client().read_file(name_session(options), options.path))
-    write_all(1, open_client().read_bytes(name_session(options), options.path))
+        return show(open_client().read_file(session, options.path, offset, length))
+    begun = False
+    try:
+        for piece in open_client().read_pieces(session, options.path, offset, length):
+            write_all(1, piece)
+            begun = True
+    except Failure as failure:
+        if not begun:
+            raise
+        print_json(failure.body, 2)  # stdout has a part of the file
+        return failure.status
     return 0
 
 

@@ -31,6 +31,7 @@ from k8e.damage import Damage, Damaged, Damages, check_file
 from k8e.settings import AuditSettings
 
 MAX_WAITING: Final = 10_000  # lines
+LOGGED_CODE: Final = 128 << 10  # bytes of a longer program; its length and hash are those of all of it
 DELAY: Final = 0.02  # so that a command does not share its moment with the writing of its line
 _STRANGE: Final = ("session_not_found", "run_not_found", "approval_not_found")  # it may be another caller's
 
@@ -166,8 +167,9 @@ class Audit:
             "code_bytes": len(code),
             "code_sha256": hashlib.sha256(code).hexdigest(),
             "env_keys": sorted(spec.env),
+            **({"user": spec.user} if spec.user else {}),
         }
-        return {**about, "code": code.decode(errors="replace")} if self._with_code else about
+        return {**about, "code": code[:LOGGED_CODE].decode(errors="replace")} if self._with_code else about
 
     async def sync(self) -> None:
         """Part of the upkeep: so much and no more is lost with the power."""

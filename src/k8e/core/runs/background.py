@@ -72,13 +72,13 @@ class Background:
         try:
             async with asyncio.timeout_at(due):
                 opened = await self._sessions.enter(live)
+                plan = await place_run(opened, plan, spec)
         except TimeoutError:
             self._sessions.doubt(live)
             raise describe_silence("reaching the sandbox") from None
         if len(live.background) >= MAX_BACKGROUND:
             hint = "Poll or kill some of them."
             raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
-        plan = place_run(opened, plan, spec)
         give_back = self._launcher.quotas.take_run(live.payer)
         about = self._launcher.describe(caller, spec)
         launching = self._parts.tasks.spawn(self._launch(opened, plan, about, give_back, due), watched=True)
@@ -270,6 +270,7 @@ class Background:
             result = await self._finish(opened, record, outcome, stdout, stderr)
         # It is on record; now the agent may forget it.
         await opened.sandbox.release(record.command)
+        await self._launcher.clear(opened, record)
         return result
 
     def _denied(self, live: Live, record: RunRecord) -> Denials:

@@ -17,6 +17,7 @@ from k8e.core.parts import Parts
 from k8e.core.runs.endings import ALLOWANCE, Endings, wait_until
 from k8e.core.runs.foreground_run import TIDY, ForegroundRun
 from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
+from k8e.core.sandbox.programs import find_long_program
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.ends import DESTROYED, FINISHED
 from k8e.core.sessions.interpreters import Interpreters, suits
@@ -71,9 +72,9 @@ class Foreground:
         try:
             async with asyncio.timeout_at(due):
                 opened = await self._sessions.enter(live)
+                plan = await place_run(opened, plan, spec)
         except TimeoutError:
             return await self._give_up(live, record, about)
-        plan = place_run(opened, plan, spec)
         give_back = self._launcher.quotas.take_run(live.payer)
         launching = self._parts.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
@@ -114,6 +115,8 @@ class Foreground:
         run.settled.add_done_callback(
             lambda _: self._interpreters.ended(opened.live, opened.sandbox, opened.place, spec)
         )
+        if find_long_program(spec.argv) is not None:
+            run.settled.add_done_callback(lambda _: self._parts.tasks.spawn(self._launcher.clear(opened, record)))
         return run
 
     def _save_command(self, run: ForegroundRun) -> None:

@@ -15,17 +15,20 @@ from typing import Final
 from k8e.core import checks
 from k8e.core.egress.denials import Mark
 from k8e.core.errors import Fault, Kind, correct
+from k8e.core.log.daemon_log import warn
 from k8e.core.model import Caller, RunSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import TIMEOUT_GRACE, Endings
+from k8e.core.sandbox.programs import MAX_CODE, MAX_WORD, find_long_program, hand_over, remove_program
+from k8e.core.sandbox.users import place_user
 from k8e.core.sessions.ends import describe_loss
-from k8e.core.sessions.interpreters import COMMANDS, MAX_WORD
+from k8e.core.sessions.interpreters import COMMANDS
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import wait_done
-from k8e.core.translation import translate
+from k8e.core.translation import translate, translated
 from k8e.engine import Place
 from k8e.link.errors import LinkError, NotStarted
 from k8e.link.model import ExecSpec, Process, TerminalSize
@@ -79,9 +82,10 @@ class Launcher:
 
     async def start(self, opened: Opened, record: RunRecord, spec: ExecSpec) -> Process:
         try:
-            return await opened.sandbox.start(spec)
+            return await opened.sandbox.start(await self._hand_over(opened, record, spec))
         except NotStarted as error:
             await self._endings.withdraw(record)
+            await self.clear(opened, record, spec)
             raise translate(error, "the command", spec.argv[0]) from error
         except ValueError as error:  # a length that only the link knows
             await self._endings.withdraw(record)
@@ -90,11 +94,30 @@ class Launcher:
             await self._endings.conclude(opened.live, record, error)
             raise translate(error, "starting the command") from error
 
+    async def _hand_over(self, opened: Opened, record: RunRecord, spec: ExecSpec) -> ExecSpec:
+        try:
+            return await hand_over(opened.sandbox, spec, record.run_id)
+        except (Fault, LinkError) as error:  # nothing ran
+            await self._endings.withdraw(record)
+            if isinstance(error, Fault):
+                raise
+            raise translate(error, "handing over the program") from error
+
+    async def clear(self, opened: Opened, record: RunRecord, spec: ExecSpec | None = None) -> None:
+        """Removes the file of a long program, behind its run. Without `spec` it is not known whether there is one."""
+        if opened.live.gone.done() or (spec is not None and find_long_program(spec.argv) is None):
+            return
+        try:
+            await remove_program(opened.sandbox, record.run_id)
+        except LinkError as error:  # it goes with the sandbox
+            warn("program_stays", run=record.run_id, cause=error)
+
 
 def check_run(spec: RunSpec) -> ExecSpec:
     """The command as far as it is known without its sandbox."""
     env = checks.check_env("env", spec.env)
     checks.check_content("stdin", spec.stdin)
+    checks.check_user(spec.user)
     if spec.terminal is not None:
         checks.check_terminal(spec.terminal)
         if spec.background:
@@ -109,9 +132,12 @@ def check_run(spec: RunSpec) -> ExecSpec:
     )
 
 
-def place_run(opened: Opened, plan: ExecSpec, spec: RunSpec) -> ExecSpec:
+async def place_run(opened: Opened, plan: ExecSpec, spec: RunSpec) -> ExecSpec:
     """The command with what its sandbox adds: environment, directory and user."""
     place = opened.place
+    if spec.user:
+        with translated("finding the user"):
+            place = await place_user(opened.sandbox, place, opened.live.session, spec.user)
     terminal = ((b"TERM", spec.terminal.term.encode()),) if spec.terminal and spec.terminal.term else ()
     return replace(
         plan,
@@ -144,18 +170,26 @@ def check_argv(spec: RunSpec) -> tuple[bytes, ...]:
         return ()  # the image's own
     if not spec.argv:
         code = checks.encode("code", spec.code)
-        if len(code) > MAX_WORD:
+        if len(code) > MAX_CODE:
             hint = "Write it to a file in the workspace and run that."
-            checks.refuse("code", f"has {len(code)} bytes, the limit is {MAX_WORD}", hint)
+            checks.refuse("code", f"has {len(code)} bytes, the limit is {MAX_CODE}", hint)
         return (*COMMANDS[spec.language], code)
     if not spec.argv[0]:
         checks.refuse("argv", "begins with an empty word")
     for index, word in enumerate(spec.argv):
         if b"\0" in word:
             checks.refuse(f"argv[{index}]", "contains a NUL byte")
-        if len(word) > MAX_WORD:
-            checks.refuse(f"argv[{index}]", f"has {len(word)} bytes, the limit is {MAX_WORD}")
-    if sum(len(word) + 1 for word in spec.argv) > MAX_ARGV:
+        if len(word) > MAX_CODE:
+            checks.refuse(f"argv[{index}]", f"has {len(word)} bytes, the limit is {MAX_CODE}")
+    try:
+        program = find_long_program(spec.argv)
+    except ValueError as error:
+        hint = (
+            "Only a shell's -c, python's -c and node's -e take more: hand other large input over in a file or as stdin."
+        )
+        checks.refuse(str(error), f"has more than {MAX_WORD} bytes, the limit of an argument", hint)
+    others = [word for index, word in enumerate(spec.argv) if program is None or index != program.index]
+    if sum(len(word) + 1 for word in others) > MAX_ARGV:
         checks.refuse("argv", f"takes more than {MAX_ARGV} bytes")
     return spec.argv
 

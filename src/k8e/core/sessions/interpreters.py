@@ -18,6 +18,7 @@ from typing import Final
 from k8e.core.model import Language
 from k8e.core.parts import Parts
 from k8e.core.sandbox.environment import Variables
+from k8e.core.sandbox.programs import MAX_WORD
 from k8e.core.sessions.live import Live
 from k8e.engine import Place, SandboxSpec, Shape
 from k8e.link.errors import AgentError, LinkError
@@ -25,7 +26,6 @@ from k8e.link.model import ExecSpec, Process, Sandbox
 
 Kind = tuple[bytes, ...]  # how the command begins; its program is the rest
 
-MAX_WORD: Final = (128 << 10) - 1  # MAX_ARG_STRLEN without the NUL: execve takes no longer argument
 # `--`: bash takes what follows -c for another option when it begins with a dash. The others take it as it is.
 COMMANDS: Final[Mapping[Language, Kind]] = {
     Language.BASH: (b"bash", b"-c", b"--"),

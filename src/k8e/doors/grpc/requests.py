@@ -120,6 +120,7 @@ def read_run_spec(request: pb.ExecRequest) -> RunSpec:
         workdir=read_text("workdir", request.workdir, request.workdir_bytes),
         stdin=request.stdin,
         background=request.background,
+        user=request.user,
     )
 
 

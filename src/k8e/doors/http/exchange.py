@@ -130,9 +130,9 @@ class Exchange:
             else:
                 return None
 
-    async def read_pieces(self) -> AsyncIterator[bytes]:
+    async def read_pieces(self, patience: float = BODY_PATIENCE) -> AsyncIterator[bytes]:
         """Reads the body, of any size, piece by piece."""
-        while (piece := await self.read_piece(BODY_PATIENCE)) is not None:
+        while (piece := await self.read_piece(patience)) is not None:
             yield piece
 
     async def send_json(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:

@@ -51,6 +51,7 @@ def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
         background=fields.take_flag("background"),
         terminal=_read_terminal(fields.take_fields("terminal")) if "terminal" in fields else None,
         entrypoint=fields.take_flag("entrypoint"),
+        user=fields.take_text("user"),
     )
     fields.finish()
     return spec

@@ -47,7 +47,9 @@ class FileHandlers:
         request = await call.read_one(pb.ReadFileRequest)
         path = requests.read_path(request)
         async with self._large_answers.take(call.payer):
-            content = await self._files.read(call.caller, request.session_id, path)
+            content = await self._files.read(
+                call.caller, request.session_id, path, offset=request.offset, length=request.length or None
+            )
             await call.write(pb.ReadFileResponse(content=content, path=request.path))
 
     async def _upload(self, call: Call) -> None:

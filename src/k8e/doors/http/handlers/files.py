@@ -11,6 +11,9 @@ from k8e.doors.http.routes import BYTES, SESSIONS, Route
 from k8e.doors.requests import read_flag, read_mode
 from k8e.link.model import Entry
 
+LONGEST_NUMBER = 19  # digits
+UPLOAD_PATIENCE = 3600.0  # between two pieces of a file: it may come from a slow program
+
 
 class FileHandlers:
     def __init__(self, files: FileService) -> None:
@@ -32,8 +35,9 @@ class FileHandlers:
     # In one message
 
     async def read(self, exchange: Exchange, request: Request) -> None:
-        (path,) = request.read_query(path="")
-        content = await self._files.read(exchange.caller, request.path[2], path)
+        path, *part = request.read_query(path="", offset="", length="")
+        offset, length = read_part(*part)
+        content = await self._files.read(exchange.caller, request.path[2], path, offset=offset, length=length)
         if request.headers.get(b"accept") == BYTES.encode():
             await exchange.send_bytes(200, content, BYTES)
         else:
@@ -78,8 +82,9 @@ class FileHandlers:
 
     async def download(self, exchange: Exchange, request: Request) -> None:
         """An error before the first byte has a status. A later one cuts the answer off, which then has no end."""
-        (path,) = request.read_query(path="")
-        pieces = await self._files.download(exchange.caller, request.path[2], path)
+        path, *part = request.read_query(path="", offset="", length="")
+        offset, length = read_part(*part)
+        pieces = await self._files.download(exchange.caller, request.path[2], path, offset=offset, length=length)
         first = await anext(pieces, b"")
         await exchange.start_pieces(BYTES)
         if first:
@@ -89,15 +94,25 @@ class FileHandlers:
         await exchange.end_frames()
 
     async def upload(self, exchange: Exchange, request: Request) -> None:
-        path, text = request.read_query(path="", permissions="")
+        path, mode, text = request.read_query(path="", mode="w", permissions="")
+        append = read_mode(mode)
         try:
             permissions = int(text, 8) if text else None
         except ValueError:
             raise invalid("permissions", f"{text!r} are no permissions", hint="octal, such as 644") from None
+        pieces = exchange.read_pieces(UPLOAD_PATIENCE)
         size = await self._files.upload(
-            exchange.caller, request.path[2], path, exchange.read_pieces(), append=False, permissions=permissions
+            exchange.caller, request.path[2], path, pieces, append=append, permissions=permissions
         )
         await exchange.send_json(200, {"ok": True, "path": path, "bytes": size})
+
+
+def read_part(offset: str, length: str) -> tuple[int, int | None]:
+    """Where to begin, and how much to read at most; None: to the end."""
+    for field, text in (("offset", offset), ("length", length)):
+        if text and not (text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER):
+            raise invalid(field, f"{text[:64]!r} is no number of bytes", hint="a whole number, such as 4096")
+    return int(offset or 0), int(length) if length else None
 
 
 def show_node(entry: Entry) -> Json:

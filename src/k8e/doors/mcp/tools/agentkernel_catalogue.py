@@ -145,6 +145,7 @@ AGENTKERNEL_TOOLS: Final[tuple[ToolText, ...]] = (
             "name": SANDBOX,
             "path": schemas.PATH,
             "encoding": schemas.READ_AS,
+            **schemas.PART,
         },
         ("name", "path"),
         outputs={**schemas.FILE_OUTPUTS, "content": schemas.CONTENT},

@@ -111,8 +111,8 @@ TOOLS: Final[tuple[ToolText, ...]] = (
     ToolText(
         "sandbox_read_file",
         "Read a file",
-        "Reads a file of a session. PNG, JPEG, GIF and WebP come as images.",
-        {"session_id": schemas.SESSION, "path": schemas.PATH},
+        "Reads a file of a session, or a part of it. PNG, JPEG, GIF and WebP come as images.",
+        {"session_id": schemas.SESSION, "path": schemas.PATH, **schemas.PART},
         ("path",),
         outputs=schemas.FILE_OUTPUTS,
         optional={"content": schemas.CONTENT, "mime_type": text("Of an image.")},
@@ -240,6 +240,7 @@ TOOLS: Final[tuple[ToolText, ...]] = (
             "name": schemas.SESSION,
             "path": schemas.PATH,
             "encoding": schemas.READ_AS,
+            **schemas.PART,
         },
         ("path",),
         outputs={**schemas.FILE_OUTPUTS, "content": schemas.CONTENT},

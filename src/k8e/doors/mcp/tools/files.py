@@ -6,6 +6,7 @@ import base64
 from typing import Final
 
 from k8e.core.errors import Fault, Kind
+from k8e.doors.errors import invalid
 from k8e.doors.http import answers
 from k8e.doors.http.answers import Json
 from k8e.doors.http.fields import Fields
@@ -62,18 +63,22 @@ async def read_data(client: McpClient, fields: Fields, context: CallContext) -> 
 async def _read(client: McpClient, fields: Fields) -> tuple[str, str, bytes]:
     named = take_session(fields)
     path = fields.take_text("path")
+    offset, length = fields.take_count("offset", 0), fields.take_count("length", 0)
     fields.finish()
+    if length < 0:
+        raise invalid("length", "length is less than 0", hint="0 is to the end")
+    most = min(length, MAX_FILE + 1) if length > 0 else MAX_FILE + 1
 
     async def read(session_id: str) -> tuple[str, bytes]:
         content = bytearray()
-        pieces = await client.service.files.download(client.caller, session_id, path, length=MAX_FILE + 1)
+        pieces = await client.service.files.download(client.caller, session_id, path, offset=offset, length=most)
         async for piece in pieces:
             content += piece
         return session_id, bytes(content)
 
     session_id, content = await client.use(named, read)
     if len(content) > MAX_FILE:
-        hint = "Read a part of it with sandbox_run: head -c, tail -c, sed -n."
+        hint = "Read it in parts, with offset and length."
         error = f"the file has more than {MAX_FILE} bytes, too many for one answer"
         raise Fault(Kind.INVALID, "file_too_large", error, hint=hint, field="path")
     return path, session_id, content

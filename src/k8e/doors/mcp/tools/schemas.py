@@ -113,6 +113,10 @@ WRITTEN: Final[Mapping[str, Schema]] = {
     "bytes": COUNT,
     "session_id": text("Where it was written."),
 }
+PART: Final[Mapping[str, Schema]] = {
+    "offset": {"type": "integer", "description": "The byte to begin at.", "minimum": 0, "default": 0},
+    "length": {"type": "integer", "description": "Bytes to read at most; 0: to the end.", "minimum": 0, "default": 0},
+}
 CONTENT: Final = text("Text, or base64 where the file is not UTF-8; an image comes beside it and not in it.")
 FILE_OUTPUTS: Final[Mapping[str, Schema]] = {
     "path": text("As it was asked for."),

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from k8e.damage import Damaged, read_own
 from k8e.engine import EngineError, Place
+from k8e.engine.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
 from k8e.engine.images import Image
 from k8e.engine.local.disk.tree import TooDeep, copy_tree
 from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.roots.accounts import MAX_FILE, Account, UnknownUser, find_account, with_group, with_user
 from k8e.engine.local.roots.root_files import RootFiles
 from k8e.engine.local.runtime.bundle import LOADER
 from k8e.engine.local.system.calls import DIRECTORY, opened
