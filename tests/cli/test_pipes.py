@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import select
 import subprocess
 from pathlib import Path
 
@@ -32,28 +33,27 @@ def test_input_is_handed_over_as_it_comes(machine: Machine) -> None:
 
 def test_input_that_is_not_read_waits(machine: Machine) -> None:
     """The daemon and the sandbox hold a bounded part of it, and the writer is stopped."""
-    with machine.start("sandbox", "run", "-i", "read line; echo $line; sleep 1000", "--timeout", "60") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"first\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"first\n"
-        os.set_blocking(process.stdin.fileno(), False)
-        sent = fill(process.stdin.fileno())
-        assert sent < 64 << 20
-        process.stdin = None  # not to be flushed
-        process.kill()
+    ours, writer = os.pipe()
+    try:
+        os.write(writer, b"first\n")
+        code = "read line; echo $line; sleep 1000"
+        with machine.start("sandbox", "run", "-i", code, "--timeout", "60", stdin=ours) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"first\n"
+            os.set_blocking(writer, False)
+            assert fill(writer) < 64 << 20
+            process.kill()
+    finally:
+        os.close(ours)
+        os.close(writer)
 
 
 def fill(descriptor: int) -> int:
-    """Writes until nothing has been taken for a while; all that the machine takes at its slowest is far from what the
-    test allows."""
-    import select
-
+    """Writes until nothing is taken for a while, which on a slow machine may be too early and never too late."""
     sent = 0
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
-    while poll.poll(2000) and sent < 64 << 20:
+    while poll.poll(1000) and sent < 64 << 20:
         sent += os.write(descriptor, bytes(1 << 16))
     return sent
 
@@ -119,8 +119,8 @@ def test_a_large_file_needs_little_memory(machine: Machine, tmp_path: Path) -> N
     assert peak_memory(machine.daemon_pid) - before < MEMORY
     assert digest(target) == digest(source)
     # In one message it would not fit, which is said.
-    done = machine.k8e("sandbox", "read", session, "large")
-    assert (done.code, done.json["code"]) == (1, "too_big")
+    refused = machine.k8e("sandbox", "read", session, "large")
+    assert (refused.code, refused.json["code"]) == (1, "too_big")
     machine.run("rm large")
 
 

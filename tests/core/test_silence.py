@@ -189,8 +189,8 @@ async def test_a_slow_reader_loses_nothing_to_the_deadline(rig: Rig) -> None:
 
 
 async def test_a_sandbox_that_keeps_talking_does_not_put_off_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def place_for_ever(*args: Any) -> ExecSpec:
-        return replace(place_run(*args), timeout=60)  # of which the agent does not end the command at its timeout
+    async def place_for_ever(*args: Any) -> ExecSpec:
+        return replace(await place_run(*args), timeout=60)  # of which the agent does not end the command at its timeout
 
     monkeypatch.setattr("k8e.core.runs.foreground.place_run", place_for_ever)
     session = await rig.create()

@@ -352,11 +352,14 @@ class StandInFiles:
         self._service.contents[path] = (self._service.contents.get(path, b"") if append else b"") + content
         return len(content)
 
-    async def read(self, caller: Caller, session_id: str, path: str) -> bytes:
+    async def read(
+        self, caller: Caller, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> bytes:
         await self._service.sessions.get(caller, session_id)
         if path not in self._service.contents:
             raise Fault(Kind.NOT_FOUND, "file_not_found", f"there is no file {path}", hint="look")
-        return self._service.contents[path]
+        content = self._service.contents[path][offset:]
+        return content if length is None else content[:length]
 
     async def tree(
         self, caller: Caller, session_id: str, path: str, *, below: bool = True

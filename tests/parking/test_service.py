@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from k8e.core.model import Caller, Language, RunResult, RunSpec, SessionSpec
+from k8e.core.sandbox.programs import MAX_WORD
 from k8e.core.service import Service
-from k8e.core.sessions.interpreters import BASH, MAX_WORD, NODE, PYTHON, suits
+from k8e.core.sessions.interpreters import BASH, NODE, PYTHON, suits
 from k8e.core.store.store import Store
 from k8e.engine import Limits, Runtime
 from k8e.engine.local.engine import LocalEngine
