@@ -103,7 +103,7 @@ async def test_a_command_may_have_another_user(service: Service, tmp_path: Path)
     show = b"id -u; id -g; echo $HOME $USER; touch /tmp/$USER && chown 7 /tmp/$USER && echo capable; true"
     async with session_of(service, "small:1") as session:
         for user, expected in (
-            ("", b"1234\n1234\n/home/worker worker\n"),
+            ("", b"1234\n1235\n/home/worker worker\n"),
             ("root", b"0\n0\n/root root\ncapable\n"),
             ("65534", b"65534\n0\n/ 65534\n"),
         ):

@@ -70,9 +70,7 @@ class RemoteTrees(RemoteCalls):
         mode: str = "w",
     ) -> Answer:
         where = messages.split_text("path", path)
-        header = pb.UploadHeader(
-            session_id=readable(session.session_id), **where, permissions=permissions, mode=mode
-        )
+        header = pb.UploadHeader(session_id=readable(session.session_id), **where, permissions=permissions, mode=mode)
         upload = Upload(header, pieces)
         method = METHODS["UploadFile"]
         call: Any = self._channel.stream_unary(method.path, serialize, method.response.FromString)
