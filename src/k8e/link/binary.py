@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "b6acdbd92498491008250304fd7ceaca0f787572e09ed4867e7b2ffd7ce1b252",
-        "aarch64": "d51e1aa63da34d8f8b941f9328874ea27a05651e737fbfde22a29ed766fbe991",
+        "x86_64": "8ead994180e393e91fb7f0db96bd3fae2a4336a7d02bd97b7de79146ba3d8ec2",
+        "aarch64": "a6893147c12ad84811fd29c6ce594e44f490226d0b5b228e642a57113705ae89",
     }
 )
 
