@@ -37,7 +37,7 @@ REPLACEMENTS = [
     (r", Awaitable\b", ""),
     (r"\basync (?=def|with|for)", ""),
     (r"\bawait ", ""),
-    (r"many tasks at once", "many threads at once"),
+    (r"by many tasks\n    at once", "by many\n    threads at once"),
 ]
 
 

@@ -109,3 +109,15 @@ def test_naming_a_tenant_gives_no_caller_more_rights(house: House, twins: None, 
     for tenant in ("acme", "rival"):
         done = operator.k8e("sandbox", "run", "cat who", "--session-id", ID, "--tenant-id", tenant, env=env)
         assert done.json["stdout"] == f"{tenant}\n"
+
+
+def test_no_tenant_of_an_operator_comes_before_the_others(house: House, twins: None, tmp_path: Path) -> None:
+    """Whichever its key names first."""
+    operator = Machine(tmp_path, tmp_path)
+    key = house.make_key("operator-2", scope="operator", tenant_ids=["rival", "acme"])
+    operator.overrides.update(K8E_SANDBOX_ENDPOINT=house.endpoint, K8E_SANDBOX_APIKEY=key)
+    for words in (["get", ID], ["run", "true", "--session-id", ID], ["read", ID, "who"]):
+        done = operator.k8e("sandbox", *words)
+        problem = json.loads(done.stdout)
+        assert (done.code, problem["code"]) == (1, "session_ambiguous")
+        assert problem["detail"] == "the gateway's in tenant acme; the gateway's in tenant rival"

@@ -269,6 +269,11 @@ def test_stdin_that_never_ends_does_not_keep_a_command_that_has(remote: Machine)
         assert process.wait(30) == 0
 
 
+def read_renewed(home: Path) -> Any:
+    (path,) = (home / ".k8e" / "sandbox" / "certificates").iterdir()
+    return json.loads(path.read_text())
+
+
 class TestProfiles:
     @pytest.fixture
     def laptop(self, house: House, tmp_path: Path) -> Iterator[tuple[Machine, str]]:
@@ -310,9 +315,14 @@ class TestProfiles:
         profile.update(issued_at=now - 100, expires_at=now + 40)
         path.write_text(yaml.safe_dump(content))
         assert machine.k8e("--profile", "default", "sandbox", "sessions").code == 0
-        after = yaml.safe_load(path.read_text())["profiles"]["default"]
+        kept = yaml.safe_load(path.read_text())["profiles"]["default"]
+        assert kept == profile
+        after = read_renewed(machine.home)
         assert after["certificate"] != before
         assert after["expires_at"] > now + 86_400
+        # A login goes on from there, and is what `k8e connect` would have written.
+        assert machine.k8e("login").code == 0
+        assert yaml.safe_load(path.read_text())["profiles"]["default"]["expires_at"] > now + 86_400
 
     @pytest.mark.parametrize("nearby", [True, False])
     def test_of_local_users_are_renewed_at_the_socket(self, house: House, tmp_path: Path, nearby: bool) -> None:
@@ -330,8 +340,8 @@ class TestProfiles:
         folder = house.machine.folder if nearby else tmp_path
         machine = Machine(folder, tmp_path)
         done = machine.k8e("--profile", "here", "sandbox", "sessions")
-        after = yaml.safe_load(path.read_text())["profiles"]["here"]
         if nearby:
+            after = read_renewed(tmp_path)
             assert (done.code, after["certificate"] == login["certificate"]) == (0, False)
             assert now + 86_000 < after["expires_at"] <= time.time() + 86_400
         else:

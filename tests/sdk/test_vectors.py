@@ -14,6 +14,7 @@ import pytest
 
 import sandbox_client
 from sandbox_client import AsyncSandboxClient, SandboxClient
+from tests.sdk.test_texts import COMMAND
 
 VECTORS = json.loads((Path(__file__).resolve().parent.parent.parent / "sdk" / "vectors.json").read_text())
 RUNS, FILES, ERRORS = VECTORS["runs"], VECTORS["files"], VECTORS["errors"]
@@ -249,6 +250,7 @@ def test_a_mistake(client: SandboxClient, session: str, runtime: str, vector: Ve
     assert type(caught.value).__name__ == vector["error"]
     assert caught.value.code == vector["code"]
     assert caught.value.field == vector.get("field", caught.value.field)
+    assert not COMMAND.search(caught.value.hint)
 
 
 @pytest.fixture

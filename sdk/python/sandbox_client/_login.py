@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from sandbox_client import sandbox_pb2 as pb
-from sandbox_client._errors import InvalidArgument, ServerNotTrusted, Unavailable, translate
+from sandbox_client._errors import Effect, InvalidArgument, ServerNotTrusted, Unavailable, translate
+from sandbox_client._hints import find_hint
 
 PREFIX: Final = "k8e_"
 _PURPOSE: Final = b"k8e-login-v1\0"
@@ -76,8 +77,8 @@ class ApiKey:
             content = b""
         body, checksum = content[:-4], content[-4:]
         if len(body) != 72 or hashlib.sha256(body).digest()[:4] != checksum or not text.strip().startswith(PREFIX):
-            hint = "copy the whole key, as `k8e sandbox-apikey create` printed it"
-            raise InvalidArgument("this is not an API key, or not all of it", code="invalid_key", hint=hint)
+            error, code = "this is not an API key, or not all of it", "bad_apikey"
+            raise InvalidArgument(error, code=code, field="api_key", hint=find_hint(code))
         return cls(body[:8], body[8:40], body[40:])
 
     def sign_login(self, request: bytes) -> bytes:
@@ -99,7 +100,7 @@ def write_request(request: x509.CertificateSigningRequest) -> str:
 
 
 def login_local(path: str) -> Identity:
-    """From the daemon of this machine, through its socket."""
+    """From the daemon of this machine, through its socket. Raises OSError where none answers."""
     key, request = make_request()
     body = json.dumps({"csr": write_request(request)}).encode()
     head = "POST /v1/login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -110,19 +111,24 @@ def login_local(path: str) -> Identity:
         answer = b""
         while piece := connection.recv(1 << 16):
             answer += piece
+    if not answer:
+        raise ConnectionResetError(f"{path}: the daemon went away before it had answered")
     status, _, content = answer.partition(b"\r\n\r\n")
     try:
         found: dict[str, Any] = dict(json.loads(content))
     except (ValueError, TypeError, RecursionError) as error:
         raise Unavailable(
-            "what answers at the daemon's socket is no daemon", code="unreachable", detail=f"{path}: {error}"
+            "what answers at the daemon's socket is no daemon",
+            code="answer_unusable",
+            detail=f"{path}: {error}",
+            hint="Is this client of the same version as the daemon?",
         ) from error
     if not status.startswith(b"HTTP/1.1 20"):
         raise Unavailable(
             str(found.get("error", "")),
             code=str(found.get("code", "")),
             detail=str(found.get("detail", "")),
-            hint=str(found.get("hint", "")),
+            hint=find_hint(str(found.get("code", "")), str(found.get("hint", ""))),
         )
     return Identity(
         certificate=found["certificate"].encode(),
@@ -142,7 +148,20 @@ def login_with_key(address: str, text: str) -> Identity:
         csr=write_request(request),
         signature=key.sign_login(request.public_bytes(serialization.Encoding.DER)),
     )
-    credentials = grpc.ssl_channel_credentials(authority, NOBODY_KEY, NOBODY_CERTIFICATE)
+    return exchange(address, authority, private, message, NOBODY_CERTIFICATE, NOBODY_KEY)
+
+
+def login_with_certificate(address: str, authority: bytes, certificate: bytes, key: bytes) -> Identity:
+    """Exchanges a certificate that is valid for a new one."""
+    private, request = make_request()
+    return exchange(address, authority, private, pb.LoginRequest(csr=write_request(request)), certificate, key)
+
+
+def exchange(
+    address: str, authority: bytes, private: bytes, message: pb.LoginRequest, certificate: bytes, key: bytes
+) -> Identity:
+    """Sends the request for a certificate on a connection that is made with `certificate` and `key`."""
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
     with grpc.secure_channel(address, credentials, options=[("grpc.enable_retries", 0)]) as channel:
         method = channel.unary_unary(
             "/sandbox.v1.SandboxService/Login",
@@ -152,7 +171,7 @@ def login_with_key(address: str, text: str) -> Identity:
         try:
             response = method(message, timeout=SECONDS)
         except grpc.RpcError as error:
-            raise translate(error) from error
+            raise translate(error, Effect.ASKS) from error  # a certificate that is not fetched has no effect
     return Identity(response.certificate.encode(), private, authority, response.expires_at)
 
 
@@ -174,15 +193,13 @@ def find_authority(address: str, fingerprint: bytes) -> bytes:
         with connection, context.wrap_socket(connection, server_hostname=host) as secure:
             chain = read_chain(secure)
     except (OSError, ValueError) as error:
-        hint = "is the address right, and does the gateway run?"
+        hint = find_hint("unreachable")
         raise Unavailable(f"{address} cannot be reached", code="unreachable", detail=str(error), hint=hint) from error
     for certificate in chain:
         if hashlib.sha256(certificate).digest() == fingerprint:
             return ssl.DER_cert_to_PEM_cert(certificate).encode()
-    hint = "either the address is wrong, or the connection is intercepted: nothing was sent"
-    raise ServerNotTrusted(
-        f"{address} is not the gateway that this key was made for", code="server_not_trusted", hint=hint
-    )
+    wrong = f"{address} is not the gateway that this key was made for"
+    raise ServerNotTrusted(wrong, code="wrong_gateway", hint=find_hint("wrong_gateway"))
 
 
 def read_chain(secure: ssl.SSLSocket) -> list[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandbox_client import sandbox_pb2 as pb
+from sandbox_client._hints import hint_at_hosts
 
 STDOUT, STDERR = "stdout", "stderr"
 
@@ -23,12 +24,16 @@ class Refusal:
     hint: str
 
     @classmethod
-    def read(cls, message: pb.Refusal) -> Refusal:
-        return cls(message.host, message.address, message.port, message.reason, message.hint)
+    def read(cls, message: pb.Refusal, session_id: str) -> Refusal:
+        """From the gateway's message."""
+        hint = hint_at_hosts(session_id, message.entry, message.hint)
+        return cls(message.host, message.address, message.port, message.reason, hint)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
+    """A run: how it ended, or how it stands, and its output."""
+
     stdout: str
     stderr: str
     exit_code: int | None  # 124 after a timeout, 128+n for a signal; None while it runs or when its end is not known
@@ -46,6 +51,7 @@ class RunResult:
 
     @classmethod
     def read(cls, message: pb.ExecResponse) -> RunResult:
+        """From the gateway\'s message."""
         return cls(
             stdout=message.stdout.decode("utf-8", "replace"),
             stderr=message.stderr.decode("utf-8", "replace"),
@@ -57,7 +63,7 @@ class RunResult:
             truncated=message.truncated,
             stdout_bytes=message.stdout_bytes,
             stderr_bytes=message.stderr_bytes,
-            denied=tuple(Refusal.read(refusal) for refusal in message.denied),
+            denied=tuple(Refusal.read(refusal, message.session_id) for refusal in message.denied),
             reason=message.reason,
             raw_stdout=message.stdout,
             raw_stderr=message.stderr,
@@ -74,6 +80,7 @@ class Chunk(str):
 
     @classmethod
     def of(cls, text: str, stream: str, data: bytes) -> Chunk:
+        """A chunk of that text, which the bytes became."""
         chunk = cls(text)
         chunk.stream = stream
         chunk.data = data
@@ -99,6 +106,8 @@ class ChunkReader:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
+    """A session, as its owner sees it."""
+
     session_id: str
     tenant_id: str
     phase: str  # creating, active, stopping, stopped, starting, destroying, destroyed
@@ -120,6 +129,7 @@ class SessionInfo:
 
     @classmethod
     def read(cls, message: pb.Session) -> SessionInfo:
+        """From the gateway\'s message."""
         return cls(
             session_id=message.session_id,
             tenant_id=message.tenant_id,
@@ -131,7 +141,7 @@ class SessionInfo:
             last_used=message.last_used,
             ttl=message.ttl,
             allowed_hosts=tuple(message.allowed_hosts),
-            denied=tuple(Refusal.read(refusal) for refusal in message.denied),
+            denied=tuple(Refusal.read(refusal, message.session_id) for refusal in message.denied),
             parent_session_id=message.parent_session_id,
             children=tuple(message.children),
             persistent=message.persistent,
@@ -144,6 +154,8 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
+    """An image that sessions can be made of."""
+
     image: str
     digest: str
     size: int
@@ -152,11 +164,14 @@ class ImageInfo:
 
     @classmethod
     def read(cls, message: pb.Image) -> ImageInfo:
+        """From the gateway\'s message."""
         return cls(message.image, message.digest, message.size, message.added, message.last_used)
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
+    """A file or directory in a sandbox."""
+
     path: str
     raw_path: bytes  # the exact bytes, also where they are not UTF-8
     modified: float
@@ -165,6 +180,7 @@ class FileInfo:
 
     @classmethod
     def read(cls, message: pb.FileInfo) -> FileInfo:
+        """From the gateway\'s message."""
         raw = message.path_bytes or message.path.encode()
         return cls(message.path, raw, message.modified, message.type, message.size)
 
@@ -203,14 +219,17 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class PipResult:
+    """The end of a `pip install`, and all that it wrote."""
+
     output: str
     exit_code: int | None
     denied: tuple[Refusal, ...]
 
     @classmethod
     def read(cls, message: pb.PipInstallResponse) -> PipResult:
+        """From the gateway\'s message."""
         code = message.exit_code if message.HasField("exit_code") else None
-        denied = tuple(Refusal.read(refusal) for refusal in message.run.denied)
+        denied = tuple(Refusal.read(refusal, message.run.session_id) for refusal in message.run.denied)
         return cls(message.output.decode("utf-8", "replace"), code, denied)
 
 
@@ -233,6 +252,7 @@ class Approval:
 
     @classmethod
     def read(cls, message: pb.Approval) -> Approval:
+        """From the gateway\'s message."""
         return cls(
             approval_id=message.approval_id,
             session_id=message.session_id,
@@ -251,16 +271,19 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class StatusInfo:
+    """Whether sandboxes work at the gateway, and who it says is calling."""
+
     available: bool
     version: str
     runtime_class: str
     sessions: int
     tenant_id: str
     scope: str
-    name: str  # who the gateway thinks is calling
+    name: str  # of the caller: that of its API key, or uid:NUMBER for a user of the gateway's machine
 
     @classmethod
     def read(cls, message: pb.StatusResponse) -> StatusInfo:
+        """From the gateway\'s message."""
         return cls(
             available=message.available,
             version=message.version,

@@ -13,7 +13,20 @@ import grpc
 
 from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
-from sandbox_client._errors import Conflict, NotFound, RunLost, translate
+from sandbox_client._discovery import LOCAL
+from sandbox_client._errors import (
+    CONNECTION_LOST,
+    UNREACHABLE,
+    Conflict,
+    Effect,
+    NotFound,
+    RunLost,
+    SandboxError,
+    Unavailable,
+    find_effect,
+    translate,
+)
+from sandbox_client._hints import find_hint
 from sandbox_client._model import (
     Approval,
     Chunk,
@@ -30,14 +43,16 @@ from sandbox_client._sync_files import FileCalls, Pieces
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
-_RUNS = ("Exec", "ExecStream", "PipInstall")
+_HEALTH = "/grpc.health.v1.Health/Check"
 
 
 class SandboxClient(FileCalls):
     """Runs code in sandboxes, through the gateway of a machine or cluster.
 
-    Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there. A
-    client may be used by many threads at once. Nothing is ever sent twice.
+    Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there, also
+    when it ended meanwhile. A credential that is given is used or refused. A request that changes anything, or runs a
+    command, is sent once; one that only asks may be asked again of the next daemon. A client may be used by many
+    threads at once.
     """
 
     def __init__(
@@ -49,7 +64,10 @@ class SandboxClient(FileCalls):
         profile: str | None = None,
         only_tenant: bool = False,
     ) -> None:
-        """New sessions belong to `tenant_id`. With `only_tenant` no others are meant, for who sees several tenants'."""
+        """`endpoint` is HOST:PORT of a gateway, or `local`, this machine's daemon. `api_key` or `profile` (a name that
+        `k8e connect` gave to a gateway) say who calls. What is left out is looked for (docs/gateway.md); an `api_key`
+        alone is used at this machine's gateway. New sessions belong to `tenant_id`. With `only_tenant` no others are
+        meant, for a caller that sees those of several tenants."""
         self._wanted = (endpoint, api_key, profile)
         self._tenant = tenant_id
         self._metadata = (("sandbox-tenant", tenant_id),) if only_tenant and tenant_id else ()
@@ -187,6 +205,7 @@ class SandboxClient(FileCalls):
         return [RunResult.read(run) for run in response.runs]
 
     def pip_install(self, session_id: str, packages: Sequence[str], timeout: float = 300) -> PipResult:
+        """Installs Python packages in a session, from the package indexes that the gateway's machine uses."""
         requests.check_list("packages", packages)
         requests.check_timeout(timeout)
         request = pb.PipInstallRequest(session_id=session_id, packages=list(packages), timeout=timeout)
@@ -299,15 +318,18 @@ class SandboxClient(FileCalls):
         return str(response.session_id)
 
     def get_session(self, session_id: str) -> SessionInfo:
+        """Returns a session, with what its sandbox was refused lately."""
         request = pb.GetSessionRequest(session_id=session_id)
         return SessionInfo.read((self._call("GetSession", request, pb.GetSessionResponse)).session)
 
     def list_sessions(self, *, all_phases: bool = False) -> list[SessionInfo]:
+        """Lists the caller's sessions; with `all_phases` also those that have ended."""
         request = pb.ListSessionsRequest(phase="all" if all_phases else "active")
         response = self._call("ListSessions", request, pb.ListSessionsResponse)
         return [SessionInfo.read(session) for session in response.sessions]
 
     def destroy_session(self, session_id: str) -> None:
+        """Ends a session, with everything that runs in it and all its files."""
         request = pb.DestroySessionRequest(session_id=session_id)
         self._call("DestroySession", request, pb.DestroySessionResponse, requests.CREATE_SECONDS)
 
@@ -363,7 +385,8 @@ class SandboxClient(FileCalls):
     def await_approval(self, approval_id: str, timeout: float = 30) -> Approval:
         """The answer to an earlier question, or how it stands after that long."""
         request = pb.ConfirmActionRequest(approval_id=approval_id, timeout=timeout)
-        response = self._call("ConfirmAction", request, pb.ConfirmActionResponse, timeout + requests.MARGIN)
+        seconds = timeout + requests.MARGIN
+        response = self._call("ConfirmAction", request, pb.ConfirmActionResponse, seconds, asks=True)
         return Approval.read(response.approval)
 
     def approve_action(self, approval_id: str, approved: bool = True, *, reason: str = "") -> Approval:
@@ -378,6 +401,7 @@ class SandboxClient(FileCalls):
         return [Approval.read(approval) for approval in response.approvals]
 
     def status(self) -> StatusInfo:
+        """Says whether sandboxes work at the gateway, and who is calling."""
         return StatusInfo.read(self._call("Status", pb.StatusRequest(), pb.StatusResponse))
 
     # The way there
@@ -396,23 +420,48 @@ class SandboxClient(FileCalls):
             if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
                 return self._channel
             target = find_target(*self._wanted)
+            if target.local:
+                self._wanted = (LOCAL, None, None)  # its sessions are there, whatever is configured later
             channel = grpc.secure_channel(target.address, target.credentials(), options=OPTIONS)
             # Calls that are under way on an older one go on; it is gone with the last of them.
             self._target, self._channel = target, channel
             return channel
 
-    def _call(self, name: str, request: Any, response: Any, timeout: float = requests.MARGIN) -> Any:
-        method = (self._open()).unary_unary(
-            _SERVICE + name,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
+    def _forget(self, channel: grpc.Channel, failure: SandboxError) -> bool:
+        """Whether the call may be sent on a new channel: to the daemon of this machine, which is then started, and only
+        what was never sent, or what only asks. Nothing else is ever sent twice."""
+        lost = isinstance(failure, Unavailable) and failure.code in (UNREACHABLE, CONNECTION_LOST)
+        if not lost or self._target is None or not self._target.local:
+            return False
+        with self._opening:
+            if self._channel is channel:
+                self._channel = None
+        return True
+
+    def _call(
+        self, name: str, request: Any, response: Any, timeout: float = requests.MARGIN, *, asks: bool = False
+    ) -> Any:
+        effect = Effect.ASKS if asks else find_effect(name)
+        return self._attempt(_SERVICE + name, request, type(request), response, timeout, effect)
+
+    def _attempt(
+        self, path: str, request: Any, kind: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
+    ) -> Any:
+        channel = self._open()
+        method = channel.unary_unary(
+            path, request_serializer=kind.SerializeToString, response_deserializer=response.FromString
         )
         try:
             return method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise translate(error, runs=name in _RUNS) from error
+            failure = translate(error, effect)
+            if not again or not self._forget(channel, failure):
+                raise failure from error
+        return self._attempt(path, request, kind, response, timeout, effect, again=False)
 
     def _upload(self, name: str, pieces: Pieces, response: Any, timeout: float) -> Any:
+        # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
+        self._attempt(_HEALTH, pb.StatusRequest(), pb.StatusRequest, pb.StatusRequest, requests.MARGIN, Effect.ASKS)
         method = (self._open()).stream_unary(
             _SERVICE + name,
             request_serializer=pb.UploadFileRequest.SerializeToString,
@@ -426,25 +475,34 @@ class SandboxClient(FileCalls):
             if pieces.error is not None:
                 raise pieces.error from None
             if isinstance(error, grpc.RpcError):
-                raise translate(error) from error
+                raise translate(error, find_effect(name)) from error
             raise
         finally:
             call.cancel()  # for a caller that leaves early; after the end it has no effect
 
     def _stream(self, name: str, request: Any, response: Any, timeout: float) -> Iterator[Any]:
-        method = (self._open()).unary_stream(
-            _SERVICE + name,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
-        )
-        call = method(request, timeout=timeout, metadata=self._metadata)
-        try:
-            for message in call:
-                yield message
-        except grpc.RpcError as error:
-            raise translate(error, runs=name in _RUNS) from error
-        finally:
-            call.cancel()  # for a caller that leaves early; after the end it has no effect
+        begun, run_id = False, ""
+        for last in (False, True):
+            channel = self._open()
+            method = channel.unary_stream(
+                _SERVICE + name,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=response.FromString,
+            )
+            call = method(request, timeout=timeout, metadata=self._metadata)
+            try:
+                for message in call:
+                    begun = True
+                    if isinstance(message, pb.ExecFrame) and message.HasField("started"):
+                        run_id = message.started.run_id
+                    yield message
+                return
+            except grpc.RpcError as error:
+                failure = translate(error, find_effect(name), run_id)
+                if begun or last or not self._forget(channel, failure):
+                    raise failure from error
+            finally:
+                call.cancel()  # for a caller that leaves early; after the end it has no effect
 
 
 class ExecStream:
@@ -453,6 +511,7 @@ class ExecStream:
     def __init__(self, frames: Iterator[pb.ExecFrame]) -> None:
         self._frames = frames
         self._result: RunResult | None = None
+        self.run_id = ""  # known as soon as the command has started
 
     @property
     def result(self) -> RunResult:
@@ -466,7 +525,9 @@ class ExecStream:
         reader = ChunkReader()
         try:
             for frame in self._frames:
-                if frame.HasField("output"):
+                if frame.HasField("started"):
+                    self.run_id = frame.started.run_id
+                elif frame.HasField("output"):
                     yield reader.read(frame.output)
                 elif frame.HasField("result"):
                     self._result = RunResult.read(frame.result)
@@ -475,7 +536,8 @@ class ExecStream:
         for chunk in reader.rest():
             yield chunk
         if self._result is None:
-            raise RunLost("the stream ended before the run did", code="run_lost", hint="look at the log of the session")
+            error, code = "the stream ended before the run did", "run_lost"
+            raise RunLost(error, code=code, hint=find_hint(code), run_id=self.run_id)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,4 @@
-"""Finds the gateway and the identity, in this order:
-
-1. an endpoint: the argument, K8E_SANDBOX_ENDPOINT, or that of a profile (argument, K8E_SANDBOX_PROFILE). Its identity:
-   an API key (argument, K8E_SANDBOX_APIKEY); the files K8E_SANDBOX_CERT and K8E_SANDBOX_KEY; a profile for the same
-   endpoint; the daemon of this machine, where the endpoint is its own; else none, with a CA to check the server by
-2. the daemon of this machine, through its unix socket; root starts it when it is not there
-3. 127.0.0.1:50051, as in 1
-
-The CA to check a server by is the one that came with the identity; else that of the server's own files, of the
-kubeconfig, or one of the system's.
-"""
+"""Turns the choice of a gateway into a connection's credentials: logs in, renews, finds the CA to trust."""
 
 from __future__ import annotations
 
@@ -24,154 +14,203 @@ from typing import Any, Final
 
 import grpc
 
-from sandbox_client._errors import InvalidArgument, Unavailable
-from sandbox_client._login import NOBODY_CERTIFICATE, NOBODY_KEY, Identity, login_local, login_with_key
+from sandbox_client._discovery import LOCAL, LOOPBACK, Choice, choose, find_run_dir, read_address
+from sandbox_client._errors import InvalidArgument, SandboxError, Unavailable
+from sandbox_client._hints import find_hint
+from sandbox_client._login import (
+    NOBODY_CERTIFICATE,
+    NOBODY_KEY,
+    Identity,
+    login_local,
+    login_with_certificate,
+    login_with_key,
+)
+from sandbox_client._profiles import Credentials, Profiles, RenewedCertificate
 from sandbox_client._requests import MESSAGE
 
-DEFAULT: Final = "127.0.0.1:50051"
-PORT: Final = 50051
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MESSAGE + (1 << 20)),
     ("grpc.max_send_message_length", MESSAGE + (1 << 20)),
     ("grpc.enable_retries", 0),  # a command is run once
+    ("grpc.use_local_subchannel_pool", 1),  # the next daemon is not made to wait for the failures of the last
     # A gateway that hangs is noticed, however long a command is silent.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),  # what newer versions go by
     ("grpc.http2.max_pings_without_data", 0),
 )
+AGAIN: Final = 60.0  # seconds after which a renewal that failed is tried again
+AT_SOCKET: Final = "renewed_at_socket"
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """A gateway, and what a connection to it is made with."""
+
     address: str
     authority: bytes | None  # the CAs that its certificate may come from; None: those of the system
     certificate: bytes
     key: bytes
-    renew_at: float  # from then on it should be looked for anew
+    renew_at: float = float("inf")  # from then on it should be looked for anew
+    local: bool = False  # the daemon of this machine: it is started when it does not run
 
     def credentials(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
 
 
 def find_target(endpoint: str | None, api_key: str | None, profile: str | None) -> Target:
-    wanted = endpoint or os.environ.get("K8E_SANDBOX_ENDPOINT")
-    profile = profile or os.environ.get("K8E_SANDBOX_PROFILE")
-    profiles = read_profiles()
-    if profile is not None and profile not in profiles:
-        hint = "`k8e connect` makes one"
-        raise InvalidArgument(f"there is no profile {profile}", code="profile_not_found", field="profile", hint=hint)
-    if not wanted and profile is not None:
-        wanted = str(profiles[profile]["endpoint"])
-    if wanted:
-        return _choose_identity(read_address(wanted), api_key, profile, profiles)
-    local = _log_in_here()
-    if local is not None:
-        return _belong(read_address(local.endpoint), local)
-    return _choose_identity(DEFAULT, api_key, profile, profiles)
-
-
-def _choose_identity(address: str, api_key: str | None, profile: str | None, profiles: dict[str, Any]) -> Target:
-    api_key = api_key or os.environ.get("K8E_SANDBOX_APIKEY")
-    if api_key:
-        return _belong(address, login_with_key(address, api_key))
-    certificate_file, key_file = os.environ.get("K8E_SANDBOX_CERT"), os.environ.get("K8E_SANDBOX_KEY")
-    if certificate_file and key_file:
-        own, *authorities = _CERTIFICATE.findall(read_file(certificate_file, "K8E_SANDBOX_CERT")) or [b""]
-        roots = b"".join(authorities) or find_roots()
-        return Target(address, roots, own, read_file(key_file, "K8E_SANDBOX_KEY"), float("inf"))
-    for name in [profile] if profile is not None else profiles:
-        found = profiles[name]
-        if read_address(str(found["endpoint"])) == address:
-            own, key, authority = (str(found[part]).encode() for part in ("certificate", "key", "ca_certificate"))
-            return Target(address, authority, own, key, float("inf"))
-    if address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]"):
-        local = _log_in_here(start=False)
-        if local is not None and local.endpoint.rpartition(":")[2] == address.rpartition(":")[2]:
-            return _belong(address, local)
-    roots = read_file(certificate_file, "K8E_SANDBOX_CERT") if certificate_file else find_roots()
+    choice = choose(endpoint, api_key, profile)
+    if not choice.endpoint:
+        identity = _log_in_here()
+        return _belong(read_address(identity.endpoint), identity, local=True)
+    if choice.api_key is not None:
+        return _belong(choice.endpoint, login_with_key(choice.endpoint, choice.api_key))
+    if choice.certificate_file:
+        return _use_files(choice)
+    if choice.profile:
+        return _use_profile(choice.profile)
+    identity_here = _find_identity_here(choice.endpoint)
+    if identity_here is not None:
+        return _belong(choice.endpoint, identity_here)
     # Anonymously, so that the gateway's answer says what is missing.
-    return Target(address, roots, NOBODY_CERTIFICATE, NOBODY_KEY, float("inf"))
+    return Target(choice.endpoint, find_roots(), NOBODY_CERTIFICATE, NOBODY_KEY)
 
 
-def _belong(address: str, identity: Identity) -> Target:
+def _belong(address: str, identity: Identity, *, local: bool = False) -> Target:
     """Looked for anew when a third of the certificate's life is left."""
     renew_at = identity.expires - (identity.expires - time.time()) / 3
-    return Target(address, identity.authority, identity.certificate, identity.key, renew_at)
+    return Target(address, identity.authority, identity.certificate, identity.key, renew_at, local)
 
 
-def _log_in_here(*, start: bool = True) -> Identity | None:
-    """Logs in as the user of this process at the daemon of this machine; None where there is no daemon."""
-    path = (os.environ.get("K8E_RUN_DIR") or "/run/k8e") + "/k8e.sock"
-    try:
-        return login_local(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        if not start or os.geteuid() != 0 or not start_daemon():
-            return None
-    except PermissionError as error:
-        hint = "join the group `k8e`, or use an API key"
-        raise Unavailable(f"{path} is not open for you", code="not_allowed", detail=str(error), hint=hint) from error
-    except OSError as error:
-        raise Unavailable(
-            "the daemon of this machine does not answer", code="unreachable", detail=str(error)
-        ) from error
-    try:
-        return login_local(path)
-    except OSError as error:
-        raise Unavailable(
-            "the daemon of this machine does not answer", code="unreachable", detail=str(error)
-        ) from error
+def _use_files(choice: Choice) -> Target:
+    certificates = read_file(choice.certificate_file)
+    if not choice.key_file:
+        return Target(choice.endpoint, certificates, NOBODY_CERTIFICATE, NOBODY_KEY)
+    own, *authorities = _CERTIFICATE.findall(certificates) or [b""]
+    return Target(choice.endpoint, b"".join(authorities) or find_roots(), own, read_file(choice.key_file))
 
 
-def start_daemon() -> bool:
-    """Starts the daemon: asks the command line for the status, which needs one."""
-    command = shutil.which("k8e")
-    if command is None:
-        return False
-    done = subprocess.run(
-        [command, "sandbox", "status"], stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False
-    )
-    if done.returncode == 2:
-        detail = done.stdout.decode("utf-8", "replace").strip()
-        raise Unavailable("the daemon of this machine could not be started", code="unreachable", detail=detail)
-    return True
-
-
-def read_address(text: str) -> str:
-    """host:port, as gRPC takes it."""
-    bare = text.strip().removeprefix("https://").rstrip("/")
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+)(?::(\d{1,5}))?", bare)
-    if match is None:
-        hint = "write host:port, such as 10.0.0.1:50051"
-        raise InvalidArgument(f"{text!r} is no endpoint", code="invalid_argument", field="endpoint", hint=hint)
-    return f"{match[1]}:{match[2] or PORT}"
-
-
-def read_profiles() -> dict[str, Any]:
-    path = Path.home() / ".k8e" / "sandbox" / "profiles.yaml"
-    if not path.exists():
-        return {}
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text())
-        profiles = dict(found["profiles"])
-        for profile in profiles.values():
-            profile["endpoint"], profile["certificate"], profile["key"], profile["ca_certificate"]
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
-        hint = "`k8e connect` writes it anew"
-        raise InvalidArgument(
-            f"{path} cannot be read", code="invalid_profiles", detail=str(error), hint=hint
-        ) from error
-    return profiles
-
-
-def read_file(path: str, variable: str) -> bytes:
+def read_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise InvalidArgument(f"{variable} cannot be read", code="invalid_argument", detail=str(error)) from error
+        code = "certificate_unreadable"
+        message = "K8E_SANDBOX_CERT or K8E_SANDBOX_KEY cannot be read"
+        raise InvalidArgument(message, code=code, detail=str(error), hint=find_hint(code)) from error
+
+
+# Profiles
+
+
+def _use_profile(name: str) -> Target:
+    """Renews the certificate when a third of its life is left. While it is valid, a renewal that fails is no error."""
+    kept = RenewedCertificate(Profiles().find(name))
+    credentials, now = kept.read(), time.time()
+    tried = 0.0
+    if credentials.is_worn(now):
+        try:
+            credentials = _renew(credentials)
+            kept.save(credentials)
+        except SandboxError:
+            if now >= credentials.expires_at:
+                raise
+            tried = now
+    life = credentials.expires_at - credentials.issued_at
+    return Target(
+        read_address(credentials.endpoint),
+        credentials.ca_certificate.encode(),
+        credentials.certificate.encode(),
+        credentials.key.encode(),
+        max(credentials.expires_at - life / 3, tried + AGAIN),
+    )
+
+
+def _renew(credentials: Credentials) -> Credentials:
+    """By the certificate itself; that of a user of this machine at the socket. Where the socket is closed to the user,
+    the gateway's refusal says what to do."""
+    now = time.time()
+    address = read_address(credentials.endpoint)
+    parts = (part.encode() for part in (credentials.ca_certificate, credentials.certificate, credentials.key))
+    try:
+        identity = login_with_certificate(address, *parts)
+    except SandboxError as error:
+        found = _find_identity_here(address) if error.code == AT_SOCKET else None
+        if found is None:
+            raise
+        identity = found
+    return Credentials(
+        endpoint=credentials.endpoint,
+        ca_certificate=identity.authority.decode(),
+        certificate=identity.certificate.decode(),
+        key=identity.key.decode(),
+        issued_at=now,
+        expires_at=identity.expires,
+    )
+
+
+# The daemon of this machine
+
+
+def _find_identity_here(address: str) -> Identity | None:
+    """A user of this machine needs no key for its own gateway. None: it is another machine's, or closed to the user."""
+    host, _, port = address.rpartition(":")
+    path = f"{find_run_dir()}/k8e.sock"
+    if host not in LOOPBACK or not os.access(path, os.W_OK):
+        return None
+    try:
+        identity = login_local(path)
+    except (OSError, Unavailable):
+        return None
+    return identity if identity.endpoint.rpartition(":")[2] == port else None
+
+
+def _log_in_here() -> Identity:
+    """Logs in as the user of this process. A daemon that was killed takes connections until its last thread has ended,
+    so one that goes away without an answer is asked once more: it is the next daemon that answers then."""
+    path = f"{find_run_dir()}/k8e.sock"
+    for last in (False, False, True):
+        try:
+            return login_local(path)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            if last:
+                raise _fail("daemon_unreachable", "the daemon of this machine does not answer", error) from error
+            start_daemon(path)
+        except PermissionError as error:
+            raise _fail("daemon_not_allowed", "you may not use the daemon of this machine", error) from error
+        except OSError as error:
+            if last or isinstance(error, TimeoutError):
+                raise _fail("daemon_unreachable", "the daemon of this machine does not answer", error) from error
+    raise AssertionError
+
+
+def _fail(code: str, error: str, cause: object) -> Unavailable:
+    return Unavailable(error, code=code, detail=str(cause), hint=find_hint(code))
+
+
+def start_daemon(path: str) -> None:
+    """Starts the daemon: asks the command line for the status, which needs one."""
+    if os.geteuid() != 0:
+        raise _fail("daemon_not_running", "the daemon does not run, and only root can start it", path)
+    command = shutil.which("k8e")
+    if command is None:
+        raise _fail("daemon_not_started", "the daemon does not run, and there is no k8e to start it", path)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("K8E_SANDBOX_")}
+    environment["K8E_SANDBOX_ENDPOINT"] = LOCAL
+    done = subprocess.run(
+        [command, "sandbox", "status"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    if done.returncode == 2:
+        detail = done.stdout.decode("utf-8", "replace").strip()
+        raise _fail("daemon_not_started", "the daemon of this machine could not be started", detail)
+
+
+# The CA to trust
 
 
 def find_roots() -> bytes | None:
@@ -180,20 +219,23 @@ def find_roots() -> bytes | None:
     try:
         return Path(state, "identity", "ca.crt").read_bytes()
     except OSError:
-        pass
-    for path in (os.environ.get("KUBECONFIG"), "/etc/k8e/k8e.yaml"):
-        if path and os.path.exists(path):
-            return read_cluster_authority(Path(path))
-    return None
+        return read_cluster_authority(Path(os.environ.get("KUBECONFIG") or "/etc/k8e/k8e.yaml"))
 
 
 def read_cluster_authority(path: Path) -> bytes | None:
+    """The CA of the current cluster; None for a kubeconfig without what we look for, which is no reason to fail."""
+    if not path.exists():
+        return None
     import yaml
 
     try:
-        config = yaml.safe_load(path.read_text())
-        context = next(item["context"] for item in config["contexts"] if item["name"] == config["current-context"])
-        cluster = next(item["cluster"] for item in config["clusters"] if item["name"] == context["cluster"])
-        return base64.b64decode(cluster["certificate-authority-data"])
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, StopIteration):
-        return None  # a kubeconfig without what we look for is no reason to fail
+        config: Any = yaml.safe_load(path.read_bytes())
+        current = config.get("current-context")
+        contexts = {one["name"]: one["context"]["cluster"] for one in config.get("contexts") or ()}
+        clusters = {one["name"]: one["cluster"] for one in config.get("clusters") or ()}
+        cluster = clusters[contexts[current]] if current else next(iter(clusters.values()))
+        if "certificate-authority-data" in cluster:
+            return base64.b64decode(cluster["certificate-authority-data"])
+        return Path(path.parent, str(cluster["certificate-authority"])).read_bytes()
+    except (OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, StopIteration):
+        return None

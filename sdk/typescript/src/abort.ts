@@ -1,7 +1,7 @@
 /** AbortSignals: what a caller gives up, as `fetch` does it: with the signal's own reason. */
 import { status as Status, type ServiceError } from "@grpc/grpc-js";
 
-import { translate } from "./errors.js";
+import { type Effect, translate } from "./errors.js";
 
 /** Waits for work that others may wait for as well: it goes on when this caller gives up. */
 export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
@@ -27,6 +27,6 @@ export function follow(signal: AbortSignal | undefined, call: { cancel(): void }
 }
 
 /** The error of a call that failed, or was given up. */
-export function failWith(failure: ServiceError, signal: AbortSignal | undefined, runs = false): unknown {
-  return signal?.aborted && failure.code === Status.CANCELLED ? signal.reason : translate(failure, runs);
+export function failWith(failure: ServiceError, signal: AbortSignal | undefined, effect: Effect, runId = ""): unknown {
+  return signal?.aborted && failure.code === Status.CANCELLED ? signal.reason : translate(failure, effect, runId);
 }

@@ -16,7 +16,21 @@ import { failWith, follow, unlessAborted } from "./abort.js";
 import { BackgroundRun, type Look } from "./background.js";
 import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
-import { Conflict, InvalidArgument, NotFound, NotText, RunLost, SandboxError } from "./errors.js";
+import { LOCAL, type Wanted } from "./discovery.js";
+import {
+  CONNECTION_LOST,
+  Conflict,
+  type Effect,
+  InvalidArgument,
+  NotFound,
+  NotText,
+  RunLost,
+  SandboxError,
+  UNREACHABLE,
+  Unavailable,
+  findEffect,
+} from "./errors.js";
+import { findHint } from "./hints.js";
 import { PIECE, TargetFolder, findPermissions, listFolder, readPieces, replaceFile } from "./local_files.js";
 import {
   type Approval,
@@ -39,27 +53,31 @@ import {
   readSession,
   readStatus,
 } from "./model.js";
-import { type Wanted, findTarget } from "./target.js";
+import { findTarget } from "./target.js";
 
 const SMALL = 4 << 20; // a file up to here goes in one message
-const RUNS = new Set(["Exec", "ExecStream", "PipInstall"]);
 const MARGIN = 30; // seconds for the way there and back, on top of what the command may take
 const CREATE_SECONDS = 180;
 const FILE_SECONDS = 600;
 
+/** What code is run by. */
 export type Language = "bash" | "python" | "node" | "ts";
 /** Code for the language; or a program and its arguments, without a shell. */
 export type Command = string | readonly (string | Uint8Array)[];
 /** A path that is not UTF-8 is given as bytes. */
 export type Path = string | Uint8Array;
 
+/** Which gateway, and who calls. What is left out is looked for (docs/gateway.md). */
 export interface ClientOptions {
+  /** HOST:PORT of a gateway, or `local`: the daemon of this machine. */
   endpoint?: string;
   /** Whom new sessions belong to. */
   tenantId?: string;
   /** No others than that tenant's sessions are meant, for who sees several tenants'. */
   onlyTenant?: boolean;
+  /** Without an endpoint it is used at this machine's gateway. */
   apiKey?: string;
+  /** The name that `k8e connect` gave to a gateway. */
   profile?: string;
 }
 
@@ -69,6 +87,7 @@ export interface CallOptions {
   signal?: AbortSignal | undefined;
 }
 
+/** How a command is run. */
 export interface ExecOptions extends CallOptions {
   language?: Language;
   env?: Record<string, string>;
@@ -108,6 +127,7 @@ interface Wishes extends CallOptions {
   ttl?: number;
 }
 
+/** A new session. */
 export interface SessionOptions extends Wishes {
   /** gvisor unless told otherwise; "" is the strongest that works. One that is not there is an error. */
   runtimeClass?: string;
@@ -131,6 +151,7 @@ export interface SessionOptions extends Wishes {
   powerless?: boolean;
 }
 
+/** What a stopped session is given when it is started. */
 export interface StartOptions extends CallOptions {
   /** Further variables, or other values. */
   env?: Record<string, string>;
@@ -211,11 +232,12 @@ function execRequest(sessionId: string, command: Command, timeout: number, optio
 /**
  * Runs code in sandboxes, through the gateway of a machine or cluster.
  *
- * Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there. Nothing
- * is ever sent twice.
+ * Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there, also when
+ * it ended meanwhile. A credential that is given is used or refused. A request that changes anything, or runs a command,
+ * is sent once; one that only asks may be asked again of the next daemon.
  */
 export class SandboxClient {
-  readonly #wanted: Wanted;
+  #wanted: Wanted;
   readonly #tenant: string;
   readonly #metadata = new Metadata();
   #open: Promise<{ client: Client; target: Target }> | undefined;
@@ -332,6 +354,7 @@ export class SandboxClient {
     return (await this.#call("Log", { session_id: sessionId }, options)).runs.map(readRun);
   }
 
+  /** Installs Python packages in a session, from the package indexes that the gateway's machine uses. */
   async pipInstall(sessionId: string, packages: readonly string[], timeout = 300, options: CallOptions = {}): Promise<PipResult> {
     checkList("packages", packages);
     const request = { session_id: sessionId, packages, timeout };
@@ -372,15 +395,18 @@ export class SandboxClient {
     return (await this.#call("RunSubAgent", request, options, CREATE_SECONDS)).session_id;
   }
 
+  /** Returns a session, with what its sandbox was refused lately. */
   async getSession(sessionId: string, options: CallOptions = {}): Promise<SessionInfo> {
     return readSession((await this.#call("GetSession", { session_id: sessionId }, options)).session);
   }
 
+  /** Lists the caller's sessions; with `allPhases` also those that have ended. */
   async listSessions(options: CallOptions & { allPhases?: boolean } = {}): Promise<SessionInfo[]> {
     const response = await this.#call("ListSessions", { phase: options.allPhases ? "all" : "active" }, options);
     return response.sessions.map(readSession);
   }
 
+  /** Ends a session, with everything that runs in it and all its files. */
   async destroySession(sessionId: string, options: CallOptions = {}): Promise<void> {
     await this.#call("DestroySession", { session_id: sessionId }, options, CREATE_SECONDS);
   }
@@ -432,7 +458,7 @@ export class SandboxClient {
   /** The answer to an earlier question, or how it stands after that long. */
   async awaitApproval(approvalId: string, timeout = 30, options: CallOptions = {}): Promise<Approval> {
     const request = { approval_id: approvalId, timeout };
-    return readApproval((await this.#call("ConfirmAction", request, options, timeout + MARGIN)).approval);
+    return readApproval((await this.#call("ConfirmAction", request, options, timeout + MARGIN, "asks")).approval);
   }
 
   /** Answers another caller's approval, once. With an API key this needs the scope operator. */
@@ -447,6 +473,7 @@ export class SandboxClient {
     return response.approvals.map(readApproval);
   }
 
+  /** Says whether sandboxes work at the gateway, and who is calling. */
   async status(options: CallOptions = {}): Promise<StatusInfo> {
     return readStatus(await this.#call("Status", {}, options));
   }
@@ -595,6 +622,10 @@ export class SandboxClient {
     if (this.#open === known) {
       // Calls that are under way on an older one go on; it is gone with the last of them.
       const opening = findTarget(this.#wanted).then((target) => {
+        if (target.local) {
+          // Its sessions are there, whatever is configured later.
+          this.#wanted = { endpoint: LOCAL, apiKey: undefined, profile: undefined };
+        }
         const client = new SandboxService(target.address, target.credentials(), { ...OPTIONS, ...target.options });
         return { client, target };
       });
@@ -608,13 +639,52 @@ export class SandboxClient {
     return (await this.#open!).client;
   }
 
-  async #call(name: string, request: Message, options: CallOptions, seconds = MARGIN): Promise<Message> {
-    const { signal } = options;
-    const client = await unlessAborted(this.#connect(), signal);
+  /**
+   * Whether a call may be sent on a new channel: to the daemon of this machine, which is then started, and only what was
+   * never sent, or what only asks. Nothing else is ever sent twice.
+   */
+  async #forget(client: Client, failure: unknown): Promise<boolean> {
+    const lost = failure instanceof Unavailable && [UNREACHABLE, CONNECTION_LOST].includes(failure.code);
+    if (!lost || this.#wanted.endpoint !== LOCAL) {
+      return false;
+    }
+    const opened = this.#open;
+    if ((await opened?.catch(() => undefined))?.client === client && this.#open === opened) {
+      this.#open = undefined;
+    }
+    return true;
+  }
+
+  async #call(
+    name: string,
+    request: Message,
+    options: CallOptions,
+    seconds = MARGIN,
+    effect = findEffect(name),
+  ): Promise<Message> {
+    const client = await unlessAborted(this.#connect(), options.signal);
+    try {
+      return await this.#send(client, name, request, options, seconds, effect);
+    } catch (failure) {
+      if (!(await this.#forget(client, failure))) {
+        throw failure;
+      }
+    }
+    return this.#send(await unlessAborted(this.#connect(), options.signal), name, request, options, seconds, effect);
+  }
+
+  async #send(
+    client: Client,
+    name: string,
+    request: Message,
+    { signal }: CallOptions,
+    seconds: number,
+    effect: Effect,
+  ): Promise<Message> {
     return new Promise((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) => {
         leave();
-        return error ? reject(failWith(error, signal, RUNS.has(name))) : resolve(response);
+        return error ? reject(failWith(error, signal, effect)) : resolve(response);
       };
       const limits = { deadline: deadline(seconds) };
       const leave = follow(signal, method(client, name).call(client, request, this.#metadata, limits, done) as ClientUnaryCall);
@@ -623,11 +693,13 @@ export class SandboxClient {
 
   async #upload(header: Message, content: Pieces, options: FileOptions): Promise<number> {
     const { signal, timeout = FILE_SECONDS } = options;
+    // The pieces are sent once only: a daemon that is gone is found, and started, before the first.
+    await this.#call("ListApprovals", { status: "pending" }, options);
     const client = await unlessAborted(this.#connect(), signal);
     let call: ClientWritableStream<Message>;
     const answer = new Promise<Message>((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) =>
-        error ? reject(failWith(error, signal)) : resolve(response);
+        error ? reject(failWith(error, signal, findEffect("UploadFile"))) : resolve(response);
       call = method(client, "UploadFile").call(client, this.#metadata, { deadline: deadline(timeout) }, done) as ClientWritableStream<Message>;
     });
     const leave = follow(signal, call!);
@@ -667,21 +739,29 @@ export class SandboxClient {
     }
   }
 
-  async *#stream(name: string, request: Message, options: CallOptions, seconds: number): AsyncGenerator<Message> {
-    const { signal } = options;
-    const client = await unlessAborted(this.#connect(), signal);
-    const limits = { deadline: deadline(seconds) };
-    const call = method(client, name).call(client, request, this.#metadata, limits) as ClientReadableStream<Message>;
-    const leave = follow(signal, call);
-    try {
-      for await (const message of call) {
-        yield message;
+  async *#stream(name: string, request: Message, { signal }: CallOptions, seconds: number): AsyncGenerator<Message> {
+    let [begun, runId] = [false, ""];
+    for (let last = false; ; last = true) {
+      const client = await unlessAborted(this.#connect(), signal);
+      const limits = { deadline: deadline(seconds) };
+      const call = method(client, name).call(client, request, this.#metadata, limits) as ClientReadableStream<Message>;
+      const leave = follow(signal, call);
+      try {
+        for await (const message of call) {
+          begun = true;
+          runId = message.started?.run_id ?? runId;
+          yield message;
+        }
+        return;
+      } catch (error) {
+        const failure = failWith(error as ServiceError, signal, findEffect(name), runId);
+        if (begun || last || !(await this.#forget(client, failure))) {
+          throw failure;
+        }
+      } finally {
+        leave();
+        call.cancel(); // for a caller that leaves early; after the end it has no effect
       }
-    } catch (error) {
-      throw failWith(error as ServiceError, signal, RUNS.has(name));
-    } finally {
-      leave();
-      call.cancel(); // for a caller that leaves early; after the end it has no effect
     }
   }
 }
@@ -727,6 +807,9 @@ export class ExecStream implements AsyncIterable<Chunk> {
     this.#start = start;
   }
 
+  /** Known as soon as the command has started. */
+  runId = "";
+
   /** Without output, which has come already. */
   get result(): RunResult {
     if (!this.#result) {
@@ -742,7 +825,9 @@ export class ExecStream implements AsyncIterable<Chunk> {
     this.#started = true;
     const reader = new ChunkReader();
     for await (const frame of this.#start()) {
-      if (frame.output) {
+      if (frame.started) {
+        this.runId = frame.started.run_id;
+      } else if (frame.output) {
         yield reader.read(frame.output.data, frame.output.stream === "STREAM_STDERR" ? "stderr" : "stdout");
       } else if (frame.result) {
         this.#result = readRun(frame.result);
@@ -750,7 +835,8 @@ export class ExecStream implements AsyncIterable<Chunk> {
     }
     yield* reader.rest();
     if (!this.#result) {
-      throw new RunLost("the stream ended before the run did", { code: "run_lost", hint: "look at the log of the session" });
+      const parts = { code: "run_lost", hint: findHint("run_lost"), runId: this.runId };
+      throw new RunLost("the stream ended before the run did", parts);
     }
   }
 }

@@ -14,6 +14,7 @@ interface ErrorDetail {
   hint: string;
   field: string;
   retry_after: number;
+  run_id: string;
 }
 
 function findContract(): string {
@@ -49,8 +50,8 @@ const errorDetail = definition["sandbox.v1.ErrorDetail"] as MessageTypeDefinitio
 /** undefined for what cannot be read: such an answer says nothing. */
 export function decodeErrorDetail(value: Buffer) {
   try {
-    const { code, error, detail, hint, field, retry_after } = errorDetail.deserialize(value);
-    return { code, error, detail, hint, field, retryAfter: retry_after };
+    const { code, error, detail, hint, field, retry_after, run_id } = errorDetail.deserialize(value);
+    return { code, error, detail, hint, field, retryAfter: retry_after, runId: run_id };
   } catch {
     return undefined;
   }

@@ -23,6 +23,7 @@ export {
   InvalidArgument,
   NotFound,
   NotText,
+  OutcomeUnknown,
   PermissionDenied,
   ResourceExhausted,
   RunLost,

@@ -13,6 +13,7 @@ import { type Client, type ServiceError } from "@grpc/grpc-js";
 import { OPTIONS, makeTarget } from "./channel.js";
 import { SandboxService } from "./contract.js";
 import { InvalidArgument, ServerNotTrusted, Unavailable, translate } from "./errors.js";
+import { findHint } from "./hints.js";
 
 const PREFIX = "k8e_";
 const PURPOSE = Buffer.from("k8e-login-v1\0", "latin1");
@@ -60,8 +61,8 @@ export function parseKey(text: string): ApiKey {
   const content = /^[A-Za-z0-9_-]*$/.test(encoded) ? Buffer.from(encoded, "base64url") : Buffer.alloc(0);
   const body = content.subarray(0, 72);
   if (!word.startsWith(PREFIX) || content.length !== 76 || !sha256(body).subarray(0, 4).equals(content.subarray(72))) {
-    const hint = "copy the whole key, as `k8e sandbox-apikey create` printed it";
-    throw new InvalidArgument("this is not an API key, or not all of it", { code: "invalid_key", hint });
+    const parts = { code: "bad_apikey", field: "apiKey", hint: findHint("bad_apikey") };
+    throw new InvalidArgument("this is not an API key, or not all of it", parts);
   }
   return { keyId: body.subarray(0, 8), fingerprint: body.subarray(8, 40), secret: body.subarray(40) };
 }
@@ -118,10 +119,17 @@ export async function loginLocal(path: string): Promise<Identity> {
     call.on("error", reject);
     call.end(body);
   });
-  const answer = JSON.parse(text) as Record<string, string | number>;
+  let answer: Record<string, string | number>;
+  try {
+    answer = JSON.parse(text) as Record<string, string | number>;
+  } catch (cause) {
+    const hint = "Is this client of the same version as the daemon?";
+    const parts = { code: "answer_unusable", detail: `${path}: ${(cause as Error).message}`, hint };
+    throw new Unavailable("what answers at the daemon's socket is no daemon", parts, { cause });
+  }
   if (status >= 300) {
     const [code, detail, hint] = ["code", "detail", "hint"].map((name) => String(answer[name] ?? ""));
-    throw new Unavailable(String(answer["error"] ?? ""), { code: code!, detail: detail!, hint: hint! });
+    throw new Unavailable(String(answer["error"] ?? ""), { code: code!, detail: detail!, hint: findHint(code!, hint) });
   }
   return {
     certificate: Buffer.from(String(answer["certificate"])),
@@ -137,17 +145,40 @@ export async function loginWithKey(address: string, text: string): Promise<Ident
   const authority = await findAuthority(address, key.fingerprint);
   const request = makeRequest();
   const message = { key_id: key.keyId.toString("hex"), csr: request.pem, signature: signLogin(key, request.der) };
-  const target = makeTarget(address, authority, NOBODY_KEY, NOBODY_CERTIFICATE);
+  return exchange(address, authority, request.key, message, NOBODY_KEY, NOBODY_CERTIFICATE);
+}
+
+/** Exchanges a certificate that is valid for a new one. */
+export async function loginWithCertificate(
+  address: string,
+  authority: Buffer,
+  key: Buffer,
+  certificate: Buffer,
+): Promise<Identity> {
+  const request = makeRequest();
+  return exchange(address, authority, request.key, { csr: request.pem }, key, certificate);
+}
+
+/** Sends the request for a certificate for `own` on a connection that is made with `key` and `certificate`. */
+async function exchange(
+  address: string,
+  authority: Buffer,
+  own: Buffer,
+  message: object,
+  key: Buffer,
+  certificate: Buffer,
+): Promise<Identity> {
+  const target = makeTarget(address, authority, key, certificate);
   const client: Client = new SandboxService(address, target.credentials(), { ...OPTIONS, ...target.options });
   try {
     return await new Promise((resolve, reject) => {
       const login = (client as unknown as Record<string, (...words: unknown[]) => unknown>)["Login"]!;
       const done = (error: ServiceError | null, response: { certificate: string; expires_at: number }) =>
         error
-          ? reject(translate(error))
+          ? reject(translate(error, "asks")) // a certificate that is not fetched has no effect
           : resolve({
               certificate: Buffer.from(response.certificate),
-              key: request.key,
+              key: own,
               authority,
               expires: response.expires_at,
               endpoint: "",
@@ -183,15 +214,14 @@ export async function findAuthority(address: string, fingerprint: Uint8Array): P
     });
     socket.setTimeout(SECONDS * 1000, () => socket.destroy(new Error("no answer in time")));
     socket.on("error", (cause) => {
-      const hint = "is the address right, and does the gateway run?";
-      reject(new Unavailable(`${address} cannot be reached`, { code: "unreachable", detail: cause.message, hint }, { cause }));
+      const parts = { code: "unreachable", detail: cause.message, hint: findHint("unreachable") };
+      reject(new Unavailable(`${address} cannot be reached`, parts, { cause }));
     });
   });
   const authority = chain.find((certificate) => sha256(certificate).equals(fingerprint));
   if (!authority) {
-    const hint = "either the address is wrong, or the connection is intercepted: nothing was sent";
     const error = `${address} is not the gateway that this key was made for`;
-    throw new ServerNotTrusted(error, { code: "server_not_trusted", hint });
+    throw new ServerNotTrusted(error, { code: "wrong_gateway", hint: findHint("wrong_gateway") });
   }
   const lines = authority.toString("base64").match(/.{1,64}/g)!.join("\n");
   return Buffer.from(`-----BEGIN CERTIFICATE-----\n${lines}\n-----END CERTIFICATE-----\n`);

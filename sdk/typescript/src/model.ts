@@ -1,5 +1,7 @@
 /** What calls give back, as plain data. Output is text, and beside it the exact bytes. */
+import { hintAtHosts } from "./hints.js";
 
+/** Where a command wrote it. */
 export type StreamName = "stdout" | "stderr";
 
 /** Something that the code asked of the network and did not get; the hint says what to ask for. */
@@ -11,6 +13,7 @@ export interface Refusal {
   hint: string;
 }
 
+/** A run: how it ended, or how it stands, and its output. */
 export interface RunResult {
   /** Decoded as UTF-8, with U+FFFD for what is none. */
   stdout: string;
@@ -34,6 +37,7 @@ export interface RunResult {
   rawStderr: Uint8Array;
 }
 
+/** A file or directory in a sandbox. */
 export interface FileInfo {
   path: string;
   /** The exact bytes, also where they are not UTF-8. */
@@ -43,6 +47,7 @@ export interface FileInfo {
   size: number;
 }
 
+/** A session, as its owner sees it. */
 export interface SessionInfo {
   sessionId: string;
   tenantId: string;
@@ -69,6 +74,7 @@ export interface SessionInfo {
   powerless: boolean;
 }
 
+/** An image that sessions can be made of. */
 export interface ImageInfo {
   image: string;
   digest: string;
@@ -100,6 +106,7 @@ export interface ProcessInfo {
   stderrBytes: number;
 }
 
+/** The end of a `pip install`, and all that it wrote. */
 export interface PipResult {
   output: string;
   exitCode: number | null;
@@ -125,6 +132,7 @@ export interface Approval {
   reason: string;
 }
 
+/** Whether sandboxes work at the gateway, and who it says is calling. */
 export interface StatusInfo {
   available: boolean;
   version: string;
@@ -137,6 +145,7 @@ export interface StatusInfo {
 
 /** A piece of live output: the exact bytes, which can be written as they are, and `text`. */
 export class Chunk extends Uint8Array {
+  /** Where the command wrote it. */
   readonly stream: StreamName;
   /** Decoded as UTF-8. A character that is split between two pieces is in the text of the second. */
   readonly text: string;
@@ -182,6 +191,12 @@ export function decode(data: Uint8Array): string {
 /* eslint-disable-next-line @typescript-eslint/no-explicit-any -- messages are checked where they are made */
 type Message = any;
 
+function readRefusals(refusals: Message[], sessionId: string): Refusal[] {
+  return refusals.map(({ host, address, port, reason, hint, entry }) => {
+    return { host, address, port, reason, hint: hintAtHosts(sessionId, entry, hint) };
+  });
+}
+
 export function readRun(message: Message): RunResult {
   return {
     stdout: decode(message.stdout),
@@ -194,7 +209,7 @@ export function readRun(message: Message): RunResult {
     truncated: message.truncated,
     stdoutBytes: message.stdout_bytes,
     stderrBytes: message.stderr_bytes,
-    denied: message.denied,
+    denied: readRefusals(message.denied, message.session_id),
     reason: message.reason,
     rawStdout: message.stdout,
     rawStderr: message.stderr,
@@ -205,7 +220,7 @@ export function readPip(message: Message): PipResult {
   return {
     output: decode(message.output),
     exitCode: message._exit_code === "exit_code" ? message.exit_code : null,
-    denied: message.run?.denied ?? [],
+    denied: readRefusals(message.run?.denied ?? [], message.run?.session_id ?? ""),
   };
 }
 
@@ -237,7 +252,7 @@ export function readSession(message: Message): SessionInfo {
     lastUsed: message.last_used,
     ttl: message.ttl,
     allowedHosts: message.allowed_hosts,
-    denied: message.denied,
+    denied: readRefusals(message.denied, message.session_id),
     parentSessionId: message.parent_session_id,
     children: message.children,
     persistent: message.persistent,

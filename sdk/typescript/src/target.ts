@@ -1,205 +1,226 @@
-/**
- * Which gateway, and with which identity. In this order:
- *
- * 1. an endpoint: the option, K8E_SANDBOX_ENDPOINT, or that of a profile (option, K8E_SANDBOX_PROFILE). Its identity: an
- *    API key (option, K8E_SANDBOX_APIKEY); the files K8E_SANDBOX_CERT and K8E_SANDBOX_KEY; a profile for the same
- *    endpoint; the daemon of this machine, where the endpoint is its own; else anonymously, with a CA to check the server by
- * 2. the daemon of this machine, through its unix socket; root starts it when it is not there
- * 3. 127.0.0.1:50051, as in 1
- *
- * The CA to check a server by is the one that came with the identity; else that of the server's own files, of the
- * kubeconfig, or one of the system's.
- */
+/** Turns the choice of a gateway into a connection's credentials: logs in, renews, finds the CA to trust. */
 import { execFile } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
-import { homedir } from "node:os";
-import { join } from "node:path";
+import { accessSync, constants, readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
 
 import { parse } from "yaml";
 
 import { type Target, makeTarget } from "./channel.js";
-import { InvalidArgument, Unavailable } from "./errors.js";
-import { type Identity, NOBODY_CERTIFICATE, NOBODY_KEY, loginLocal, loginWithKey } from "./login.js";
+import { type Choice, LOCAL, type Wanted, choose, findRunDir, readAddress } from "./discovery.js";
+import { InvalidArgument, SandboxError, Unavailable } from "./errors.js";
+import { findHint } from "./hints.js";
+import { type Identity, NOBODY_CERTIFICATE, NOBODY_KEY, loginLocal, loginWithCertificate, loginWithKey } from "./login.js";
+import { type Credentials, Profiles, RenewedCertificate, isWorn } from "./profiles.js";
 
-const DEFAULT = "127.0.0.1:50051";
-const PORT = 50051;
+const AGAIN = 60; // seconds after which a renewal that failed is tried again
+const AT_SOCKET = "renewed_at_socket";
 
-export interface Wanted {
-  endpoint: string | undefined;
-  apiKey: string | undefined;
-  profile: string | undefined;
-}
-
-interface Profile {
-  endpoint: string;
-  certificate: string;
-  key: string;
-  ca_certificate: string;
+export async function findTarget(wanted: Wanted): Promise<Target> {
+  const choice = choose(wanted);
+  if (choice.endpoint === undefined) {
+    const identity = await logInHere();
+    return belong(readAddress(identity.endpoint), identity, true);
+  }
+  if (choice.apiKey !== undefined) {
+    return belong(choice.endpoint, await loginWithKey(choice.endpoint, choice.apiKey));
+  }
+  if (choice.certificateFile) {
+    return useFiles(choice.endpoint, choice);
+  }
+  if (choice.profile) {
+    return useProfile(choice.profile);
+  }
+  const here = await findIdentityHere(choice.endpoint);
+  // Else anonymously, so that the gateway's answer says what is missing.
+  return here ? belong(choice.endpoint, here) : makeTarget(choice.endpoint, findRoots(), NOBODY_KEY, NOBODY_CERTIFICATE);
 }
 
 /** Looked for anew when a third of the certificate's life is left. */
-function belong(address: string, identity: Identity): Target {
+function belong(address: string, identity: Identity, local = false): Target {
   const renewAt = identity.expires - (identity.expires - Date.now() / 1000) / 3;
-  return makeTarget(address, identity.authority, identity.key, identity.certificate, renewAt);
+  return makeTarget(address, identity.authority, identity.key, identity.certificate, renewAt, local);
 }
 
-export async function findTarget(wanted: Wanted): Promise<Target> {
-  const profile = wanted.profile ?? (process.env["K8E_SANDBOX_PROFILE"] || undefined);
-  const profiles = readProfiles();
-  if (profile !== undefined && !profiles.has(profile)) {
-    const parts = { code: "profile_not_found", field: "profile", hint: "`k8e connect` makes one" };
-    throw new InvalidArgument(`there is no profile ${profile}`, parts);
+function useFiles(endpoint: string, choice: Choice): Target {
+  const certificates = readFile(choice.certificateFile!);
+  if (!choice.keyFile) {
+    return makeTarget(endpoint, certificates, NOBODY_KEY, NOBODY_CERTIFICATE);
   }
-  const named = profile === undefined ? undefined : profiles.get(profile)?.endpoint;
-  const endpoint = (wanted.endpoint || process.env["K8E_SANDBOX_ENDPOINT"]) || named;
-  if (endpoint) {
-    return chooseIdentity(readAddress(endpoint), wanted.apiKey, profile, profiles);
-  }
-  const local = await logInHere(true);
-  if (local) {
-    return belong(readAddress(local.endpoint), local);
-  }
-  return chooseIdentity(DEFAULT, wanted.apiKey, profile, profiles);
+  const blocks = /-----BEGIN CERTIFICATE-----[^]*?-----END CERTIFICATE-----\n?/g;
+  const [own = "", ...rest] = certificates.toString("latin1").match(blocks) ?? [];
+  const roots = rest.length ? Buffer.from(rest.join("")) : findRoots();
+  return makeTarget(endpoint, roots, readFile(choice.keyFile), Buffer.from(own));
 }
 
-async function chooseIdentity(
-  address: string,
-  givenKey: string | undefined,
-  profile: string | undefined,
-  profiles: Map<string, Profile>,
-): Promise<Target> {
-  const apiKey = givenKey || process.env["K8E_SANDBOX_APIKEY"];
-  if (apiKey) {
-    return belong(address, await loginWithKey(address, apiKey));
+function readFile(path: string): Buffer {
+  try {
+    return readFileSync(path);
+  } catch (cause) {
+    const code = "certificate_unreadable";
+    const parts = { code, detail: (cause as Error).message, hint: findHint(code) };
+    throw new InvalidArgument("K8E_SANDBOX_CERT or K8E_SANDBOX_KEY cannot be read", parts, { cause });
   }
-  const [certificateFile, keyFile] = [process.env["K8E_SANDBOX_CERT"], process.env["K8E_SANDBOX_KEY"]];
-  if (certificateFile && keyFile) {
-    const found = readFile(certificateFile, "K8E_SANDBOX_CERT").toString("latin1");
-    const [own = "", ...rest] = found.match(/-----BEGIN CERTIFICATE-----[^]*?-----END CERTIFICATE-----\n?/g) ?? [];
-    const roots = rest.length ? Buffer.from(rest.join("")) : findRoots();
-    return makeTarget(address, roots, readFile(keyFile, "K8E_SANDBOX_KEY"), Buffer.from(own));
-  }
-  for (const [name, found] of profiles) {
-    if ((profile === undefined || profile === name) && readAddress(found.endpoint) === address) {
-      return makeTarget(address, Buffer.from(found.ca_certificate), Buffer.from(found.key), Buffer.from(found.certificate));
+}
+
+// Profiles
+
+/** Renews the certificate when a third of its life is left. While it is valid, a renewal that fails is no error. */
+async function useProfile(name: string): Promise<Target> {
+  const kept = new RenewedCertificate(new Profiles().find(name));
+  let credentials = kept.read();
+  const now = Date.now() / 1000;
+  let tried = 0;
+  if (isWorn(credentials, now)) {
+    try {
+      credentials = await renew(credentials);
+      kept.save(credentials);
+    } catch (error) {
+      if (!(error instanceof SandboxError) || now >= credentials.expires_at) {
+        throw error;
+      }
+      tried = now;
     }
   }
-  const [host, port] = [address.slice(0, address.lastIndexOf(":")), address.slice(address.lastIndexOf(":"))];
-  if (["127.0.0.1", "localhost", "[::1]"].includes(host)) {
-    const local = await logInHere(false);
-    if (local?.endpoint.endsWith(port)) {
-      return belong(address, local);
-    }
-  }
-  const roots = certificateFile ? readFile(certificateFile, "K8E_SANDBOX_CERT") : findRoots();
-  // Anonymously, so that the gateway's answer says what is missing.
-  return makeTarget(address, roots, NOBODY_KEY, NOBODY_CERTIFICATE);
+  const life = credentials.expires_at - credentials.issued_at;
+  return makeTarget(
+    readAddress(credentials.endpoint),
+    Buffer.from(credentials.ca_certificate),
+    Buffer.from(credentials.key),
+    Buffer.from(credentials.certificate),
+    Math.max(credentials.expires_at - life / 3, tried + AGAIN),
+  );
 }
 
-/** As who we are on this machine; undefined where there is no daemon. */
-async function logInHere(start: boolean): Promise<Identity | undefined> {
-  const path = join(process.env["K8E_RUN_DIR"] || "/run/k8e", "k8e.sock");
-  for (let tries = 0; ; tries++) {
+/**
+ * By the certificate itself; that of a user of this machine at the socket. Where the socket is closed to the user, the
+ * gateway's refusal says what to do.
+ */
+async function renew(credentials: Credentials): Promise<Credentials> {
+  const now = Date.now() / 1000;
+  const address = readAddress(credentials.endpoint);
+  let identity: Identity;
+  try {
+    const { ca_certificate: authority, key, certificate } = credentials;
+    identity = await loginWithCertificate(address, Buffer.from(authority), Buffer.from(key), Buffer.from(certificate));
+  } catch (error) {
+    const atSocket = error instanceof SandboxError && error.code === AT_SOCKET;
+    const found = atSocket ? await findIdentityHere(address) : undefined;
+    if (!found) {
+      throw error;
+    }
+    identity = found;
+  }
+  return {
+    endpoint: credentials.endpoint,
+    ca_certificate: identity.authority.toString(),
+    certificate: identity.certificate.toString(),
+    key: identity.key.toString(),
+    issued_at: now,
+    expires_at: identity.expires,
+  };
+}
+
+// The daemon of this machine
+
+/** A user of this machine needs no key for its own gateway. undefined: it is another machine's, or closed to the user. */
+async function findIdentityHere(address: string): Promise<Identity | undefined> {
+  const border = address.lastIndexOf(":");
+  const path = join(findRunDir(), "k8e.sock");
+  if (!["127.0.0.1", "[::1]", "localhost"].includes(address.slice(0, border))) {
+    return undefined;
+  }
+  try {
+    accessSync(path, constants.W_OK);
+    const identity = await loginLocal(path);
+    return identity.endpoint.endsWith(address.slice(border)) ? identity : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Logs in as the user of this process. A daemon that was killed takes connections until its last thread has ended, so one
+ * that goes away without an answer is asked once more: it is the next daemon that answers then.
+ */
+async function logInHere(): Promise<Identity> {
+  const path = join(findRunDir(), "k8e.sock");
+  for (let left = 2; ; left--) {
     try {
       return await loginLocal(path);
     } catch (cause) {
-      const { code, message } = cause as NodeJS.ErrnoException;
-      if (cause instanceof Unavailable) {
+      const { code } = cause as NodeJS.ErrnoException;
+      if (cause instanceof SandboxError) {
         throw cause;
       }
       if (code === "EACCES") {
-        const hint = "join the group `k8e`, or use an API key";
-        throw new Unavailable(`${path} is not open for you`, { code: "not_allowed", detail: message, hint }, { cause });
+        throw fail("daemon_not_allowed", "you may not use the daemon of this machine", cause);
       }
-      if (tries || !["ENOENT", "ECONNREFUSED"].includes(code ?? "")) {
-        const parts = { code: "unreachable", detail: message };
-        throw new Unavailable("the daemon of this machine does not answer", parts, { cause });
+      const gone = code === "ENOENT" || code === "ECONNREFUSED";
+      if (!left || !(gone || code === "ECONNRESET" || code === "EPIPE")) {
+        throw fail("daemon_unreachable", "the daemon of this machine does not answer", cause);
       }
-      if (!start || process.geteuid?.() !== 0 || !(await startDaemon())) {
-        return undefined;
+      if (gone) {
+        await startDaemon(path);
       }
     }
   }
 }
 
+function fail(code: string, error: string, cause: unknown): Unavailable {
+  const detail = cause instanceof Error ? cause.message : String(cause);
+  return new Unavailable(error, { code, detail, hint: findHint(code) }, { cause });
+}
+
 /** By asking the command line for its status, which needs one. */
-async function startDaemon(): Promise<boolean> {
+async function startDaemon(path: string): Promise<void> {
+  if (process.geteuid?.() !== 0) {
+    throw fail("daemon_not_running", "the daemon does not run, and only root can start it", path);
+  }
+  const env: NodeJS.ProcessEnv = { K8E_SANDBOX_ENDPOINT: LOCAL };
+  for (const [name, value] of Object.entries(process.env)) {
+    if (!name.startsWith("K8E_SANDBOX_")) {
+      env[name] = value;
+    }
+  }
   return new Promise((resolve, reject) => {
-    execFile("k8e", ["sandbox", "status"], { timeout: 120_000 }, (error, stdout) => {
+    execFile("k8e", ["sandbox", "status"], { timeout: 120_000, env }, (error, stdout) => {
       if (error?.code === "ENOENT") {
-        resolve(false);
+        reject(fail("daemon_not_started", "the daemon does not run, and there is no k8e to start it", path));
       } else if (Number(error?.code) === 2) {
-        const parts = { code: "unreachable", detail: stdout.trim() };
-        reject(new Unavailable("the daemon of this machine could not be started", parts));
+        reject(fail("daemon_not_started", "the daemon of this machine could not be started", stdout.trim()));
       } else {
-        resolve(true);
+        resolve();
       }
     });
   });
 }
 
-/** host:port, as gRPC takes it. */
-export function readAddress(text: string): string {
-  const bare = text.trim().replace(/^https:\/\//, "").replace(/\/+$/, "");
-  const match = /^(\[[0-9A-Fa-f:.]+\]|[^\s:/@[\]]+)(?::(\d{1,5}))?$/.exec(bare);
-  if (!match) {
-    const hint = "write host:port, such as 10.0.0.1:50051";
-    throw new InvalidArgument(`${text} is no endpoint`, { code: "invalid_argument", field: "endpoint", hint });
-  }
-  return `${match[1]}:${match[2] ?? PORT}`;
-}
-
-function readProfiles(): Map<string, Profile> {
-  const path = join(process.env["HOME"] || homedir(), ".k8e", "sandbox", "profiles.yaml");
-  if (!existsSync(path)) {
-    return new Map();
-  }
-  try {
-    const profiles = new Map(Object.entries((parse(readFileSync(path, "utf8")) as { profiles: Record<string, Profile> }).profiles));
-    for (const { endpoint, certificate, key, ca_certificate } of profiles.values()) {
-      if (![endpoint, certificate, key, ca_certificate].every((part) => typeof part === "string")) {
-        throw new Error("a profile is not complete");
-      }
-    }
-    return profiles;
-  } catch (cause) {
-    const parts = { code: "invalid_profiles", detail: (cause as Error).message, hint: "`k8e connect` writes it anew" };
-    throw new InvalidArgument(`${path} cannot be read`, parts, { cause });
-  }
-}
-
-function readFile(path: string, variable: string): Buffer {
-  try {
-    return readFileSync(path);
-  } catch (cause) {
-    throw new InvalidArgument(`${variable} cannot be read`, { code: "invalid_argument", detail: (cause as Error).message });
-  }
-}
+// The CA to trust
 
 /** The server's own CA, if we are where it runs; else the cluster's; else null: the system's. */
 function findRoots(): Buffer | null {
   try {
     return readFileSync(join(process.env["K8E_STATE_DIR"] || "/var/lib/k8e", "identity", "ca.crt"));
   } catch {
-    // Most machines are not where it runs.
+    return readClusterAuthority(process.env["KUBECONFIG"] || "/etc/k8e/k8e.yaml");
   }
-  const path = [process.env["KUBECONFIG"], "/etc/k8e/k8e.yaml"].find((each) => each && existsSync(each));
-  return path ? readClusterAuthority(path) : null;
 }
 
 interface KubeConfig {
-  "current-context": string;
-  contexts: { name: string; context: { cluster: string } }[];
-  clusters: { name: string; cluster: { "certificate-authority-data": string } }[];
+  "current-context"?: string;
+  contexts?: { name: string; context: { cluster: string } }[];
+  clusters?: { name: string; cluster: { "certificate-authority-data"?: string; "certificate-authority"?: string } }[];
 }
 
 /** null for a kubeconfig without what we look for, which is no reason to fail. */
 function readClusterAuthority(path: string): Buffer | null {
   try {
     const config = parse(readFileSync(path, "utf8")) as KubeConfig;
-    const context = config.contexts.find((each) => each.name === config["current-context"])!.context;
-    const cluster = config.clusters.find((each) => each.name === context.cluster)!.cluster;
-    return Buffer.from(cluster["certificate-authority-data"], "base64");
+    const current = config["current-context"];
+    const named = config.contexts?.find((each) => each.name === current)?.context.cluster;
+    const found = current ? config.clusters?.find((each) => each.name === named) : config.clusters?.[0];
+    const data = found?.cluster["certificate-authority-data"];
+    return data ? Buffer.from(data, "base64") : readFileSync(join(dirname(path), found!.cluster["certificate-authority"]!));
   } catch {
     return null;
   }

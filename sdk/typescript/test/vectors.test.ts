@@ -236,6 +236,7 @@ describe("mistakes", () => {
       );
       expect(error).toBeInstanceOf((sdk as unknown as Record<string, new () => Error>)[vector.error]);
       expect(error).toMatchObject({ code: vector.code, ...(vector.field ? { field: vector.field } : {}) });
+      expect((error as sdk.SandboxError).hint).not.toMatch(/\bk8e (sandbox|connect|login|image|doctor|server)|(^|[\s(`])--[a-z]/);
     });
   }
 });

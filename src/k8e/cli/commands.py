@@ -50,6 +50,9 @@ def dispatch(arguments: list[str]) -> int:
     for option in ("endpoint", "apikey", "profile"):
         if value := getattr(parsed, option):
             os.environ[f"K8E_SANDBOX_{option.upper()}"] = value
+    if parsed.apikey:  # comes before the files that variables name
+        os.environ.pop("K8E_SANDBOX_CERT", None)
+        os.environ.pop("K8E_SANDBOX_KEY", None)
     handler: Callable[[argparse.Namespace], int] = parsed.handler
     return handler(parsed)
 

@@ -236,6 +236,8 @@ def follow(stream: RunStream, *, feeds: bool) -> int:
         print_json(failure.body, STDERR)  # stdout is the command's
         return failure.status
     result = stream.result
+    if reason := result.reason:
+        write_all(STDERR, f"k8e: {reason}\n".encode())
     if b'"denied": []' not in result.text:
         from k8e.cli.denials import list_denials
 

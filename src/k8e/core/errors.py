@@ -40,7 +40,8 @@ def correct(field: str) -> str:
 
 class Fault(ExplainedError):
     """`field` names the wrong part of the request. `denied` lists what the sandbox was refused, where that may be the
-    cause. `retry_after` is a number of seconds after which a retry may work; 0 when waiting does not help.
+    cause. `retry_after` is a number of seconds after which a retry may work; 0 when waiting does not help. `run_id`
+    names the run whose end is not known.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class Fault(ExplainedError):
         field: str = "",
         retry_after: float = 0,
         denied: Denials = NONE_DENIED,
+        run_id: str = "",
     ) -> None:
         super().__init__(code, error, detail=detail, hint=hint)
         self.kind = kind
         self.field = field
         self.retry_after = retry_after
         self.denied = denied
+        self.run_id = run_id

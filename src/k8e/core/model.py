@@ -170,6 +170,7 @@ class Denial:
     reason: str  # a stable word, see docs/egress.md
     hint: str
     at: float  # the last time
+    entry: str = ""  # of a list of hosts: it would allow it; empty: none does
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from k8e.core.model import Phase, Status
 from k8e.core.parts import Parts
 from k8e.core.pool.pool import Pool
 from k8e.core.runs.background import Background
-from k8e.core.runs.endings import Endings, end_command, put_away, record_outcome
+from k8e.core.runs.endings import DAEMON_DIED, Endings, end_command, put_away, record_outcome
 from k8e.core.sandbox.environment import recall_env
 from k8e.core.sandbox.programs import remove_program
 from k8e.core.sessions import ends
@@ -197,5 +197,7 @@ class Recovery:
         else:  # its outcome is there: where it cannot be read now, the next daemon reads it
             end = await end_command(opened.sandbox, info.id, running=False)
         ended = replace(record, status=Status.LOST) if end is None else record_outcome(record, end, stdout=0, stderr=0)
+        if info is None or info.running:
+            ended = replace(ended, reason=DAEMON_DIED)
         await self._endings.keep(ended, opened.live)
         await remove_program(opened.sandbox, record.run_id)

@@ -133,8 +133,13 @@ class Service:
         self._creation.prewarm()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(seconds))
 
+    def begin_close(self) -> None:
+        """To be called before the doors close: what they end from now on was ended because the daemon stops."""
+        self._endings.begin_close()
+
     async def close(self) -> None:
         """Ends foreground runs; sandboxes and background runs live on. The store is for its owner to close."""
+        self.begin_close()
         if self._upkeep is not None:
             await stop(self._upkeep)
         await self._pool.close()

@@ -172,11 +172,13 @@ async def serve(
         preparing = asyncio.create_task(agents.prepare())
         await stop.wait()
         log.info("stopping")
+        service.begin_close()
         preparing.cancel()
         await agents.close(GRACE)
         if opening is not None:
             await opening
-        closing_gateway = asyncio.create_task(gateway.close(GRACE))
+        # Its calls have longer than those of the socket: their runs end only in `service.close`, below.
+        closing_gateway = asyncio.create_task(gateway.close(3 * GRACE))
         paths.socket.unlink(missing_ok=True)
         unfinished = await door.close(GRACE)
         # Ends the runs whose callers still wait, so that each caller gets an answer.

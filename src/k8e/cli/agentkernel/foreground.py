@@ -77,6 +77,8 @@ class ForegroundRun:
 
             for line in list_denials(result.parse(), self._advise):
                 say(line)
+        if reason := result.reason:
+            say(reason)
         if b'"status": "oom_killed"' in result.text:
             more = (
                 "a larger --memory gives it more"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     Show = Callable[[dict[str, Any]], None]
 
 # Any of them means a gateway and not the daemon of this machine. Options become variables (commands.py).
-GATEWAY_VARIABLES = ("K8E_SANDBOX_ENDPOINT", "K8E_SANDBOX_PROFILE", "K8E_SANDBOX_APIKEY", "K8E_SANDBOX_CERT")
+GATEWAY_VARIABLES = tuple(f"K8E_SANDBOX_{name}" for name in ("ENDPOINT", "PROFILE", "APIKEY", "CERT", "KEY"))
+LOCAL = "local"  # as the endpoint: the daemon of this machine all the same
 JSON = "application/json"
 BYTES = "application/octet-stream"
 
@@ -42,6 +43,11 @@ class Answer:
     def __init__(self, text: bytes, exit_code: int | None = None) -> None:
         self.text = text
         self.exit_code = exit_code
+
+    @property
+    def reason(self) -> str:
+        """Why a run was ended, where that was not the command's own doing nor its caller's; else empty."""
+        return str(self.parse().get("reason", "")) if b'"reason": "' in self.text else ""
 
     def parse(self) -> dict[str, Any]:
         from k8e.cli.client.failures import parse_object
@@ -67,9 +73,11 @@ def open_client() -> Service:
 
 def find_gateway() -> str | None:
     """The connection profile of the gateway that is meant; empty: variables name it. None: this machine's daemon."""
-    for name in GATEWAY_VARIABLES:
-        if os.environ.get(name):
-            return ""
+    named = [name for name in GATEWAY_VARIABLES if os.environ.get(name)]
+    if named == ["K8E_SANDBOX_ENDPOINT"] and os.environ["K8E_SANDBOX_ENDPOINT"] == LOCAL:
+        return None
+    if named:
+        return ""
     if os.path.exists(run_dir() + "/k8e.sock") or not os.path.exists(
         os.path.expanduser("~/.k8e/sandbox/profiles.yaml")
     ):

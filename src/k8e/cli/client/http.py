@@ -62,7 +62,7 @@ def connect() -> socket:
 
 
 class Connection:
-    """Sends one request after the other. No request is sent twice."""
+    """Sends one request after the other. No request that changes anything is sent twice."""
 
     def __init__(self) -> None:
         self._socket = connect()
@@ -137,6 +137,19 @@ class Connection:
             self._socket = connect()
 
     def _exchange(self, request: bytes, *, harmless: bool = False) -> Response:
+        """A daemon that was killed takes connections until its last thread has ended: a request that only asks is then
+        asked once more, of the next daemon. Nothing else is ever sent twice."""
+        if not harmless:
+            return self._send_and_wait(request)
+        try:
+            return self._send_and_wait(request, harmless=True)
+        except Failure as failure:
+            if failure.code != "connection_lost":
+                raise
+        self._usable = False
+        return self._send_and_wait(request, harmless=True)
+
+    def _send_and_wait(self, request: bytes, *, harmless: bool = False) -> Response:
         self._renew()
         whole = True
         try:

@@ -32,8 +32,10 @@ class RemoteClient(RemoteTrees):
     """Sends one request after the other on one channel. No request is sent twice."""
 
     def status(self) -> Answer:
-        status = answers.show_status(messages.read_status(self._ask("Status", pb.StatusRequest())))
-        return write({**status, "gateway": {"endpoint": self.endpoint, "problem": ""}})
+        answer = self._ask("Status", pb.StatusRequest())
+        status = answers.show_status(messages.read_status(answer))
+        who = answers.show_caller(answer.name, answer.tenant_id, answer.scope)
+        return write({**status, **who, "gateway": {"endpoint": self.endpoint, "problem": ""}})
 
     # Sessions
 

@@ -40,7 +40,10 @@ def login(options: argparse.Namespace) -> int:
         raise Failure("no_such_profile", "there is no profile yet", hint="k8e connect HOST:PORT")
     known = profiles.find(name)
     apikey = os.environ.get("K8E_SANDBOX_APIKEY")
-    credentials = connection.log_in(known.endpoint, connection.read_key(apikey)) if apikey else discovery.renew(known)
+    if apikey:
+        credentials = connection.log_in(known.endpoint, connection.read_key(apikey))
+    else:
+        credentials = discovery.renew(discovery.find_newest(known))
     Profiles.save(name, credentials, make_current=False)
     print_json({"profile": name, **_describe(credentials)})
     return 0

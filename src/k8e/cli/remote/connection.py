@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _ssl
 import hashlib
+import re
 import socket
 import ssl
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 PORT = 50051
 LOG = "a command that was running may still be: `k8e sandbox log SESSION` lists them"
 PATIENCE = 20.0
+_ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+)(?::([0-9]{1,5}))?")
+_BARE_IPV6 = re.compile(r"[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*")
 
 # gRPC has one status for a connection that was never made and for one that broke; these texts mean the first. Any other
 # text counts as broken, so that a command that may have run is never reported as one that did not.
@@ -52,16 +55,12 @@ def list_options() -> list[tuple[str, int]]:
 def read_endpoint(text: str) -> str:
     """Returns host:port. People also write `https://` in front, or no port."""
     address = text.strip().removeprefix("https://").removeprefix("grpcs://").rstrip("/")
-    if "://" in address or not address or address != address.strip() or "/" in address:
-        raise Failure("bad_endpoint", f"{text!r} is no endpoint", hint="HOST:PORT; it is always TLS")
-    if address.endswith("]") or ":" not in address:
-        return f"{address}:{PORT}"
-    host, _, port = address.rpartition(":")
-    if ":" in host and not host.startswith("["):
+    if _BARE_IPV6.fullmatch(address):
         return f"[{address}]:{PORT}"
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise Failure("bad_endpoint", f"{text!r} is no endpoint", hint="HOST:PORT")
-    return address
+    match = _ENDPOINT.fullmatch(address)
+    if match is None or not 0 < int(match[2] or PORT) < 65_536:
+        raise Failure("bad_endpoint", f"{text!r} is no endpoint", hint="HOST:PORT; it is always TLS")
+    return f"{match[1]}:{match[2] or PORT}"
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -180,6 +179,8 @@ def read_error(detail: pb.ErrorDetail) -> ServiceError:
         more["field"] = detail.field
     if detail.retry_after:
         more["retry_after"] = detail.retry_after
+    if detail.run_id:
+        more["run_id"] = detail.run_id
     if detail.denied:
         from k8e.cli.remote.messages import read_denials
         from k8e.doors.http.answers import show_denials

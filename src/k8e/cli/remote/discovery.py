@@ -1,8 +1,11 @@
-"""Finds the gateway that is meant, and the credentials for it (docs/gateway.md has the order)."""
+"""Finds the gateway that is meant, and the credentials for it. docs/gateway.md has the order; sdk/discovery.json has
+the cases that the SDKs are tested with, too. A credential that is given is used or refused, and never replaced.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import time
@@ -11,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k8e.cli.client import LocalClient, run_dir
+from k8e.cli.client import LOCAL, LocalClient, run_dir
 from k8e.cli.process import Failure, ServiceError
 from k8e.cli.remote import connection
 from k8e.cli.remote.profiles import Cache, Credentials, Profiles
@@ -39,13 +42,13 @@ def find_target(profile: str = "") -> Target:
     profile = profile or os.environ.get("K8E_SANDBOX_PROFILE", "")
     given = os.environ.get("K8E_SANDBOX_ENDPOINT", "")
     apikey = os.environ.get("K8E_SANDBOX_APIKEY", "")
+    check_combination(given, apikey, profile)
     if profile:
-        credentials = use_profile(profile)
-        if given and connection.read_endpoint(given) != credentials.endpoint:
-            error = f"the profile {profile} is for {credentials.endpoint}, and the endpoint says {given}"
-            raise Failure("usage", error, hint="give one of them")
-        return of(credentials)
-    endpoint = connection.read_endpoint(given or f"127.0.0.1:{connection.PORT}")
+        endpoint = Profiles().find(profile).endpoint
+        if given and connection.read_endpoint(given) != endpoint:
+            raise ambiguous(f"the profile {profile} is for {endpoint}, and the endpoint says {given}")
+        return of(use_key(endpoint, apikey) if apikey else use_profile(profile))
+    endpoint = connection.read_endpoint(given) if given else find_own_gateway()
     if apikey:
         return of(use_key(endpoint, apikey))
     return (
@@ -54,6 +57,30 @@ def find_target(profile: str = "") -> Target:
         or use_local_daemon(endpoint)
         or Target(endpoint, find_roots(), anonymous.CERTIFICATE.encode(), anonymous.KEY.encode())
     )
+
+
+def check_combination(given: str, apikey: str, profile: str) -> None:
+    certificate, key = os.environ.get("K8E_SANDBOX_CERT"), os.environ.get("K8E_SANDBOX_KEY")
+    if key and not certificate:
+        error, hint = "K8E_SANDBOX_KEY is set, and K8E_SANDBOX_CERT is not", "set both, or neither"
+        raise Failure("credential_incomplete", error, hint=hint)
+    if key and (apikey or profile):
+        other = "an API key" if apikey else f"the profile {profile}"
+        raise ambiguous(f"K8E_SANDBOX_CERT and K8E_SANDBOX_KEY are set, and {other} is given")
+    if given == LOCAL:
+        raise ambiguous("the socket of this machine's daemon takes no credential, and one is given")
+
+
+def ambiguous(error: str) -> Failure:
+    return Failure("target_ambiguous", error, hint="give one of them")
+
+
+def find_own_gateway() -> str:
+    """Where the gateway of this machine listens: its daemon writes that into its run directory."""
+    try:
+        return connection.read_endpoint(Path(run_dir(), "gateway").read_text())
+    except OSError:
+        return f"127.0.0.1:{connection.PORT}"
 
 
 def of(credentials: Credentials) -> Target:
@@ -72,8 +99,18 @@ def use_key(endpoint: str, text: str) -> Credentials:
 
 
 def use_profile(name: str) -> Credentials:
-    credentials = Profiles().find(name)
-    return refresh(credentials, lambda new: Profiles.save(name, new, make_current=False))
+    stored = Profiles().find(name)
+    return refresh(find_newest(stored), find_renewed(stored).save)
+
+
+def find_renewed(stored: Credentials) -> Cache:
+    """The file with the renewed certificate of a profile: profiles.yaml is `k8e connect`'s alone."""
+    return Cache(hashlib.sha256(stored.certificate.encode()).hexdigest()[:16], stored.endpoint)
+
+
+def find_newest(stored: Credentials) -> Credentials:
+    renewed = find_renewed(stored).read()
+    return renewed if renewed is not None and renewed.expires_at > stored.expires_at else stored
 
 
 def use_profile_of(endpoint: str) -> Target | None:
@@ -88,11 +125,12 @@ def refresh(credentials: Credentials, save: Callable[[Credentials], None]) -> Cr
         return credentials
     try:
         renewed = renew(credentials)
-        save(renewed)
     except Failure:
         if now >= credentials.expires_at:
             raise
         return credentials
+    with contextlib.suppress(Failure):  # the next command renews it anew
+        save(renewed)
     return renewed
 
 

@@ -2,7 +2,11 @@
 read them.
 
 profiles.yaml              gateways that have a name (`k8e connect`)
-certificates/HASH@HOST     the certificate for which the API key with this hash, from the environment, was exchanged
+certificates/HASH@HOST     the certificate for which the API key with this hash, from the environment, or the profile's
+                           certificate with this hash was exchanged
+
+A file in certificates/ is replaced as a whole, so that clients which renew at the same time need no lock. The SDKs read
+and write the same files.
 """
 
 from __future__ import annotations
@@ -144,10 +148,11 @@ class Profiles:
 
 
 class Cache:
-    """The certificate of an API key."""
+    """The certificate for which an API key, or an older certificate, was exchanged."""
 
     def __init__(self, digest: str, endpoint: str) -> None:
-        place = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in endpoint)
+        plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-"
+        place = "".join(letter if letter in plain else "_" for letter in endpoint)
         self._path = folder() / "certificates" / f"{digest}@{place}"
 
     def read(self) -> Credentials | None:

@@ -97,7 +97,15 @@ def show(refusals: Sequence[Refusal], session_id: str, lost: int = 0) -> Denials
     kept = refusals[-SHOWN:]
     return Denials(
         tuple(
-            Denial(each.host, each.address, each.port, each.reason, write_hint(each, session_id), each.at)
+            Denial(
+                each.host,
+                each.address,
+                each.port,
+                each.reason,
+                write_hint(each, session_id),
+                each.at,
+                find_entry(each),
+            )
             for each in kept
         ),
         len(refusals) - len(kept) + lost,
@@ -109,7 +117,7 @@ def write_hint(refusal: Refusal, session_id: str = "") -> str:
     closed = _REASONS.get(refusal.reason) or _find_closed(refusal)
     if closed:
         return closed
-    if refusal.reason == "address_not_public" and not refusal.address:
+    if _is_hidden(refusal):
         return (
             "It stands for addresses that are not public. A private one can be reached when the list has the address "
             "itself; loopback, link-local and metadata addresses never."
@@ -120,6 +128,17 @@ def write_hint(refusal: Refusal, session_id: str = "") -> str:
     if session_id:
         return f"Ask for it: k8e sandbox allow-hosts {session_id} --add {entry}"
     return f"Ask for a session that may reach it: --allowed-hosts {entry} (this replaces the usual list)"
+
+
+def find_entry(refusal: Refusal) -> str:
+    """The entry of a list of hosts that allows it; empty where none does."""
+    closed = refusal.reason in _REASONS or _find_closed(refusal) or _is_hidden(refusal)
+    return "" if closed else _name_entry(refusal)
+
+
+def _is_hidden(refusal: Refusal) -> bool:
+    """A name that stands for addresses which are not public, and are not told."""
+    return refusal.reason == "address_not_public" and not refusal.address
 
 
 def _find_closed(refusal: Refusal) -> str:

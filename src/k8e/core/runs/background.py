@@ -31,6 +31,7 @@ from k8e.core.runs.endings import (
 from k8e.core.runs.kept_output import KeptOutput
 from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
 from k8e.core.sandbox.output import read_all, read_so_far
+from k8e.core.sessions.ends import describe_end
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.sessions import Observer, Opened, Sessions
 from k8e.core.store.records import RunRecord
@@ -231,7 +232,9 @@ class Background:
 
     async def _end(self, live: Live, sandbox: Sandbox, info: CommandInfo, record: RunRecord) -> None:
         outcome = await end_command(sandbox, info.id, running=info.running)
-        await self._endings.keep(record_outcome(record, outcome, stdout=0, stderr=0), live)
+        ended = record_outcome(record, outcome, stdout=0, stderr=0)
+        reason = describe_end(live.record.reason) if info.running else ""
+        await self._endings.keep(replace(ended, reason=reason), live)
 
     # Collecting
 

@@ -31,6 +31,8 @@ GRACE: Final = 2.0  # between TERM and KILL
 TIMEOUT_GRACE: Final = 0.4
 ALLOWANCE: Final = 0.75
 LOOK: Final = 0.05
+DAEMON_STOPPED: Final = "the daemon was stopped, and ends foreground runs with itself"
+DAEMON_DIED: Final = "the daemon that ran it ended without stopping, and its caller's connection with it"
 # Of a command that timed out, by whether it began.
 _KNOWN: Final = {None: "whether it began is not known", False: "nothing was run", True: "how it ended is not known"}
 
@@ -40,6 +42,11 @@ class Endings:
         self._parts = parts
         self._sessions = sessions
         self._settled: dict[str, RunRecord] = {}  # timed out; the sandbox may still say something about them
+        self._closing = False
+
+    def begin_close(self) -> None:
+        """The daemon is about to stop: from now on it ends foreground runs, and their results say so."""
+        self._closing = True
 
     async def judge(
         self,
@@ -62,9 +69,16 @@ class Endings:
         self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
         # The list of a one-command session cannot be changed any more: the next one can ask for another.
         denied = live.refusals.since(mark, "" if live.record.fleeting else live.session_id)
-        stopped = live.phase is Phase.STOPPING and ended.status is Status.KILLED
-        reason = describe_end(live.record.reason) if stopped else ""
-        return replace(self._put(ended, live), denied=denied, reason=reason)
+        ended = replace(ended, reason=self._explain(live, ended, outcome))
+        return replace(self._put(ended, live), denied=denied)
+
+    def _explain(self, live: Live, ended: RunRecord, outcome: Outcome) -> str:
+        """Why a run was ended, where neither the command nor its caller did it."""
+        if ended.status is not Status.KILLED:
+            return ""
+        if live.phase is Phase.STOPPING:
+            return describe_end(live.record.reason)
+        return DAEMON_STOPPED if self._closing and outcome.cause is Cause.ENDED else ""
 
     async def conclude(self, live: Live, record: RunRecord, error: Exception) -> RunResult:
         """A foreground run has no outcome. It is lost, unless the whole sandbox is known to have run out of memory."""
@@ -75,11 +89,13 @@ class Endings:
             else:
                 self._sessions.doubt(live)
         if live.record.reason == OUT_OF_MEMORY and live.memory_kills.count > record.oom_before:
-            ended = self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE), live)
-            return replace(ended, reason=_describe_loss(live))
+            reason = _describe_loss(live)
+            return self._put(replace(record, status=Status.OOM_KILLED, exit_code=OOM_CODE, reason=reason), live)
         self._put(replace(record, status=Status.LOST), live)
         if not isinstance(error, Gone):
-            raise translate(error, "the command") from error
+            fault = translate(error, "the command")
+            fault.run_id = record.run_id
+            raise fault from error
         if live.session.persistent and live.phase is not Phase.DESTROYING:
             raise Fault(
                 Kind.LOST,
@@ -87,6 +103,7 @@ class Endings:
                 "the session was stopped while the command ran",
                 detail=str(error),
                 hint=f"Look at what the command had done: k8e sandbox start {live.session_id}",
+                run_id=record.run_id,
             ) from error
         raise Fault(
             Kind.LOST,
@@ -94,23 +111,25 @@ class Endings:
             "the session ended while the command ran",
             detail=str(error),
             hint="Create a new session; look at what the command had done before you run it again.",
+            run_id=record.run_id,
         ) from error
 
     def time_out(self, live: Live, record: RunRecord, *, began: bool | None = None) -> RunResult:
         """The sandbox did not say in time how the command ended, or that it began. The caller hears that now; the
         sandbox is asked once more, and its session is ended if it stays silent."""
         self._sessions.doubt(live)
-        record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
+        reason = f"the sandbox did not answer in time: {_KNOWN[began]}"
+        record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE, reason=reason)
         shown = self._put(record, live)
         if began is not False:
             self._settled[record.run_id] = replace(record, finished=self._parts.clock.wall())
-        return replace(shown, reason=f"the sandbox did not answer in time: {_KNOWN[began]}")
+        return shown
 
     def come_late(self, live: Live, record: RunRecord) -> RunResult:
         """The time of the run was over before the sandbox was asked to start it."""
-        record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE)
-        shown = self._put(self.measure(record), live)
-        return replace(shown, reason=f"the daemon could not start it in time: {_KNOWN[False]}")
+        reason = f"the daemon could not start it in time: {_KNOWN[False]}"
+        record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE, reason=reason)
+        return self._put(self.measure(record), live)
 
     async def withdraw(self, record: RunRecord) -> None:
         """Nothing ran, and nothing stays on record, unless the caller was told of a run that timed out."""

@@ -97,8 +97,8 @@ class Registry:
     def find(self, caller: Caller, session_id: str) -> Live:
         namesakes = self._by_id.get(session_id, {})
         mine = namesakes.get((caller.uid, caller.tenant or "default", session_id))
-        if mine is not None and caller.meant.covers(mine.session.owner, mine.session.tenant):
-            return mine
+        if mine is not None and not caller.tenants and caller.meant.covers(mine.session.owner, mine.session.tenant):
+            return mine  # a caller with several tenants has none that comes before the others
         seen = [live for live in namesakes.values() if may_see(caller, live.session.owner, live.session.tenant)]
         if not seen:
             raise self.missing(caller, session_id)

@@ -55,6 +55,7 @@ class RunRecord:
     kept_stdout: int | None = None  # bytes of output kept in the sandbox
     kept_stderr: int | None = None
     denied: Denials = NONE_DENIED
+    reason: str = ""  # why it was ended, where that was not the command's own doing nor its caller's
 
     def show(self, session_id: str, stdout: bytes = b"", stderr: bytes = b"") -> RunResult:
         return RunResult(
@@ -69,6 +70,7 @@ class RunRecord:
             truncated=self.truncated,
             duration_ms=self.duration_ms,
             denied=self.denied,
+            reason=self.reason,
         )
 
 

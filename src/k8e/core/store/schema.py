@@ -110,6 +110,7 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
         ) STRICT""",
     ),
     ("ALTER TABLE sessions ADD COLUMN withheld TEXT NOT NULL DEFAULT '[]'",),
+    ("ALTER TABLE runs ADD COLUMN reason TEXT NOT NULL DEFAULT ''",),
 )
 
 

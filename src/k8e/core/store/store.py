@@ -31,7 +31,7 @@ KEPT_IN_ALL: Final = 5000
 # What becomes known of a run when it ends.
 _ENDING: Final = (
     *("finished", "status", "exit_code", "stdout_bytes", "stderr_bytes", "truncated", "duration_ms"),
-    *("kept_stdout", "kept_stderr", "denied"),
+    *("kept_stdout", "kept_stderr", "denied", "reason"),
 )
 _SET_PHASE: Final = "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?"
 _NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"

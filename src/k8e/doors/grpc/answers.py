@@ -35,6 +35,7 @@ def show_denials(denials: Denials) -> list[pb.Refusal]:
             reason=denial.reason,
             hint=clean(denial.hint),
             at=denial.at,
+            entry=clean(denial.entry),
         )
         for denial in denials.entries
     ]

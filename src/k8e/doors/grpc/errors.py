@@ -48,6 +48,7 @@ def describe(problem: Fault | GrpcRefusal) -> tuple[grpc.StatusCode, ErrorDetail
         return problem.status, detail
     detail.field = _show(problem.field)[:100]
     detail.retry_after = problem.retry_after
+    detail.run_id = problem.run_id
     _add_denials(detail, problem.denied)
     if problem.code in _EXISTS:
         return grpc.StatusCode.ALREADY_EXISTS, detail

@@ -53,6 +53,7 @@ class Gateway:
         self._service = service
         self._parts = (service, keys, agents, folder, connection_limits, memory)
         self._settings = settings
+        self._file = folder / "gateway"
         self._lock = asyncio.Lock()
         self._server: GrpcServer | None = None
         self.problem = ""  # why the last attempt to open it failed
@@ -80,7 +81,18 @@ class Gateway:
         if not ipaddress.ip_address(host.strip("[]")).is_loopback:
             self._service.expose()
         await server.open(self._settings.listen, self._settings.names)
+        await asyncio.to_thread(self._write_endpoint, server.endpoint)
         return server
+
+    def _write_endpoint(self, endpoint: str) -> None:
+        """For clients of this machine that have a credential and no endpoint: nothing about it is secret."""
+        draft = self._file.with_name(".gateway")
+        try:
+            draft.write_text(f"{endpoint}\n")
+            draft.chmod(0o644)
+            draft.replace(self._file)
+        except OSError as error:  # they find the usual port
+            log.warning("%s", format_event("endpoint_not_written", {"cause": error}))
 
     def _load(self) -> GrpcServer:
         prepare_environment()
@@ -103,4 +115,5 @@ class Gateway:
 
     async def close(self, grace: float) -> None:
         if self._server is not None:
+            await asyncio.to_thread(self._file.unlink, missing_ok=True)
             await self._server.close(grace)

@@ -155,6 +155,11 @@ def show_status(status: ServiceStatus) -> Json:
     }
 
 
+def show_caller(name: str, tenant_id: str, scope: str) -> Json:
+    """Who is calling, as the daemon sees it."""
+    return {"caller": {"name": name, "tenant_id": tenant_id or None, "scope": scope}}
+
+
 def exit_header(exit_code: int | None) -> Mapping[str, str]:
     """The exit code, for clients that do not parse the JSON. There is no header for an unknown one."""
     return {} if exit_code is None else {"K8E-Exit-Code": str(exit_code)}

@@ -37,6 +37,8 @@ def describe(problem: Fault | HttpRefusal) -> tuple[int, Json]:
         body["field"] = problem.field
     if problem.retry_after:
         body["retry_after"] = round(problem.retry_after, 3)
+    if problem.run_id:
+        body["run_id"] = problem.run_id
     if problem.denied.entries:
         body |= show_denials(problem.denied)
     return STATUS[problem.kind], body

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from k8e.core.access.access import find_scope
 from k8e.core.contract import SandboxService
-from k8e.doors.http.answers import show_status
+from k8e.doors.http.answers import show_caller, show_status
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.handlers.keys import Gateway
 from k8e.doors.http.routes import Route
@@ -37,6 +38,8 @@ class StatusHandlers:
         await exchange.send_bytes(200, self._render_metrics().encode(), PROMETHEUS)
 
     async def get_status(self, exchange: Exchange, request: Request) -> None:
-        status = show_status(await self._service.status(exchange.caller))
+        caller = exchange.caller
+        status = show_status(await self._service.status(caller))
+        who = show_caller(caller.name or caller.label, caller.tenant, find_scope(caller).value)
         gateway = {"gateway": self._gateway.describe()} if self._gateway else {}
-        await exchange.send_json(200, {**status, **gateway})
+        await exchange.send_json(200, {**status, **who, **gateway})

@@ -1,0 +1,59 @@
+"""What to do next, in the words of this library. The gateway's own hints name commands of `k8e`, which is the right
+answer for a person at a terminal; here the code of an error decides, and the gateway's hint stands for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_KEY: Final = "Give SandboxClient an api_key that is valid, or a profile."
+HINTS: Final[Mapping[str, str]] = {
+    "approval_not_found": "list_approvals() lists those that can be answered.",
+    "bad_apikey": "Copy the whole key: it begins with k8e_ and has 106 characters.",
+    "bad_endpoint": "Write HOST:PORT, such as 10.0.0.1:50051; it is always TLS.",
+    "beyond_ceiling": "Leave the host out, or have the administrator of the gateway's machine allow it.",
+    "beyond_parent": "Leave it out, or open it for the parent first: update_allowed_hosts(parent, add=[...]).",
+    "certificate_expired": _KEY,
+    "certificate_unreadable": "K8E_SANDBOX_CERT and K8E_SANDBOX_KEY name files in PEM that this process can read.",
+    "connection_lost": "It may have been done: look (get_session, list_files, list_sessions) before you call it again.",
+    "credential_incomplete": "Set both K8E_SANDBOX_CERT and K8E_SANDBOX_KEY, or neither.",
+    "daemon_not_allowed": "Run as a member of the group k8e, or give SandboxClient an endpoint and an api_key.",
+    "daemon_not_running": "Root starts it; or give SandboxClient an endpoint and an api_key.",
+    "daemon_not_started": "Is k8e installed here? Else give SandboxClient an endpoint and an api_key.",
+    "daemon_unreachable": "Call again; if it stays silent, the administrator of this machine restarts the daemon.",
+    "deadline_exceeded": "Give it a longer timeout; start() runs a command in the background, poll() has its result.",
+    "image_not_found": "list_images() lists the images there are; an administrator of the gateway's machine adds more.",
+    "key_expired": _KEY,
+    "key_refused": _KEY,
+    "key_revoked": _KEY,
+    "no_such_profile": "Connection profiles are in ~/.k8e/sandbox/profiles.yaml; or give an endpoint and an api_key.",
+    "not_logged_in": _KEY,
+    "profile_unusable": "Only its user may be able to read the file (mode 0600); or give an endpoint and an api_key.",
+    "run_lost": "The command may have run, and may still: look at what it did (poll(run_id), list_files) first.",
+    "same_user": "Another caller answers: a client whose api_key has the scope operator or admin.",
+    "secrets_missing": "Give all of them again: start_session(session_id, secrets={...}).",
+    "self_approval": "Another caller answers: a client whose api_key has the scope operator or admin.",
+    "server_not_trusted": "The address answers with another certificate than the one this client trusts: check both.",
+    "session_ambiguous": "Say whose you mean: SandboxClient(tenant_id=NAME, only_tenant=True).",
+    "session_not_persistent": "Destroy it, or make another: create_session(persistent=True).",
+    "session_stopped": "Its files are kept. Start it: start_session(session_id).",
+    "target_ambiguous": "Give one of them.",
+    "unreachable": "Is the address right, does the gateway run there, and does it listen to other machines?",
+    "variables_missing": "Give them again: start_session(session_id, env={...}).",
+    "wrong_gateway": "The address is wrong, or the connection is intercepted. Nothing was sent.",
+}
+
+
+def find_hint(code: str, said: str = "") -> str:
+    """`said`: the gateway's own hint."""
+    return HINTS.get(code, said)
+
+
+def hint_at_hosts(session_id: str, entry: str, said: str) -> str:
+    """How a refused host is allowed; `entry` is empty where no list allows it, and `said` tells why."""
+    if not entry:
+        return said
+    if not session_id:
+        return f'Allow it when the session is made: create_session(allowed_hosts=["{entry}"]).'
+    return f'Allow it: update_allowed_hosts("{session_id}", add=["{entry}"]).'
