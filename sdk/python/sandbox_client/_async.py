@@ -445,14 +445,14 @@ class AsyncSandboxClient(AsyncFileCalls):
         self, name: str, request: Any, response: Any, timeout: float = requests.MARGIN, *, asks: bool = False
     ) -> Any:
         effect = Effect.ASKS if asks else find_effect(name)
-        return await self._attempt(_SERVICE + name, request, type(request), response, timeout, effect)
+        return await self._attempt(_SERVICE + name, request, response, timeout, effect)
 
     async def _attempt(
-        self, path: str, request: Any, kind: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
+        self, path: str, request: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
     ) -> Any:
         channel = await self._open()
         method = channel.unary_unary(
-            path, request_serializer=kind.SerializeToString, response_deserializer=response.FromString
+            path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
         )
         try:
             return await method(request, timeout=timeout, metadata=self._metadata)
@@ -460,19 +460,22 @@ class AsyncSandboxClient(AsyncFileCalls):
             failure = translate(error, effect)
             if not again or not await self._forget(channel, failure):
                 raise failure from error
-        return await self._attempt(path, request, kind, response, timeout, effect, again=False)
+        return await self._attempt(path, request, response, timeout, effect, again=False)
 
     async def _upload(self, name: str, pieces: AsyncPieces, response: Any, timeout: float) -> Any:
-        # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
-        await self._attempt(
-            _HEALTH, pb.StatusRequest(), pb.StatusRequest, pb.StatusRequest, requests.MARGIN, Effect.ASKS
-        )
-        method = (await self._open()).stream_unary(
+        deadline = time.monotonic() + timeout
+        channel = await self._open()
+        if self._target is not None and self._target.local:
+            # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
+            await self._attempt(_HEALTH, pb.StatusRequest(), pb.StatusRequest, timeout, Effect.ASKS)
+            channel = await self._open()
+        method = channel.stream_unary(
             _SERVICE + name,
             request_serializer=pb.UploadFileRequest.SerializeToString,
             response_deserializer=response.FromString,
         )
-        call = method(aiter(pieces), timeout=timeout, metadata=self._metadata)
+        left = max(deadline - time.monotonic(), 0)
+        call = method(aiter(pieces), timeout=left, metadata=self._metadata)
         pieces.cancel = call.cancel
         try:
             return await call

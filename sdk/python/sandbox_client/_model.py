@@ -207,6 +207,7 @@ class ProcessInfo:
 
     @classmethod
     def read(cls, message: pb.ProcessInfo) -> ProcessInfo:
+        """From the gateway's message."""
         return cls(
             pid=message.pid,
             command=message.command,

@@ -442,14 +442,14 @@ class SandboxClient(FileCalls):
         self, name: str, request: Any, response: Any, timeout: float = requests.MARGIN, *, asks: bool = False
     ) -> Any:
         effect = Effect.ASKS if asks else find_effect(name)
-        return self._attempt(_SERVICE + name, request, type(request), response, timeout, effect)
+        return self._attempt(_SERVICE + name, request, response, timeout, effect)
 
     def _attempt(
-        self, path: str, request: Any, kind: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
+        self, path: str, request: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
     ) -> Any:
         channel = self._open()
         method = channel.unary_unary(
-            path, request_serializer=kind.SerializeToString, response_deserializer=response.FromString
+            path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
         )
         try:
             return method(request, timeout=timeout, metadata=self._metadata)
@@ -457,17 +457,22 @@ class SandboxClient(FileCalls):
             failure = translate(error, effect)
             if not again or not self._forget(channel, failure):
                 raise failure from error
-        return self._attempt(path, request, kind, response, timeout, effect, again=False)
+        return self._attempt(path, request, response, timeout, effect, again=False)
 
     def _upload(self, name: str, pieces: Pieces, response: Any, timeout: float) -> Any:
-        # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
-        self._attempt(_HEALTH, pb.StatusRequest(), pb.StatusRequest, pb.StatusRequest, requests.MARGIN, Effect.ASKS)
-        method = (self._open()).stream_unary(
+        deadline = time.monotonic() + timeout
+        channel = self._open()
+        if self._target is not None and self._target.local:
+            # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
+            self._attempt(_HEALTH, pb.StatusRequest(), pb.StatusRequest, timeout, Effect.ASKS)
+            channel = self._open()
+        method = channel.stream_unary(
             _SERVICE + name,
             request_serializer=pb.UploadFileRequest.SerializeToString,
             response_deserializer=response.FromString,
         )
-        call = method.future(iter(pieces), timeout=timeout, metadata=self._metadata)
+        left = max(deadline - time.monotonic(), 0)
+        call = method.future(iter(pieces), timeout=left, metadata=self._metadata)
         pieces.cancel = call.cancel
         try:
             return call.result()

@@ -693,9 +693,12 @@ export class SandboxClient {
 
   async #upload(header: Message, content: Pieces, options: FileOptions): Promise<number> {
     const { signal, timeout = FILE_SECONDS } = options;
-    // The pieces are sent once only: a daemon that is gone is found, and started, before the first.
-    await this.#call("ListApprovals", { status: "pending" }, options);
-    const client = await unlessAborted(this.#connect(), signal);
+    let client = await unlessAborted(this.#connect(), signal);
+    if (this.#wanted.endpoint === LOCAL) {
+      // The pieces are sent once only: a daemon that is gone is found, and started, before the first.
+      await this.#call("ListApprovals", { status: "pending" }, options, timeout);
+      client = await unlessAborted(this.#connect(), signal);
+    }
     let call: ClientWritableStream<Message>;
     const answer = new Promise<Message>((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) =>
