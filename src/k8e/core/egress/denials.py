@@ -104,7 +104,7 @@ def show(refusals: Sequence[Refusal], session_id: str, lost: int = 0) -> Denials
                 each.reason,
                 write_hint(each, session_id),
                 each.at,
-                find_entry(each),
+                find_opening(each.reason, each.host, each.address, each.port),
             )
             for each in kept
         ),
@@ -117,7 +117,7 @@ def write_hint(refusal: Refusal, session_id: str = "") -> str:
     closed = _REASONS.get(refusal.reason) or _find_closed(refusal)
     if closed:
         return closed
-    if _is_hidden(refusal):
+    if refusal.reason == "address_not_public" and not refusal.address:
         return (
             "It stands for addresses that are not public. A private one can be reached when the list has the address "
             "itself; loopback, link-local and metadata addresses never."
@@ -128,17 +128,6 @@ def write_hint(refusal: Refusal, session_id: str = "") -> str:
     if session_id:
         return f"Ask for it: k8e sandbox allow-hosts {session_id} --add {entry}"
     return f"Ask for a session that may reach it: --allowed-hosts {entry} (this replaces the usual list)"
-
-
-def find_entry(refusal: Refusal) -> str:
-    """The entry of a list of hosts that allows it; empty where none does."""
-    closed = refusal.reason in _REASONS or _find_closed(refusal) or _is_hidden(refusal)
-    return "" if closed else _name_entry(refusal)
-
-
-def _is_hidden(refusal: Refusal) -> bool:
-    """A name that stands for addresses which are not public, and are not told."""
-    return refusal.reason == "address_not_public" and not refusal.address
 
 
 def _find_closed(refusal: Refusal) -> str:
