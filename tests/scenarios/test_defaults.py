@@ -26,7 +26,7 @@ def read_cpu_seconds(folder: Path) -> float:
     raise AssertionError(f"no group {group} counts CPU time")
 
 
-def test_installing_pandas_takes_half_of_its_time_at_most(user: User) -> None:
+def test_installing_pandas_takes_two_thirds_of_its_time_at_most(user: User) -> None:
     session = user.k8e("sandbox", "create").json["session_id"]
     cpus = user.k8e("sandbox", "get", session).json["limits"]["cpus"]
     before = read_cpu_seconds(user.folder)
@@ -36,7 +36,7 @@ def test_installing_pandas_takes_half_of_its_time_at_most(user: User) -> None:
     result = json.loads(done.stdout)
     assert (result["exit_code"], result["status"]) == (0, "completed"), result
     assert "Successfully installed" in result["stdout"]
-    assert 0 < used < cpus * DEFAULT_TIMEOUT / 2, f"{used:.1f} s of CPU time, {cpus} processors"
+    assert 0 < used < cpus * DEFAULT_TIMEOUT * 2 / 3, f"{used:.1f} s of CPU time, {cpus} processors"
     program = "import pandas; print(pandas.DataFrame([1]).sum()[0])"
     tried = user.run(program, "--lang", "python", "--timeout", "50s", "--session-id", session)
     assert tried.json["stdout"] == "1\n", tried
