@@ -233,7 +233,8 @@ def test_the_audit_log_has_all_of_it(machine: Machine, session: str) -> None:
         return [line for line in lines if line["event"] == event and line["session"] == session]
 
     wait_until(lambda: bool(read("hosts_changed") and read("refused")))
-    (created,), (refused,), (changing,) = read("session_created"), read("refused"), read("hosts_changing")
+    # On a busy machine the resolver asks again, which is refused and logged again.
+    (created,), (refused, *_), (changing,) = read("session_created"), read("refused"), read("hosts_changing")
     assert (created["allowed_hosts"], created["caller"]) == (["allowed.com"], "uid:0")
     assert (refused["host"], refused["reason"]) == ("other.com", "name_not_listed")
     assert (changing["before"], changing["after"]) == (["allowed.com"], ["allowed.com", "other.com"])
