@@ -142,6 +142,17 @@ async def test_one_that_was_interrupted_at_the_end_has_only_the_end_to_do(
     assert list_unfinished(images) == [], "`k8e image prune` removes them"
 
 
+async def test_the_image_s_own_apt_finds_each_source_once(
+    images: LocalImages, tmp_path: Path, apt: Mapping[str, str]
+) -> None:
+    """And nothing that only this machine may know, such as a password: building needs it, and the image does not."""
+    images.store.clean()
+    image = await build_base(images.store, USUAL, print, (), variant="custom", apt=apt)
+    (top,) = images.store.layers_of(image.digest)
+    assert (top / "etc/apt/sources.list").read_text() == f"deb file://{tmp_path}/mirror/ {CODENAME} main\n"
+    assert list((top / "etc/apt/sources.list.d").iterdir()) == []
+
+
 async def test_apt_has_nothing_to_warn_of(
     images: LocalImages, tmp_path: Path, apt: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

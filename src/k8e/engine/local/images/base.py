@@ -43,10 +43,12 @@ _KEY: Final = re.compile(r"^(?:Signed-By:\s*|[^#\n]*\bsigned-by=)(/[^\s\],]+)", 
 _TRUSTED: Final = re.compile(r"^(?:Trusted:\s*|[^#\n]*\btrusted=)yes\b", re.ASCII | re.MULTILINE | re.IGNORECASE)
 _SPACE: Final = 4 << 30  # bytes that have to be free before it begins
 _WITHOUT: Final = ("doc", "info", "locale", "man", "lintian")  # of /usr/share
-# Whatever was only for building, and whatever may be secret, does not stay.
+# Whatever was only for building, and whatever may be secret, does not stay: mmdebstrap copies the list of sources, and
+# apt would find each of them twice.
 _CLEAN: Final = (
     'rm -f "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap '
-    '"$1"/etc/resolv.conf "$1"/etc/hostname && rm -rf "$1"/var/cache/debconf/*-old "$1"/var/log/*.log'
+    '"$1"/etc/apt/sources.list.d/*building.list "$1"/etc/resolv.conf "$1"/etc/hostname && '
+    'rm -rf "$1"/var/cache/debconf/*-old "$1"/var/log/*.log'
 )
 _ENV: Final = (
     ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
@@ -164,7 +166,8 @@ def _describe(
     return [
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
         *(tool, "--mode=root", f"--variant={variant}", "--format=tar", "--skip=output/dev"),
-        *(f"--include={','.join(packages)}", "--dpkgopt=force-unsafe-io"),  # if the machine goes down, so does it
+        *((f"--include={','.join(packages)}",) if packages else ()),
+        "--dpkgopt=force-unsafe-io",  # if the machine goes down, so does it
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _WITHOUT),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         *(f"--aptopt={option}" for option in options),
