@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FINISHED = "The result has arrived."
+WAIT = "WaitForMcpServers"  # Claude Code begins without a server that takes more than some seconds, and has this tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,18 @@ class Model:
 
 def answer_anthropic(model: Model, body: Any) -> tuple[str, bytes]:
     blocks = [block for message in body["messages"] for block in list_blocks(message["content"])]
-    results = [block for block in blocks if block["type"] == "tool_result"]
+    results = [block for block in blocks if block["type"] == "tool_result" and block["tool_use_id"] == "toolu_1"]
     model.results += [read_text(block["content"]) for block in results]
-    tool = model.find_tool([tool["name"] for tool in body.get("tools", ())])
+    names = [tool["name"] for tool in body.get("tools", ())]
+    tool, number, arguments = model.find_tool(names), "toolu_1", model.call.arguments
+    if tool is None and WAIT in names:  # our server is not ready yet
+        tool, number, arguments = WAIT, f"toolu_{len(model.requests)}_wait", {}
     block: dict[str, Any] = {"type": "text", "text": FINISHED}
     delta: dict[str, Any] = {"type": "text_delta", "text": FINISHED}
     reason = "end_turn"
     if tool is not None and not results:
-        block = {"type": "tool_use", "id": "toolu_1", "name": tool, "input": model.call.arguments}
-        delta = {"type": "input_json_delta", "partial_json": json.dumps(model.call.arguments)}
+        block = {"type": "tool_use", "id": number, "name": tool, "input": arguments}
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(arguments)}
         reason = "tool_use"
     usage = {"input_tokens": 1, "output_tokens": 1}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None}

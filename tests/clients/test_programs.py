@@ -6,13 +6,22 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.clients.model import FINISHED, Call, Model, serve_model
 from tests.clients.user import User
+from tests.mcp.test_http import listening
 
 PROMPT = "Run the program in a sandbox."
+# Without a timeout of its own Gemini takes a server for dead after some seconds, which says how busy the machine is.
+GEMINI = """{
+  "security": {"auth": {"selectedType": "gemini-api-key"}},
+  "privacy": {"usageStatisticsEnabled": false},
+  "mcpServers": {"k8e-sandbox": {"timeout": 120000}}
+}
+"""
 
 
 @pytest.fixture
@@ -28,6 +37,21 @@ def model(word: str) -> Iterator[Model]:
         yield made
 
 
+TRUST = {"GEMINI_CLI_TRUST_WORKSPACE": "true"}
+
+
+def install(user: User, agent: str, **more: str) -> str:
+    """What the program says about the server afterwards."""
+    told = user.install("k8e", "sandbox-install-skill", agent, **more)
+    return str(told["agents"][0]["client"]["status"])
+
+
+def prepare_gemini(home: Path) -> None:
+    settings = home / ".gemini" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(GEMINI)
+
+
 def check(user: User, model: Model, word: str, stdout: str) -> None:
     assert any(name.endswith("sandbox_run") for name in model.offered), sorted(model.offered)
     assert model.results, "the call has not come to an end"
@@ -41,15 +65,11 @@ def check(user: User, model: Model, word: str, stdout: str) -> None:
 
 
 def test_claude(user: User, model: Model, word: str) -> None:
-    told = user.install("k8e", "sandbox-install-skill", "claude")
-    assert told["agents"][0]["client"]["status"] == "connected", told
+    assert install(user, "claude") == "connected"
     done = user.run(
         ["claude", "-p", PROMPT, "--allowedTools", "mcp__k8e-sandbox__sandbox_run"],
         ANTHROPIC_BASE_URL=model.url,
         ANTHROPIC_API_KEY="none",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        MCP_TIMEOUT="120000",
-        MCP_CONNECTION_NONBLOCKING="0",
         ENABLE_TOOL_SEARCH="false",
     )
     assert done.returncode == 0, done
@@ -57,34 +77,33 @@ def test_claude(user: User, model: Model, word: str) -> None:
 
 
 def test_codex(user: User, model: Model, word: str) -> None:
-    told = user.install("k8e", "sandbox-install-skill", "codex")
-    assert told["agents"][0]["client"]["status"] == "listed", told
+    assert install(user, "codex") == "listed"
     provider = f'{{name = "stub", base_url = "{model.url}/v1", wire_api = "responses", env_key = "STUB_KEY"}}'
     settings = {
         "model": '"stub"',  # with a name that Codex knows, tools are called by a program that the model writes
         "model_provider": '"stub"',
         "model_providers.stub": provider,
         "mcp_servers.k8e-sandbox.default_tools_approval_mode": '"approve"',
+        "mcp_servers.k8e-sandbox.required": "true",  # else it begins without a server that is not ready at once
         "mcp_servers.k8e-sandbox.startup_timeout_sec": "120",
     }
-    words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-    done = user.run(["codex", "exec", "--skip-git-repo-check", *words, PROMPT], STUB_KEY="none")
+    words = [each for name, value in settings.items() for each in ("-c", f"{name}={value}")]
+    # It looks for plugins and news in the network. That fails at once: no proxy listens there.
+    nowhere = dict.fromkeys(("HTTPS_PROXY", "https_proxy"), "http://127.0.0.1:1")
+    done = user.run(["codex", "exec", "--skip-git-repo-check", *words, PROMPT], STUB_KEY="none", **nowhere)
     assert done.returncode == 0, done
     check(user, model, word, done.stdout)
 
 
 def test_gemini(user: User, model: Model, word: str) -> None:
-    settings = user.home / ".gemini" / "settings.json"
-    settings.parent.mkdir()
-    settings.write_text('{"security": {"auth": {"selectedType": "gemini-api-key"}}}')
-    told = user.install("k8e", "sandbox-install-skill", "gemini", GEMINI_CLI_TRUST_WORKSPACE="true")
-    assert told["agents"][0]["client"]["status"] == "connected", told
+    prepare_gemini(user.home)
+    assert install(user, "gemini", **TRUST) == "connected"
     done = user.run(
         ["gemini", "-p", PROMPT, "-m", "gemini-2.5-flash", "--approval-mode", "yolo"],
         GEMINI_API_KEY="none",
         GOOGLE_GEMINI_BASE_URL=model.url,
-        GEMINI_CLI_TRUST_WORKSPACE="true",
         GEMINI_CLI_NO_RELAUNCH="true",
+        **TRUST,
     )
     assert done.returncode == 0, done
     check(user, model, word, done.stdout)
@@ -103,3 +122,21 @@ def test_the_plugins_are_what_the_programs_read(user: User) -> None:
     assert told["client"]["status"] == "waiting", told
     told = user.install("agentkernel", "plugin", "install", "codex", "--json")
     assert told["client"]["status"] == "listed", told
+
+
+def test_a_server_that_runs_already(user: User) -> None:
+    prepare_gemini(user.home)
+    with listening(user.machine) as url:
+        assert install(user, "claude", K8E_SANDBOX_MCP_ADDR=url) == "connected"
+        assert install(user, "gemini", K8E_SANDBOX_MCP_ADDR=url, **TRUST) == "connected"
+        assert install(user, "codex", K8E_SANDBOX_MCP_ADDR=url) == "listed"
+
+
+def test_variables_that_move_the_programs_files(user: User) -> None:
+    elsewhere = user.home / "elsewhere"
+    elsewhere.mkdir()
+    prepare_gemini(elsewhere)
+    assert install(user, "claude", CLAUDE_CONFIG_DIR=str(elsewhere)) == "connected"
+    assert install(user, "gemini", GEMINI_CLI_HOME=str(elsewhere), **TRUST) == "connected"
+    assert install(user, "codex", CODEX_HOME=str(elsewhere)) == "listed"
+    assert not {name for name in (".claude.json", ".gemini", ".codex") if (user.home / name).exists()}

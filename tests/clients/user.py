@@ -38,7 +38,8 @@ class User:
         node = shutil.which("node")
         assert node is not None
         path = f"{self.programs}:{Path(node).parent}:/usr/bin:/bin"
-        return {"PATH": path, "HOME": str(self.home), "LANG": "C.UTF-8", "TERM": "dumb"}
+        env = {"PATH": path, "HOME": str(self.home), "LANG": "C.UTF-8", "TERM": "dumb"}
+        return {**env, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "MCP_TIMEOUT": "120000"}
 
     def install(self, command: str, *words: str, **more: str) -> Any:
         """Runs one of our installers, and returns what it prints."""

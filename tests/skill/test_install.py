@@ -343,6 +343,12 @@ class TestAnswers:
         assert {file["action"] for file in agent["files"]} == {"created"}
         assert agent["client"]["said"] == said
 
+    def test_a_server_that_was_too_slow_is_looked_at_again(self, home: Machine) -> None:
+        again = "[ -e again ] && echo 'k8e-sandbox: x - Connected' || echo 'k8e-sandbox: x - Disconnected'; touch again"
+        self.place(home, "gemini", again)
+        done = install(home, "gemini")
+        assert (done.code, done.json["agents"][0]["client"]["status"]) == (0, "connected")
+
     def test_a_program_that_fails_says_nothing(self, home: Machine) -> None:
         self.place(home, "claude", "exit 3")
         done = install(home, "claude")

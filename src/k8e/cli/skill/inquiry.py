@@ -72,8 +72,13 @@ def ask(agent: str, server: str, folder: str) -> Answer | None:
     program = shutil.which(words[0]) if words else None
     if words is None or program is None:
         return None
-    output = run([program, *words[1:]], folder)
-    return Answer(program, SILENT) if output is None else Answer(program, *read_state(output, server))
+    answer = Answer(program, SILENT)
+    for _ in range(2):  # the first try may have started the daemon, for which some programs do not wait long enough
+        output = run([program, *words[1:]], folder)
+        answer = Answer(program, SILENT) if output is None else Answer(program, *read_state(output, server))
+        if answer.status != FAILED:
+            break
+    return answer
 
 
 def read_state(output: str, server: str) -> tuple[str, str]:
