@@ -21,6 +21,7 @@ except ImportError as missing:
 
 from sandbox_client._async import AsyncExecStream, AsyncSandboxClient, async_sandbox_session
 from sandbox_client._async_background import AsyncBackgroundRun
+from sandbox_client._async_interactive import AsyncInteractiveRun
 from sandbox_client._errors import (
     Conflict,
     DeadlineExceeded,
@@ -54,11 +55,13 @@ from sandbox_client._model import (
 )
 from sandbox_client._sync import ExecStream, SandboxClient, sandbox_session
 from sandbox_client._sync_background import BackgroundRun
+from sandbox_client._sync_interactive import InteractiveRun
 
 __all__ = [
     "Approval",
     "AsyncBackgroundRun",
     "AsyncExecStream",
+    "AsyncInteractiveRun",
     "AsyncSandboxClient",
     "BackgroundRun",
     "Chunk",
@@ -68,6 +71,7 @@ __all__ = [
     "Failed",
     "FileInfo",
     "ImageInfo",
+    "InteractiveRun",
     "InternalError",
     "InvalidArgument",
     "NotFound",

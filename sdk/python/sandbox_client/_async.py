@@ -16,6 +16,7 @@ from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
 from sandbox_client._async_background import AsyncBackgroundRun
 from sandbox_client._async_files import AsyncFileCalls, AsyncPieces
+from sandbox_client._async_interactive import AsyncInteractiveRun
 from sandbox_client._discovery import LOCAL
 from sandbox_client._errors import (
     CONNECTION_LOST,
@@ -112,12 +113,13 @@ class AsyncSandboxClient(AsyncFileCalls):
         env: requests.Env | None = None,
         workdir: requests.Path = "",
         stdin: str | bytes = "",
+        user: str = "",
     ) -> RunResult:
         """Runs code in this client's own session, which the first run makes and `close` destroys.
 
         A session that has expired is replaced by a new one; the code is run once in any case.
         """
-        more: dict[str, Any] = {"language": language, "env": env, "workdir": workdir, "stdin": stdin}
+        more: dict[str, Any] = {"language": language, "env": env, "workdir": workdir, "stdin": stdin, "user": user}
         session = await self._own_session("")
         try:
             return await self.exec(session, code, timeout, **more)
@@ -137,10 +139,12 @@ class AsyncSandboxClient(AsyncFileCalls):
         env: requests.Env | None = None,
         workdir: requests.Path = "",
         stdin: str | bytes = "",
+        user: str = "",
     ) -> RunResult:
-        """Runs code, or with a list a program with exactly these arguments, to its end."""
+        """Runs code, or with a list a program with exactly these arguments, to its end. `user` is another user of the
+        sandbox than its default one, by name or number."""
         request = requests.build_exec(
-            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin, user=user
         )
         return RunResult.read(await self._call("Exec", request, pb.ExecResponse, timeout + requests.MARGIN))
 
@@ -154,12 +158,31 @@ class AsyncSandboxClient(AsyncFileCalls):
         env: requests.Env | None = None,
         workdir: requests.Path = "",
         stdin: str | bytes = "",
+        user: str = "",
     ) -> AsyncExecStream:
         """Runs code; its output comes as it is written, both streams. Leaving the loop early ends the command."""
         request = requests.build_exec(
-            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin, user=user
         )
         return AsyncExecStream(self._stream("ExecStream", request, pb.ExecFrame, timeout + requests.MARGIN))
+
+    def exec_interactive(
+        self,
+        session_id: str,
+        command: str | bytes | Sequence[str | bytes],
+        timeout: float = 300,
+        *,
+        language: str = "bash",
+        env: requests.Env | None = None,
+        workdir: requests.Path = "",
+        user: str = "",
+    ) -> AsyncInteractiveRun:
+        """Runs code whose input stays open, in a block of `with`: `write` pieces, `close_stdin`, and read the output as
+        it comes. Leaving the block ends the command."""
+        request = requests.build_exec(
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", user=user
+        )
+        return AsyncInteractiveRun(request, self._feed)
 
     async def start(
         self,
@@ -170,11 +193,12 @@ class AsyncSandboxClient(AsyncFileCalls):
         language: str = "bash",
         env: requests.Env | None = None,
         workdir: requests.Path = "",
+        user: str = "",
     ) -> AsyncBackgroundRun:
         """Starts a run in the background, which goes on when this client is gone. Its handle has the output as it
         comes, `wait`, `poll` and `kill`."""
         request = requests.build_exec(
-            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", background=True
+            session_id, command, timeout, language=language, env=env, workdir=workdir, user=user, background=True
         )
         started = RunResult.read(await self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
         return AsyncBackgroundRun(started, self._look, self.kill)
@@ -462,14 +486,17 @@ class AsyncSandboxClient(AsyncFileCalls):
                 raise failure from error
         return await self._attempt(path, request, response, timeout, effect, again=False)
 
-    async def _upload(self, name: str, pieces: AsyncPieces, response: Any, timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
+    async def _open_awake(self, timeout: float) -> grpc.aio.Channel:
+        """For pieces that can be sent once only: a daemon of this machine that is gone is started before the first."""
         channel = await self._open()
         if self._target is not None and self._target.local:
-            # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
             await self._attempt(_HEALTH, pb.StatusRequest(), pb.StatusRequest, timeout, Effect.ASKS)
             channel = await self._open()
-        method = channel.stream_unary(
+        return channel
+
+    async def _upload(self, name: str, pieces: AsyncPieces, response: Any, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        method = (await self._open_awake(timeout)).stream_unary(
             _SERVICE + name,
             request_serializer=pb.UploadFileRequest.SerializeToString,
             response_deserializer=response.FromString,
@@ -487,6 +514,14 @@ class AsyncSandboxClient(AsyncFileCalls):
             raise
         finally:
             call.cancel()  # for a caller that leaves early; after the end it has no effect
+
+    async def _feed(self, request: pb.ExecRequest, inputs: AsyncIterator[pb.ExecInput]) -> Any:
+        method = (await self._open_awake(requests.MARGIN)).stream_stream(
+            _SERVICE + "ExecInteractive",
+            request_serializer=pb.ExecInput.SerializeToString,
+            response_deserializer=pb.ExecFrame.FromString,
+        )
+        return method(inputs, timeout=request.timeout + requests.MARGIN, metadata=self._metadata)
 
     async def _stream(self, name: str, request: Any, response: Any, timeout: float) -> AsyncIterator[Any]:
         begun, run_id = False, ""

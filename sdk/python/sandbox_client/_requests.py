@@ -162,7 +162,8 @@ def build_exec(
     language: str,
     env: Env | None,
     workdir: Path,
-    stdin: str | bytes,
+    stdin: str | bytes = "",
+    user: str = "",
     background: bool = False,
 ) -> pb.ExecRequest:
     """A text is code for the language; a list is a program and its arguments, without a shell."""
@@ -173,6 +174,7 @@ def build_exec(
         env=dict(env or {}),
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         background=background,
+        user=user,
     )
     if isinstance(command, str):
         request.command, request.language = command, language

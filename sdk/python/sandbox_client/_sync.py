@@ -40,6 +40,7 @@ from sandbox_client._model import (
 )
 from sandbox_client._sync_background import BackgroundRun
 from sandbox_client._sync_files import FileCalls, Pieces
+from sandbox_client._sync_interactive import InteractiveRun
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
@@ -111,12 +112,13 @@ class SandboxClient(FileCalls):
         env: requests.Env | None = None,
         workdir: requests.Path = "",
         stdin: str | bytes = "",
+        user: str = "",
     ) -> RunResult:
         """Runs code in this client's own session, which the first run makes and `close` destroys.
 
         A session that has expired is replaced by a new one; the code is run once in any case.
         """
-        more: dict[str, Any] = {"language": language, "env": env, "workdir": workdir, "stdin": stdin}
+        more: dict[str, Any] = {"language": language, "env": env, "workdir": workdir, "stdin": stdin, "user": user}
         session = self._own_session("")
         try:
             return self.exec(session, code, timeout, **more)
@@ -136,10 +138,12 @@ class SandboxClient(FileCalls):
         env: requests.Env | None = None,
         workdir: requests.Path = "",
         stdin: str | bytes = "",
+        user: str = "",
     ) -> RunResult:
-        """Runs code, or with a list a program with exactly these arguments, to its end."""
+        """Runs code, or with a list a program with exactly these arguments, to its end. `user` is another user of the
+        sandbox than its default one, by name or number."""
         request = requests.build_exec(
-            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin, user=user
         )
         return RunResult.read(self._call("Exec", request, pb.ExecResponse, timeout + requests.MARGIN))
 
@@ -153,12 +157,31 @@ class SandboxClient(FileCalls):
         env: requests.Env | None = None,
         workdir: requests.Path = "",
         stdin: str | bytes = "",
+        user: str = "",
     ) -> ExecStream:
         """Runs code; its output comes as it is written, both streams. Leaving the loop early ends the command."""
         request = requests.build_exec(
-            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin=stdin, user=user
         )
         return ExecStream(self._stream("ExecStream", request, pb.ExecFrame, timeout + requests.MARGIN))
+
+    def exec_interactive(
+        self,
+        session_id: str,
+        command: str | bytes | Sequence[str | bytes],
+        timeout: float = 300,
+        *,
+        language: str = "bash",
+        env: requests.Env | None = None,
+        workdir: requests.Path = "",
+        user: str = "",
+    ) -> InteractiveRun:
+        """Runs code whose input stays open, in a block of `with`: `write` pieces, `close_stdin`, and read the output as
+        it comes. Leaving the block ends the command."""
+        request = requests.build_exec(
+            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", user=user
+        )
+        return InteractiveRun(request, self._feed)
 
     def start(
         self,
@@ -169,11 +192,12 @@ class SandboxClient(FileCalls):
         language: str = "bash",
         env: requests.Env | None = None,
         workdir: requests.Path = "",
+        user: str = "",
     ) -> BackgroundRun:
         """Starts a run in the background, which goes on when this client is gone. Its handle has the output as it
         comes, `wait`, `poll` and `kill`."""
         request = requests.build_exec(
-            session_id, command, timeout, language=language, env=env, workdir=workdir, stdin="", background=True
+            session_id, command, timeout, language=language, env=env, workdir=workdir, user=user, background=True
         )
         started = RunResult.read(self._call("Exec", request, pb.ExecResponse, requests.MARGIN))
         return BackgroundRun(started, self._look, self.kill)
@@ -459,14 +483,17 @@ class SandboxClient(FileCalls):
                 raise failure from error
         return self._attempt(path, request, response, timeout, effect, again=False)
 
-    def _upload(self, name: str, pieces: Pieces, response: Any, timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
+    def _open_awake(self, timeout: float) -> grpc.Channel:
+        """For pieces that can be sent once only: a daemon of this machine that is gone is started before the first."""
         channel = self._open()
         if self._target is not None and self._target.local:
-            # The pieces can be read once only: a daemon that is gone is found, and started, before the first.
             self._attempt(_HEALTH, pb.StatusRequest(), pb.StatusRequest, timeout, Effect.ASKS)
             channel = self._open()
-        method = channel.stream_unary(
+        return channel
+
+    def _upload(self, name: str, pieces: Pieces, response: Any, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        method = (self._open_awake(timeout)).stream_unary(
             _SERVICE + name,
             request_serializer=pb.UploadFileRequest.SerializeToString,
             response_deserializer=response.FromString,
@@ -484,6 +511,14 @@ class SandboxClient(FileCalls):
             raise
         finally:
             call.cancel()  # for a caller that leaves early; after the end it has no effect
+
+    def _feed(self, request: pb.ExecRequest, inputs: Iterator[pb.ExecInput]) -> Any:
+        method = (self._open_awake(requests.MARGIN)).stream_stream(
+            _SERVICE + "ExecInteractive",
+            request_serializer=pb.ExecInput.SerializeToString,
+            response_deserializer=pb.ExecFrame.FromString,
+        )
+        return method(inputs, timeout=request.timeout + requests.MARGIN, metadata=self._metadata)
 
     def _stream(self, name: str, request: Any, response: Any, timeout: float) -> Iterator[Any]:
         begun, run_id = False, ""

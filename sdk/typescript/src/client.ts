@@ -1,6 +1,7 @@
 /** The client: every call of the gateway, and the session that `run` keeps for itself. */
 import {
   Client,
+  type ClientDuplexStream,
   type ClientReadableStream,
   type ClientUnaryCall,
   type ClientWritableStream,
@@ -31,6 +32,7 @@ import {
   findEffect,
 } from "./errors.js";
 import { findHint } from "./hints.js";
+import { InteractiveRun } from "./interactive.js";
 import { PIECE, TargetFolder, findPermissions, listFolder, readPieces, replaceFile } from "./local_files.js";
 import {
   type Approval,
@@ -93,6 +95,8 @@ export interface ExecOptions extends CallOptions {
   env?: Record<string, string>;
   workdir?: Path;
   stdin?: string | Uint8Array;
+  /** Another user of the sandbox than its default one, by name or number. */
+  user?: string;
 }
 
 /** For calls about files. */
@@ -226,6 +230,7 @@ function execRequest(sessionId: string, command: Command, timeout: number, optio
     ...pathFields("workdir", options.workdir ?? ""),
     stdin: bytes(options.stdin ?? ""),
     background,
+    user: options.user ?? "",
   };
 }
 
@@ -309,6 +314,23 @@ export class SandboxClient {
   execStream(sessionId: string, command: Command, timeout = 300, options: ExecOptions = {}): ExecStream {
     const request = execRequest(sessionId, command, timeout, options);
     return new ExecStream(() => this.#stream("ExecStream", request, options, timeout + MARGIN));
+  }
+
+  /**
+   * Runs code whose input stays open: `write` pieces, `closeStdin`, and iterate over the output as it comes; `close` ends the
+   * command. Returns when the command has started.
+   */
+  async execInteractive(sessionId: string, command: Command, timeout = 300, options: Omit<ExecOptions, "stdin"> = {}): Promise<InteractiveRun> {
+    const request = execRequest(sessionId, command, timeout, options);
+    const { signal } = options;
+    const client = await this.#connectAwake(signal, MARGIN);
+    const limits = { deadline: deadline(timeout + MARGIN) };
+    const call = method(client, "ExecInteractive").call(client, this.#metadata, limits) as ClientDuplexStream<Message, Message>;
+    const leave = follow(signal, call);
+    call.once("close", leave);
+    return InteractiveRun.begin(call, request, (error, runId) =>
+      failWith(error as ServiceError, signal, findEffect("ExecInteractive"), runId),
+    );
   }
 
   /**
@@ -691,14 +713,19 @@ export class SandboxClient {
     });
   }
 
+  /** For pieces that are sent once only: a daemon of this machine that is gone is started before the first. */
+  async #connectAwake(signal: AbortSignal | undefined, timeout: number): Promise<Client> {
+    const client = await unlessAborted(this.#connect(), signal);
+    if (this.#wanted.endpoint !== LOCAL) {
+      return client;
+    }
+    await this.#call("ListApprovals", { status: "pending" }, { signal }, timeout);
+    return unlessAborted(this.#connect(), signal);
+  }
+
   async #upload(header: Message, content: Pieces, options: FileOptions): Promise<number> {
     const { signal, timeout = FILE_SECONDS } = options;
-    let client = await unlessAborted(this.#connect(), signal);
-    if (this.#wanted.endpoint === LOCAL) {
-      // The pieces are sent once only: a daemon that is gone is found, and started, before the first.
-      await this.#call("ListApprovals", { status: "pending" }, options, timeout);
-      client = await unlessAborted(this.#connect(), signal);
-    }
+    const client = await this.#connectAwake(signal, timeout);
     let call: ClientWritableStream<Message>;
     const answer = new Promise<Message>((resolve, reject) => {
       const done = (error: ServiceError | null, response: Message) =>

@@ -33,6 +33,7 @@ export {
   Unavailable,
   Unsupported,
 } from "./errors.js";
+export { InteractiveRun } from "./interactive.js";
 export {
   type Approval,
   Chunk,

@@ -162,3 +162,55 @@ test("a command in a sandbox of its own", async () => {
   const { stdout } = await sandboxRun("echo hello");
   expect(stdout).toBe("hello\n");
 }, 120_000);
+
+test("input stays open, is written in pieces, and ends", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass });
+  const run = await client.execInteractive(sid, "while read line; do echo got $line; done; exit 5");
+  expect(run.runId).toMatch(/^run-/);
+  const output = run[Symbol.asyncIterator]();
+  for (const word of ["one", "two"]) {
+    await run.write(`${word}\n`);
+    expect(`${(await output.next()).value}`).toBe(`got ${word}\n`);
+  }
+  run.closeStdin();
+  expect((await output.next()).done).toBe(true);
+  expect(run.result.exitCode).toBe(5);
+  await expect(run.write("three")).rejects.toThrow(InvalidArgument);
+  // More than anything on the way holds; and a command that ends before it has read it.
+  const large = await client.execInteractive(sid, "wc -c");
+  await large.write(new Uint8Array(5 << 20));
+  large.closeStdin();
+  for await (const chunk of large) {
+    expect(`${chunk}`.trim()).toBe(`${5 << 20}`);
+  }
+  const short = await client.execInteractive(sid, "exec 0<&-; exit 3");
+  const written = short.write(new Uint8Array(16 << 20));
+  for await (const chunk of short) {
+    expect.fail(`${chunk}`);
+  }
+  await written;
+  expect(short.result.exitCode).toBe(3);
+  await expect(client.execInteractive("none", "cat")).rejects.toThrow(NotFound);
+  const left = await client.execInteractive(sid, "exec sleep 1000");
+  left.close();
+  let seen = "";
+  do {
+    seen = (await client.exec(sid, "pgrep -x sleep || echo none")).stdout;
+  } while (seen !== "none\n");
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
+
+test("a command has the user that is named, and a program of any length", async () => {
+  const client = new SandboxClient();
+  const sid = await client.createSession({ runtimeClass });
+  expect((await client.exec(sid, "id -un", 30, { user: "root" })).stdout).toBe("root\n");
+  await expect(client.exec(sid, "true", 30, { user: "no_such_user" })).rejects.toMatchObject({ code: "user_not_found" });
+  const program = `print(__name__) # ${"x".repeat(2 << 20)}`;
+  expect((await client.exec(sid, program, 30, { language: "python" })).stdout).toBe("__main__\n");
+  await client.exec(sid, "echo kept > file; chmod 400 file");
+  await expect(client.writeFile(sid, "file", "x")).rejects.toMatchObject({ code: "permission_denied" });
+  await client.destroySession(sid);
+  await client.close();
+}, 120_000);
