@@ -9,8 +9,9 @@ import pytest
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, SessionSpec
 from k8e.core.sessions.mounts import MAX_HIDDEN, MAX_KEPT, MAX_MOUNTS, MAX_PART, MAX_STEPS, check_shape
+from k8e.core.store.records import read_shape, write_shape
 from k8e.core.translation import translate
-from k8e.engine import PLAIN, Mount, MountRefused, Shape
+from k8e.engine import PLAIN, WHOLE, Mount, MountRefused, Shape
 from tests.core.rig import ALICE, Rig, fault
 from tests.sandboxes import needs_root
 
@@ -24,6 +25,14 @@ def test_what_may_be_shown_is_shown_as_the_callers() -> None:
     assert check_shape(USER, shape) == shape
     lying = Shape(mounts=(replace(PROJECT, owner=0),))
     assert check_shape(USER, lying).mounts[0].owner == 1234, "whatever the request says"
+
+
+def test_a_copy_of_a_part_or_of_all_and_a_place_of_its_own_are_fine() -> None:
+    own = replace(PROJECT, target=PROJECT.source, private=(".git",))
+    whole = Mount("/srv/repository/.git", "/srv/repository/.git", owner=1234, private=(WHOLE,))
+    shape = Shape(mounts=(replace(PROJECT, private=(".git",)), own, whole))
+    assert check_shape(USER, shape) == shape
+    assert read_shape(write_shape(shape)) == shape
 
 
 @pytest.mark.parametrize("shape", [PLAIN, Shape(read_only=True), Shape(powerless=True)])
@@ -68,6 +77,9 @@ TARGETS = ["/", "/etc", "/usr", "/proc", "/workspace/x", "/home", "/home/users",
         ("kept", replace(PROJECT, kept=("x",) * (MAX_KEPT + 1))),
         ("hidden", replace(HOME, hidden=("x",) * (MAX_HIDDEN + 1))),
         ("hidden", replace(HOME, writable=True)),
+        *(("private", replace(PROJECT, private=parts)) for parts in (("x",), (WHOLE,), (".git", "x"), ("..",))),
+        *(("private", replace(HOME, private=parts)) for parts in ((WHOLE,), (".ssh",), (WHOLE, ".ssh"))),
+        *(("target", Mount(path, path, owner=1)) for path in ("/usr/x", "/etc/x", "/run/x/y", "/srv", "/workspace/x")),
     ],
     ids=lambda value: None if isinstance(value, Mount) else value,
 )

@@ -70,6 +70,17 @@ async def test_is_kept_when_that_was_asked_for(rig: Rig) -> None:
     assert (await rig.run(run.session_id, "cat file")).stdout == b"kept\n"
 
 
+async def test_lingers_until_its_caller_has_left(rig: Rig) -> None:
+    left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    spec = RunSpec(NOWHERE, argv=(b"sh", b"-c", b"echo left > file"))
+    run = await rig.as_door.runs.start_once(ALICE, SessionSpec(), spec, until=left)
+    await read(run)
+    assert (await run.result()).exit_code == 0
+    assert (await rig.run(run.session_id, "cat file")).stdout == b"left\n"
+    left.set_result(None)
+    await wait_for_nothing(rig)
+
+
 async def test_a_kept_one_stays_when_the_client_leaves(rig: Rig) -> None:
     run = await start(rig, b"sleep", b"1000", keep=True)
     await run.kill()

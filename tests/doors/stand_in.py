@@ -271,7 +271,15 @@ class StandInRuns:
     async def start(self, caller: Caller, spec: RunSpec) -> LiveRun:
         return await self._start(caller, spec)
 
-    async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
+    async def start_once(
+        self,
+        caller: Caller,
+        session: SessionSpec,
+        run: RunSpec,
+        *,
+        keep: bool = False,
+        until: asyncio.Future[None] | None = None,
+    ) -> LiveRun:
         made = await self._service.sessions.create(caller, session)
 
         def end() -> None:

@@ -151,10 +151,19 @@ class TestSessions:
         assert b'"secret"' not in shown.body
 
     async def test_create_with_a_shape(self, house: House) -> None:
-        mount = {"source": "/p", "target": "/workspace", "writable": True, "kept": [".git"], "hidden": []}
+        mount = {
+            "source": "/p",
+            "target": "/workspace",
+            "writable": True,
+            "kept": [".git"],
+            "hidden": [],
+            "private": [".git"],
+        }
         shape = {"mounts": [mount], "read_only": True, "powerless": True}
         answer = await house.ask("POST", "/v1/sessions", {**shape, "more_hosts": ["more.test"]})
-        expected = Shape((Mount("/p", "/workspace", REMOTE, writable=True, kept=(".git",)),), True, True)
+        expected = Shape(
+            (Mount("/p", "/workspace", REMOTE, writable=True, kept=(".git",), private=(".git",)),), True, True
+        )
         assert house.service.specs == [SessionSpec(shape=expected, more_hosts=["more.test"])]
         assert {key: answer.json["policy"][key] for key in shape} == shape
 

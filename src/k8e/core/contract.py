@@ -5,6 +5,7 @@ Every method takes the caller first, decides what that caller may do, and raises
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
@@ -60,8 +61,17 @@ class RunService(Protocol):
         """Creates a session for this run alone. The session ends with the run, also when the caller leaves or the
         daemon dies. `keep`: the session stays once the command has started. `run.session_id` is ignored."""
 
-    async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
-        """The same, with the output as it comes."""
+    async def start_once(
+        self,
+        caller: Caller,
+        session: SessionSpec,
+        run: RunSpec,
+        *,
+        keep: bool = False,
+        until: asyncio.Future[None] | None = None,
+    ) -> LiveRun:
+        """The same, with the output as it comes. `until`: the session stays until this is done as well, so that its
+        caller can look at what the command left."""
 
     async def signal(self, caller: Caller, run_id: str, number: int) -> None:
         """To a foreground run. Does nothing to one that has ended, like `resize` and `kill`."""

@@ -132,6 +132,7 @@ class SessionSpec:
     secrets: Mapping[str, str] = field(default_factory=dict)  # like env; their values are never kept on a disk
     persistent: bool = False  # it can be stopped and started, survives a reboot, and never expires
     labels: Mapping[str, str] = field(default_factory=dict)  # what a front door wants to find again (its profile)
+    workdir: str = ""  # where its commands start that say nothing, an absolute path; empty: the workspace
 
 
 @dataclass(frozen=True, slots=True)

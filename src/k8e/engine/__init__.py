@@ -36,6 +36,9 @@ class Limits:
     open_files: int = 4096
 
 
+WHOLE = "."  # the name of the part that is all of a mount
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A directory of the machine that a sandbox sees, with the rights that one user of the machine has there. Inside,
@@ -48,6 +51,9 @@ class Mount:
     writable: bool = False
     kept: tuple[str, ...] = ()  # below it: cannot be changed, moved or replaced from inside
     hidden: tuple[str, ...] = ()  # below it: not there, also when it comes to be later; only where it is not writable
+    # Of the kept parts, directories of which the sandbox has a copy of its own that it can change. WHOLE is all of a
+    # mount that is not writable.
+    private: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,15 @@ class Once:
     _creation: Creation
     _foreground: Foreground
 
-    async def start(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> LiveRun:
+    async def start(
+        self,
+        caller: Caller,
+        session: SessionSpec,
+        run: RunSpec,
+        *,
+        keep: bool,
+        until: asyncio.Future[None] | None = None,
+    ) -> LiveRun:
         live = await self._make(caller, session, run, keep=keep)
         try:
             started = await self._foreground.start(caller, run, live)
@@ -195,7 +203,7 @@ class Once:
             self._lifecycle.end(live, DESTROYED if keep else FINISHED)
             raise
         if not keep:
-            started.when_left(lambda: self._end_with(live, started))
+            started.when_left(lambda: self._end_after(live, started, until))
         return started
 
     async def run(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool) -> RunResult:
@@ -236,6 +244,14 @@ class Once:
             if live.record.fleeting:
                 run = running.get(live.sandbox)
                 self._end_with(live, run) if run else self._lifecycle.end(live, FINISHED)
+
+    def _end_after(
+        self, live: Live, run: ForegroundRun | NotBegun, until: asyncio.Future[None] | None
+    ) -> asyncio.Task[None] | None:
+        if until is None or until.done():
+            return self._end_with(live, run)
+        until.add_done_callback(lambda _: self._end_with(live, run))
+        return None
 
     def _end_with(self, live: Live, run: ForegroundRun | NotBegun) -> asyncio.Task[None] | None:
         """The command has the time to end by itself that every command has: it may have files of the machine open.

@@ -54,8 +54,16 @@ class Runs:
         return await self._once.run(caller, session, run, keep=keep)
 
     @call("start_once")
-    async def start_once(self, caller: Caller, session: SessionSpec, run: RunSpec, *, keep: bool = False) -> LiveRun:
-        return await self._once.start(caller, session, run, keep=keep)
+    async def start_once(
+        self,
+        caller: Caller,
+        session: SessionSpec,
+        run: RunSpec,
+        *,
+        keep: bool = False,
+        until: asyncio.Future[None] | None = None,
+    ) -> LiveRun:
+        return await self._once.start(caller, session, run, keep=keep, until=until)
 
     @call("pip_install")
     async def pip_install(

@@ -67,6 +67,15 @@ def make_sandbox_name() -> str:
     return secrets.token_hex(8)
 
 
+def _check_workdir(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        return checks.check_path("workdir", path).decode()
+    except UnicodeDecodeError:
+        checks.refuse("workdir", "is not UTF-8")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Creation:
     _parts: Parts
@@ -171,6 +180,7 @@ class Creation:
             shape=spec.shape,
             labels=dict(spec.labels),
             secret_keys=tuple(sorted(spec.secrets)),
+            workdir=_check_workdir(spec.workdir),
         )
 
     async def _check_built(self, live: Live, building: asyncio.Task[None]) -> None:

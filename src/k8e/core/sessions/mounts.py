@@ -13,7 +13,7 @@ from typing import Final
 from k8e.core.checks import MAX_PATH, encode, refuse
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller
-from k8e.engine import Mount, Shape
+from k8e.engine import WHOLE, Mount, Shape
 
 MAX_MOUNTS: Final = 8
 MAX_KEPT: Final = 64  # parts of a mount; each step to one is a mount of its own
@@ -22,6 +22,11 @@ MAX_STEPS: Final = 16
 MAX_PART: Final = 1024  # bytes of the name of one
 _WORKSPACE: Final = "/workspace"
 _HOME: Final = "/home/user"
+# First steps of paths at which a sandbox has directories of its own.
+_OURS: Final = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32"),
+    *("/proc", "/run", "/sbin", "/sys", "/usr", "/workspace"),
+)
 
 
 def check_shape(caller: Caller, shape: Shape) -> Shape:
@@ -62,19 +67,31 @@ def _check_caller(field: str, caller: Caller, count: int) -> None:
 
 def _check_mount(field: str, mount: Mount, caller: Caller) -> Mount:
     _check_absolute(f"{field}.source", mount.source)
-    _check_target(f"{field}.target", mount.target)
+    _check_target(f"{field}.target", mount.target, mount.source)
     _check_parts(f"{field}.kept", mount.kept, MAX_KEPT)
     _check_parts(f"{field}.hidden", mount.hidden, MAX_HIDDEN)
+    _check_private(f"{field}.private", mount)
     if mount.hidden and mount.writable:
         hint = "Show it read-only, or show only those directories in it that may be seen."
         refuse(f"{field}.hidden", "what can be written to has nothing that is hidden", hint)
     return replace(mount, owner=caller.uid)
 
 
-def _check_target(field: str, target: str) -> None:
+def _check_private(field: str, mount: Mount) -> None:
+    if mount.private == (WHOLE,):
+        if mount.writable or mount.hidden:
+            refuse(field, "all of a mount is private only where nothing of it is writable or hidden")
+    elif mount.private and not (mount.writable and set(mount.private) <= set(mount.kept)):
+        refuse(field, "a private part is one of the kept parts of a writable mount")
+
+
+def _check_target(field: str, target: str, source: str = "") -> None:
+    """A directory may also be at its own path: a repository knows its parts by absolute paths."""
     _check_absolute(field, target)
-    if target not in (_WORKSPACE, _HOME) and not target.startswith(f"{_HOME}/"):
-        refuse(field, f"must be {_WORKSPACE}, {_HOME} or below {_HOME}")
+    if target in (_WORKSPACE, _HOME) or target.startswith(f"{_HOME}/"):
+        return
+    if target != source or target.count("/") < 2 or f"/{target.split('/')[1]}" in _OURS:
+        refuse(field, f"must be {_WORKSPACE}, {_HOME} or below {_HOME}, or the source's own path outside of the system")
 
 
 def _check_absolute(field: str, value: object) -> None:

@@ -142,7 +142,8 @@ def read_shape(text: str) -> Shape:
     if not text:
         return PLAIN
     value = json.loads(text)
-    mounts = [{**each, "kept": tuple(each["kept"]), "hidden": tuple(each["hidden"])} for each in value.pop("mounts")]
+    lists = ("kept", "hidden", "private")
+    mounts = [{**each, **{name: tuple(each.get(name, ())) for name in lists}} for each in value.pop("mounts")]
     slots = tuple(value.pop("slots", ()))
     return Shape(mounts=tuple(Mount(**each) for each in mounts), slots=slots, **value)
 

@@ -41,7 +41,8 @@ def show_policy(session: Session) -> Json:
 
 
 def show_mount(mount: Mount) -> Json:
-    return {**pick(mount, "source", "target", "writable"), "kept": list(mount.kept), "hidden": list(mount.hidden)}
+    lists = {name: list(getattr(mount, name)) for name in ("kept", "hidden", "private")}
+    return {**pick(mount, "source", "target", "writable"), **lists}
 
 
 def show_hosts(session: Session) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import urllib.parse
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -175,6 +176,13 @@ class Exchange:
 
     async def end_frames(self, trailer: Mapping[str, str] | None = None) -> None:
         await self._send(h11.EndOfMessage(headers=list((trailer or {}).items())))
+
+    async def wait_left(self, patience: float) -> None:
+        """Returns when the client has closed the connection, or after a while. What it still sends is dropped."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while await self._reader.read(READ_SIZE):
+                    pass
 
     def _closing(self) -> Mapping[str, str]:
         """Ends the connection with the answer where the body was not read to its end: skipping the rest costs more."""

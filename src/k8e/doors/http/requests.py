@@ -126,6 +126,7 @@ def read_session_spec(fields: Fields, limits: Limits) -> SessionSpec:
         persistent=fields.take_flag("persistent"),
         labels=fields.take_mapping("labels"),
         manifest=_read_manifest(fields),
+        workdir=fields.take_text("workdir"),
     )
     fields.finish()
     return spec
@@ -166,6 +167,7 @@ def _read_mount(fields: Fields) -> Mount:
         writable=fields.take_flag("writable"),
         kept=tuple(fields.take_texts("kept") or ()),
         hidden=tuple(fields.take_texts("hidden") or ()),
+        private=tuple(fields.take_texts("private") or ()),
     )
     fields.finish()
     return mount

@@ -74,6 +74,11 @@ class SandboxPaths:
         return self.top / "veils"
 
     @property
+    def private(self) -> Path:
+        """On the sandbox's disk: upper layers of its copies of directories (mounts/private_parts.py)."""
+        return self.disk / "private"
+
+    @property
     def placeholders(self) -> Path:
         """The record of what was made in directories of the machine and has to be removed there."""
         return self.top / "placeholders.json"

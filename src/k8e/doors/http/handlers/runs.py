@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 from k8e.core.contract import LiveRun, SandboxService
 from k8e.core.model import MAX_MESSAGE, Chunk, RunResult
@@ -19,6 +20,7 @@ from k8e.doors.run_stream import stream_run
 from k8e.profiles.text import to_json
 
 STDIN_FRAME = 1 << 20
+LINGER = 600.0  # seconds for which a session of one command waits for its client to leave
 
 
 class RunHandlers:
@@ -51,12 +53,15 @@ class RunHandlers:
         """Runs a command in a session of its own."""
         fields, incoming = await self._read_run(exchange, request)
         stream = fields.take_flag("stream") or incoming is not None
+        linger = fields.take_flag("linger")
         limits = self._service.default_limits
         session, spec, keep = await asyncio.to_thread(requests.read_once_spec, fields, limits)
         if stream:
             unfed = dataclasses.replace(spec, stdin=b"")
-            live = await self._service.runs.start_once(exchange.caller, session, unfed, keep=keep)
-            return await self._stream(exchange, live, spec.stdin, incoming)
+            with _until_left(linger) as until:
+                live = await self._service.runs.start_once(exchange.caller, session, unfed, keep=keep, until=until)
+                await self._stream(exchange, live, spec.stdin, incoming)
+                return await exchange.wait_left(LINGER) if linger else None
         return await self._send_run(
             exchange, await self._service.runs.run_once(exchange.caller, session, spec, keep=keep)
         )
@@ -121,6 +126,17 @@ class RunHandlers:
         size = requests.read_size(await exchange.read_fields(request))
         await self._service.runs.resize(exchange.caller, request.path[2], *size)
         await exchange.send_json(200, {"ok": True})
+
+
+@contextlib.contextmanager
+def _until_left(linger: bool) -> Iterator[asyncio.Future[None] | None]:
+    """Yields what is done at the end of the block."""
+    left: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if linger else None
+    try:
+        yield left
+    finally:
+        if left is not None:
+            left.set_result(None)
 
 
 class Incoming:

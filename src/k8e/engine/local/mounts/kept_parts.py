@@ -25,6 +25,7 @@ from pathlib import Path
 from k8e.engine import EngineError, Mount
 from k8e.engine.local.layout import SandboxPaths
 from k8e.engine.local.mounts.detached import cloned
+from k8e.engine.local.mounts.private_parts import mount_over
 from k8e.engine.local.mounts.source import refusal
 from k8e.engine.local.system.calls import (
     CLONE_FS,
@@ -32,6 +33,7 @@ from k8e.engine.local.system.calls import (
     MOUNT_ATTR_RDONLY,
     PATH,
     PATH_OF_DIRECTORY,
+    closing,
     mount_setattr,
     move_mount,
     opened,
@@ -43,9 +45,10 @@ from k8e.engine.local.system.tasks import in_own_thread
 _NAMESPACES = 2  # the gofer's, and that of the sandbox process
 
 
-def keep_parts(mount: Mount, top: int) -> Iterator[tuple[str, bool]]:
-    """Makes the kept parts mount points. `top` is open in the mount, where that is attached. Yields each mount point,
-    outer ones first, and whether it can still be written to."""
+def keep_parts(mount: Mount, top: int, layers: Path) -> Iterator[tuple[str, bool]]:
+    """Makes the kept parts mount points. `top` is open in the mount, where that is attached; copies of private parts
+    have their own files in `layers`. Yields each mount point, outer ones first, and whether it can still be written
+    to."""
     names = {tuple(part.split("/")) for part in mount.kept}
     points: dict[tuple[str, ...], int] = {}
     with contextlib.ExitStack() as clones:
@@ -56,6 +59,9 @@ def keep_parts(mount: Mount, top: int) -> Iterator[tuple[str, bool]]:
                     break  # all of it is kept already
                 if point in points:
                     continue
+                if _mount_private(mount, points.get(point[:-1], top), point, layers):
+                    yield "/".join(point), True
+                    continue
                 points[point] = clones.enter_context(_mount_over(mount, points.get(point[:-1], top), point))
                 # A file on the way (.git in a worktree) is kept itself: it says where the way goes on.
                 kept = point in names or not stat.S_ISDIR(os.fstat(points[point]).st_mode)
@@ -63,6 +69,21 @@ def keep_parts(mount: Mount, top: int) -> Iterator[tuple[str, bool]]:
                     names.add(point)
                     mount_setattr(points[point], MOUNT_ATTR_RDONLY)
                 yield "/".join(point), not kept
+
+
+def _mount_private(mount: Mount, parent: int, point: tuple[str, ...], layers: Path) -> bool:
+    """Mounts the sandbox's own copy over a directory that is private. False for any other: what is no directory is kept
+    as it is (.git in a worktree)."""
+    part = "/".join(point)
+    if part not in mount.private:
+        return False
+    try:
+        handle = os.open(point[-1], PATH_OF_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    except (NotADirectoryError, FileNotFoundError):
+        return False
+    with closing(handle) as found:
+        mount_over(found, layers / str(mount.private.index(part)))
+    return True
 
 
 @contextlib.contextmanager

@@ -16,11 +16,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from k8e.engine import EngineError, Mount
+from k8e.engine import WHOLE, EngineError, Mount
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.mounts.detached import IdMapping, cloned, map_ids
 from k8e.engine.local.mounts.kept_parts import keep_parts
 from k8e.engine.local.mounts.placeholders import placeholders
+from k8e.engine.local.mounts.private_parts import mount_whole
 from k8e.engine.local.mounts.source import Owner, find_owner, open_source, refusal
 from k8e.engine.local.mounts.veil import mount_veil, resolve_hidden
 from k8e.engine.local.record import Record
@@ -97,12 +98,14 @@ def _attach(
             veil.mkdir(parents=True)
             hidden = resolve_hidden(mount, source, owner)
             mount_veil(tree, hidden, veil, make_mount_point(paths, f"{name}-below"), target)
+        elif WHOLE in mount.private:
+            mount_whole(tree, paths.private / name, make_mount_point(paths, f"{name}-below"), target)
         else:
             move_mount(tree, target)
-        yield Bind(os.fspath(target), mount.target, mount.writable, whole=True)
+        yield Bind(os.fspath(target), mount.target, mount.writable or WHOLE in mount.private, whole=True)
         if mount.writable:
             with placeholders(mount, owner, source, paths) as complete:
-                parts = list(keep_parts(complete, tree))
+                parts = list(keep_parts(complete, tree, paths.private / name))
             if first_id is None:
                 # gVisor's kernel has to know the mount points: it does not ask the machine's before a rename.
                 for part, writable in parts:
