@@ -194,7 +194,10 @@ def test_each_cell_from_inside(house: House, internet: Internet, mode: str, prof
     assert written["/workspace/made"] == ("written" if project == "yes" or read_only == "no" else "!OSError")
     assert (house.project / "made").exists() == (project == "yes")
     if project == "yes":
-        for path in WRITES[1:6]:
+        assert [written[path] for path in WRITES[1:4]] == ["written"] * 3, "in a copy of its own"
+        assert (house.project / ".git/config").read_text() == "[core]\n"
+        assert not (house.project / ".git/commondir").exists()
+        for path in WRITES[4:6]:
             assert written[path].startswith("!"), path
         assert not (house.project / ".claude").exists()  # it stood there while the sandbox lived
         assert (house.project / "made").stat().st_uid == os.geteuid()

@@ -25,7 +25,6 @@ open("made", "w").write("from inside")
 for attempt in (
     lambda: os.rename(".git", "gone"),
     lambda: os.rename("beside.py", ".git/config"),
-    lambda: open(".git/config", "a"),
     lambda: os.mkdir(".claude/x"),
     lambda: os.link(".git/config", "hard"),
     lambda: os.listdir("/run/k8e-slots"),

@@ -6,6 +6,7 @@ from k8e.profiles.errors import ProfileError
 from k8e.profiles.protection import (
     HIDDEN,
     NEVER_BELOW,
+    PRIVATE,
     SYSTEM,
     choose_kept,
     has_credentials,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from k8e.profiles.options import Context
 
 PROJECT = "/workspace"
+WHOLE = "."  # all of a mount
 
 
 class Mount(Record):
@@ -30,6 +32,7 @@ class Mount(Record):
     writable: bool = False
     kept: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
 
     def to_request(self) -> dict[str, Any]:
         return {
@@ -38,12 +41,18 @@ class Mount(Record):
             "writable": self.writable,
             "kept": list(self.kept),
             "hidden": list(self.hidden),
+            "private": list(self.private),
         }
 
 
-def mount_project(context: Context) -> Mount:
+def mount_project(context: Context) -> tuple[Mount, ...]:
+    """Returns the project's mount; and where its repository is elsewhere (a linked worktree, a folder of a repository)
+    the repository's, both at their own paths, by which git knows them."""
     check_project(context)
-    return Mount(context.cwd, PROJECT, writable=True, kept=choose_kept(context.names))
+    project = Mount(context.cwd, PROJECT, writable=True, kept=choose_kept(context.names), private=PRIVATE)
+    if not context.git_dir:
+        return (project,)
+    return project, project.but(target=context.cwd), Mount(context.git_dir, context.git_dir, private=(WHOLE,))
 
 
 def mount_home(context: Context) -> Mount:

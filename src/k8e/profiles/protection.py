@@ -5,7 +5,8 @@ Kept are files that make programs run on the machine when its user opens the fol
 Programs that the user runs deliberately (`make`, `npm test`, `pytest`) are not protected: they are the code that the
 sandbox was asked to write. `.git` is kept as a whole: besides `hooks` and `config` a file `commondir`, a worktree or a
 submodule in it leads git to another configuration, and a configuration names programs (`core.fsmonitor`) that `git
-status` starts. Commits are made outside, as the skill says.
+status` starts. The sandbox has a copy of its own (`PRIVATE`), from which commits are brought back when the user asks
+(docs/git.md).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ KEPT = (
 # Kept also when they are missing: programs that many users run in every folder look for them. While the sandbox lives
 # an empty directory stands in for a missing one, so the list is short and has no files.
 ALWAYS = (".git", ".claude", ".codex", ".gemini", ".vscode")
+
+# Of these the sandbox has a copy of its own that it can change.
+PRIVATE = (".git",)
 
 # git takes a folder with these three for a repository, without a .git, and obeys the `config` beside them.
 REPOSITORY = ("HEAD", "objects", "refs")

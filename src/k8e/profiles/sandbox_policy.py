@@ -46,6 +46,7 @@ class SandboxPolicy(Record):
     needs: tuple[str, ...] = ()  # commands that the image must have
     name: str = ""
     persistent: bool = False
+    workdir: str = ""  # where commands start; empty: the workspace
 
     @property
     def detected(self) -> bool:
@@ -69,6 +70,8 @@ class SandboxPolicy(Record):
             body["session_id"] = self.name
         if self.mounts:
             body["mounts"] = [mount.to_request() for mount in self.mounts]
+        if self.workdir:
+            body["workdir"] = self.workdir
         if self.env:
             body["env"] = dict(self.env)
         if self.limits:
@@ -113,8 +116,11 @@ class SandboxPolicy(Record):
 
 def _describe_mount(mount: Mount) -> str:
     parts = [f"{mount.source} at {mount.target}, {'writable' if mount.writable else 'read-only'}"]
-    if mount.kept:
-        parts.append(f"but for {', '.join(mount.kept)}")
+    kept = [name for name in mount.kept if name not in mount.private]
+    if kept:
+        parts.append(f"but for {', '.join(kept)}")
+    if mount.private:
+        parts.append(f"with {'a copy' if mount.private == ('.',) else ', '.join(mount.private)} of its own")
     if mount.hidden:
         parts.append(f"without credentials ({len(mount.hidden)} names, --json lists them)")
     return " ".join(parts)
@@ -132,6 +138,8 @@ def build_policy(
     """Builds the policy. `others` are options of trusted files, the most important first (trust.py checks the rest)."""
     options = merge((asked, *others))
     allowed = derive_permissions(options)
+    if allowed.mount_home and context.cwd.startswith(f"{HOME}/"):
+        context = context.but(git_dir="")  # at their own paths they would lie in the home's mount
     image, found = choose_image(options, context, command)
     variables: dict[str, str] = {}
     withheld: tuple[str, ...] = ()
@@ -163,6 +171,7 @@ def build_policy(
         needs=found.needs,
         name=check_name(name) if name else "",
         persistent=persistent,
+        workdir=context.cwd if allowed.mount_cwd and context.git_dir else "",
     )
 
 
@@ -171,7 +180,7 @@ def choose_mounts(allowed: Permissions, context: Context) -> tuple[Mount, ...]:
         return ()
     from k8e.profiles.mounts import mount_home, mount_project
 
-    project = (mount_project(context),) if allowed.mount_cwd else ()
+    project = mount_project(context) if allowed.mount_cwd else ()
     return (*project, mount_home(context)) if allowed.mount_home else project
 
 

@@ -124,6 +124,9 @@ PLUGIN = {
         "write it, or take it out again", "agentkernel.plugin:install", list_install_options, defaults={"agent": None}
     ),
 }
+GIT = {
+    "pull": Command("bring a sandbox's commits here, below refs/k8e/NAME/", "agentkernel.git.pull:main", NAME),
+}
 COMMANDS = {
     "run": Command(
         "run a command in a sandbox of its own, which is gone afterwards",
@@ -135,6 +138,7 @@ COMMANDS = {
     "attach": Command("a shell in a sandbox that is there", "agentkernel.exec:attach", plain=True, failed=CANNOT_RUN),
     "ps": Command("list the sandboxes that run now, and the commands in them", "agentkernel.ps:main", JSON),
     "cp": Command("copy files and folders into a sandbox, and out of it", "agentkernel.copy:main", plain=True),
+    "git": Command("bring back commits of sandboxes", text="agentkernel.manual:GIT", commands=GIT),
     "sandbox": Command(
         "create, start, stop, remove and list sandboxes that last", text="agentkernel.manual:SANDBOX", commands=SANDBOX
     ),

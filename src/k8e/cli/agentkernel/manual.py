@@ -12,6 +12,15 @@ Sandboxes that last: their files stay when they are stopped, and when the machin
   agentkernel sandbox remove my-sandbox
 """
 
+GIT = """\
+A sandbox that has the project has a .git of its own, in which it commits. Its commits come back when you ask for them:
+checked, and as refs below refs/k8e/NAME/. Nothing else of your repository changes.
+
+  agentkernel git pull run-1a2b3c4d
+  git log -p HEAD..refs/k8e/run-1a2b3c4d/heads/main
+  git merge refs/k8e/run-1a2b3c4d/heads/main
+"""
+
 DAEMON = """\
 One daemon owns the sandboxes of this machine. Commands start it when it is not there; sandboxes live on without it.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from k8e.cli.agentkernel.git.repository import Repository
     from k8e.cli.agentkernel.options import CommandOptions
     from k8e.profiles.config.file import Config
     from k8e.profiles.options import FileCopy
@@ -27,12 +28,18 @@ class Plan:
     """A sandbox before it is made: its policy, the files it begins with, and the facts behind them."""
 
     def __init__(
-        self, policy: SandboxPolicy, files: list[tuple[FileCopy, bytes]], context: Context, config: Config | None
+        self,
+        policy: SandboxPolicy,
+        files: list[tuple[FileCopy, bytes]],
+        context: Context,
+        config: Config | None,
+        repository: Repository | None = None,
     ) -> None:
         self.policy = policy
         self.files = files
         self.context = context
         self.config = config
+        self.repository = repository
 
 
 def prepare(
@@ -50,21 +57,46 @@ def prepare(
         name = file.options.name or ""
     user = read_user_config()
     own = user.options if user else NO_OPTIONS
-    policy = deciding(
-        options.sandbox_options,
-        context,
-        command,
-        user=own,
-        file=file,
-        trusted=trusted,
-        name=name,
-        persistent=persistent,
-    )
-    if not policy.files:
-        return Plan(policy, [], context, file)
-    from k8e.cli.agentkernel.project.files import read_files
 
-    return Plan(policy, read_files(policy, file, trusted=trusted), context, file)
+    def decide_in(context: Context) -> SandboxPolicy:
+        facts = {"user": own, "file": file, "trusted": trusted, "name": name, "persistent": persistent}
+        return deciding(options.sandbox_options, context, command, **facts)
+
+    policy, files = decide_in(context), []
+    repository, begun = find_copy(context) if any(mount.private for mount in policy.mounts) else (None, [])
+    if repository is not None and repository.elsewhere:
+        context = context.but(git_dir=repository.git_dir)
+        policy = decide_in(context)
+        if not policy.workdir:
+            repository, begun = None, []
+        elif repository.top != context.cwd:
+            # The folder above is not mounted: inside it is another filesystem's, and root's; git looks for a repository
+            # in neither.
+            env = {
+                "GIT_DISCOVERY_ACROSS_FILESYSTEM": "1",
+                "GIT_CONFIG_COUNT": "1",
+                "GIT_CONFIG_KEY_0": "safe.directory",
+            }
+            env |= {"GIT_CONFIG_VALUE_0": repository.top, **dict(policy.env)}
+            policy = policy.but(env=tuple(env.items()))
+    if policy.files:
+        from k8e.cli.agentkernel.project.files import read_files
+
+        files = read_files(policy, file, trusted=trusted)
+    return Plan(policy, [*begun, *files], context, file, repository)
+
+
+def find_copy(context: Context) -> tuple[Repository | None, list[tuple[FileCopy, bytes]]]:
+    """The repository of which a sandbox gets a copy, and the files that are different there."""
+    from k8e.cli.agentkernel.git.configuration import list_files
+    from k8e.cli.agentkernel.git.repository import Repository, find_repository
+
+    repository = find_repository(context)
+    if repository is None and not os.path.isfile(f"{context.cwd}/.git"):
+        # One that the sandbox makes can be brought back, too, once there is one here.
+        return Repository(context.cwd, f"{context.cwd}/.git", elsewhere=False), []
+    files = list_files(repository, context.cwd) if repository else None
+    return (repository, files) if files is not None else (None, [])
 
 
 def describe_session(plan: Plan, policy: SandboxPolicy) -> dict[str, Any]:

@@ -117,7 +117,12 @@ def execute(options: RunOptions, command: list[str], plan: Plan, forwarding: For
         forwarding.serve(stream.session_id)
     try:
         # The list of a sandbox that is kept can be changed, as the service's own hint says.
-        return ForegroundRun(stream, own_terminal, None if options.keep else advise).follow()
+        code = ForegroundRun(stream, own_terminal, None if options.keep else advise).follow()
+        if plan.repository is not None:
+            from k8e.cli.agentkernel.git.offer import offer_commits
+
+            offer_commits(stream.session_id, plan.repository, begun, stays=options.keep)
+        return code
     finally:
         if forwarding is not None:
             forwarding.close()
@@ -150,4 +155,6 @@ def describe_run(options: RunOptions, command: list[str], plan: Plan, policy: Sa
     if options.keep:
         policy = policy.but(name=f"run-{os.urandom(4).hex()}", persistent=True)
     wanted = {"session": describe_session(plan, policy), "argv": command, "timeout": options.timeout}
-    return wanted | ({"entrypoint": True} if entrypoint else {}) | ({"keep": True} if options.keep else {})
+    # With `linger` the sandbox stays until we leave, so that commits can be taken out of it.
+    stay = {"keep": True} if options.keep else {"linger": True} if plan.repository is not None else {}
+    return wanted | ({"entrypoint": True} if entrypoint else {}) | stay
