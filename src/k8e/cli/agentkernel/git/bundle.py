@@ -105,7 +105,10 @@ def bundle_folder() -> str:
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
     except OSError as error:
-        raise Failure("git_unwritable", "there is no room for commits of a sandbox", detail=str(error)) from error
+        hint = "make it writable for you, or name another in XDG_STATE_HOME"
+        raise Failure(
+            "git_unwritable", "there is no place for a sandbox's commits", detail=str(error), hint=hint
+        ) from error
     return folder
 
 
