@@ -5,7 +5,7 @@ AGENT := build/agent/k8e-agent
 # The folder too: a file that was removed counts as a change.
 AGENT_SOURCES := agent/. agent/park/. $(wildcard agent/*.c agent/*.h agent/park/*.c agent/park/*.h) scripts/build_agent.py
 
-.PHONY: help setup demo test soak lint format bench agent runsc current-runsc lock pin release clean
+.PHONY: help setup setup-tests demo test soak lint format bench agent runsc current-runsc lock pin release clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -13,16 +13,20 @@ help:  ## show this
 setup:
 	@scripts/setup
 
+# With the packages that only the suite and the checks need.
+setup-tests:
+	@scripts/setup tests
+
 demo: setup agent  ## run code in a sandbox
 	@scripts/demo
 
-test: setup agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
+test: setup-tests agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
 	@scripts/test $(ARGS)
 
-soak: setup agent current-runsc  ## the long forms of what `make test` runs a share of: kills, cycles, fuzzing
+soak: setup-tests agent current-runsc  ## the long forms of what `make test` runs a share of: kills, cycles, fuzzing
 	@$(PYTHON) scripts/run_soak.py $(ARGS)
 
-lint: setup  ## style, types, layers, the gateway's contract, scripts
+lint: setup-tests  ## style, types, layers, the gateway's contract, scripts
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -35,7 +39,7 @@ format: setup  ## apply the style
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: setup agent  ## measure against baselines of the same run
+bench: setup-tests agent  ## measure against baselines of the same run
 	$(PYTHON) -m bench $(ARGS)
 
 agent: $(AGENT) $(AGENT)-asan  ## build the agent for this machine, plain and with sanitizers

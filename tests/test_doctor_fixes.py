@@ -239,7 +239,7 @@ class TestPresence:
 class TestPackages:
     def test_the_table_has_what_the_engine_runs(self) -> None:
         table = parse_table(packages.TABLE.read_text())
-        assert {package.purpose for package in table} == {"build", "engine", "engine-optional"}
+        assert {package.purpose for package in table} == {"build", "engine", "engine-optional", "test"}
         assert {"runc", "nftables", "util-linux", "e2fsprogs", "mount", "iproute2"} <= {each.name for each in table}
         assert all(package.signs for package in table)
 
@@ -248,16 +248,18 @@ class TestPackages:
         text = (root / "scripts" / "setup").read_text()
         assert str(packages.TABLE.relative_to(root)) in text
         begin, end = text.index("missing_packages() {"), text.index("mapfile -t missing")
-        function = 'have() { [[ $1 == "bwrap" || $1 == "runc" ]]; }\n' + text[begin:end] + "missing_packages"
-        done = subprocess.run(["bash", "-c", function], cwd=root, capture_output=True, text=True, check=True)
+        function = 'have() { [[ $1 == "bwrap" || $1 == "runc" ]]; }\n' + text[begin:end]
         signs = {"bwrap", "runc"}
-        table = parse_table(packages.TABLE.read_text())
-        expected = [
-            each.name
-            for each in table
+        missing = [
+            each
+            for each in parse_table(packages.TABLE.read_text())
             if not any(sign in signs or (sign.startswith("/") and os.path.exists(sign)) for sign in each.signs)
         ]
-        assert done.stdout.split() == expected
+        # For the demo, and for the suite.
+        for wanted, purposes in (("", {"build", "engine"}), ("tests", {"build", "engine", "engine-optional", "test"})):
+            command = ["bash", "-c", f'{function}\nmissing_packages "$1"', "bash", wanted]
+            done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+            assert done.stdout.split() == [each.name for each in missing if each.purpose in purposes]
 
     def test_what_is_there_is_not_missing(self, tmp_path: Path) -> None:
         table = (

@@ -26,6 +26,10 @@ def choose(arguments: list[str]) -> int:
         from k8e.cli.mcp import bridge
 
         return bridge("")
+    if arguments[:1] == ["completion"]:
+        from k8e.cli.completion import main_k8e
+
+        return main_k8e(arguments[1:])
     from k8e.cli.commands import dispatch
 
     return dispatch(arguments)

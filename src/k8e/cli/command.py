@@ -18,7 +18,8 @@ NO_OPTIONS: Table = {}
 
 class Command:
     """`function` is called with what argparse has read as `options` say (arguments.py); with `plain`, with the words as
-    they are. `commands` are the commands below this one. `failed` is the exit code of an error, if not the error's."""
+    they are: `options` then only says which there are. `commands` are the commands below this one. `failed` is the exit
+    code of an error, if not the error's."""
 
     def __init__(
         self,
@@ -48,20 +49,22 @@ class Command:
     def call(self, given: Any) -> int:
         return int(load(self.function)(given))
 
-    def declare(self, parser: Parser) -> None:
-        """Adds options and commands to the parser; `handler` of what it reads calls the function."""
+    def declare(self, parser: Parser, common: Table = NO_OPTIONS) -> None:
+        """Adds options and commands to the parser; `handler` of what it reads calls the function. `common` has options
+        that all of these commands take."""
         from k8e.cli.arguments import add_table
 
         if self.commands is not None:
-            return add_commands(parser, self.commands)
-        add_table(parser, self.options() if callable(self.options) else self.options, self.defaults)
+            return add_commands(parser, self.commands, common)
+        own = self.options() if callable(self.options) else self.options
+        add_table(parser, {**common, **own}, self.defaults)
         return parser.set_defaults(handler=self.call)
 
 
-def add_commands(parser: Parser, table: Mapping[str, Command]) -> None:
+def add_commands(parser: Parser, table: Mapping[str, Command], common: Table = NO_OPTIONS) -> None:
     below = parser.add_subparsers(metavar="COMMAND", required=True)
     for word, command in table.items():
-        command.declare(below.add_parser(word, help=command.about, description=command.description))
+        command.declare(below.add_parser(word, help=command.about, description=command.description), common)
 
 
 def any_text(text: str) -> str:

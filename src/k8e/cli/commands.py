@@ -12,6 +12,7 @@ from k8e.cli.command import Command, add_commands, any_text
 from k8e.cli.process import write_all
 from k8e.cli.sandbox.commands import SANDBOX
 from k8e.cli.values import read_life, read_span
+from k8e.cli.view import want_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,13 @@ class K8eParser(Parser):
 
 
 def dispatch(arguments: list[str]) -> int:
-    parsed = build_parser().parse_args(arguments)
+    if "--json" in arguments:  # an error about other words is JSON, too
+        want_json()
+    parser = build_parser()
+    if not arguments:
+        parser.print_help()
+        return 0
+    parsed = parser.parse_args(arguments)
     for option in ("endpoint", "apikey", "profile"):
         if value := getattr(parsed, option):
             os.environ[f"K8E_SANDBOX_{option.upper()}"] = value
@@ -61,7 +68,7 @@ def build_parser() -> K8eParser:
     parser = K8eParser(prog=os.path.basename(sys.argv[0]) or "k8e", description=manual.ABOUT)
     parser.add_argument("--version", action=Version, nargs=0, help="say which version this is")
     add_table(parser, GATEWAY, {})
-    add_commands(parser, COMMANDS)
+    add_commands(parser, COMMANDS, JSON)
     return parser
 
 
@@ -70,6 +77,7 @@ GATEWAY: Table = {
     "--apikey": (str, "KEY", "a key for it; better in K8E_SANDBOX_APIKEY, where others cannot see it"),
     "--profile": (str, "NAME", "a connection profile: a gateway as `k8e connect` has named it (no security profile)"),
 }
+JSON: Table = {"--json": (None, "", "print JSON, as in a pipe, at a terminal too")}
 DOCTOR: Table = {
     "--json": (None, "", "print JSON instead of a table"),
     "--fix": (None, "", "first install what is missing and remove what is left over"),
@@ -163,5 +171,11 @@ COMMANDS = {
         },
     ),
     "connect": Command("use a gateway on another machine", "remote.connect:connect", CONNECT, "manual:CONNECT"),
+    "completion": Command(
+        "print a script that completes commands at the TAB key",
+        "completion:main_k8e",
+        {"shell": (("bash", "zsh", "fish"), "", "bash, zsh or fish")},
+        "completion:ABOUT",
+    ),
     "login": Command("get a new certificate for a profile", "remote.connect:login", LOGIN, "manual:LOGIN"),
 }

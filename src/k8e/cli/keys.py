@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k8e.cli.client import open_client
-from k8e.cli.sandbox.sessions import show
+from k8e.cli.view import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def create(options: argparse.Namespace) -> int:
 
 
 def list_keys(options: argparse.Namespace) -> int:
-    return show(open_client().list_keys())
+    return show(open_client().list_keys(), "keys")
 
 
 def delete(options: argparse.Namespace) -> int:

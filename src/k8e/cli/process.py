@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from k8e.cli.view import show_error
 from k8e.errors import ExplainedError
 
 TYPE_CHECKING = False
@@ -56,7 +57,7 @@ class OutputLost(Exception):
 
 
 def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Returns the exit code. An error is printed as one JSON object."""
+    """Returns the exit code. An error is printed as one JSON object; for a person at a terminal, as text on stderr."""
     status = run_to_end(command, arguments)
     if "grpc" in sys.modules:
         end_at_once(status)
@@ -80,7 +81,7 @@ def run_to_end(command: Callable[[list[str]], int], arguments: list[str]) -> int
         try:
             return command(arguments)
         except ExplainedError as error:
-            print_json(error.body)
+            show_error(error.body)
             return getattr(error, "status", FAILED)
     except KeyboardInterrupt:
         die_of(SIGINT)

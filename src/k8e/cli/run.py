@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import SessionName, open_client
-from k8e.cli.process import FAILED, Failure, ServiceError, print_json, read_all, write_all
+from k8e.cli.process import FAILED, Failure, ServiceError, read_all, write_all
 from k8e.cli.state import State
+from k8e.cli.view import is_for_person, show, show_error, want_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class RunOptions:
         self.owner = ""
         self.timeout = 30.0
         self.raw = False
+        self.json = False
         self.background = False
         self.stdin = False
         self.interactive = False
@@ -82,7 +84,12 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
         "TIME",
         "end the command after that long, with exit code 124: 90, 90s, 15m, 1h; more than 0, at most 1d; default: 30",
     ),
-    "--raw": (None, "", "stream stdout and stderr as they come, byte for byte, instead of printing JSON"),
+    "--raw": (
+        None,
+        "",
+        "stream stdout and stderr as they come, byte for byte, instead of JSON; the default at a terminal",
+    ),
+    "--json": (None, "", "print JSON, as in a pipe, at a terminal too"),
     "--background": (None, "", "do not wait; prints a run_id for `k8e sandbox poll`"),
     "--stdin": (None, "", "hand our standard input to the command; the code is then an argument"),
     "--user": (str, "USER", "run as this user of the sandbox, such as root or nobody; default: its own"),
@@ -145,6 +152,10 @@ def run(options: RunOptions) -> int:
     if options.interactive:
         options.stdin = options.raw = True
     check_combination(options)
+    if options.json:
+        want_json()
+    elif not options.background and is_for_person():
+        options.raw = True
     wanted = describe_run(options)
     stdin = read_all(0, STDIN_IN_JSON) if options.stdin and not options.raw else b""
     client = open_client()
@@ -179,6 +190,9 @@ def check_combination(options: RunOptions) -> None:
     if options.background and options.raw:
         error = "--background does not wait for the output that --raw streams: give one of them"
         raise Failure("usage", error, hint="--background alone; `k8e sandbox logs RUN-ID --follow` shows its output")
+    if options.json and options.raw:
+        error = "--json and --raw are two forms of the output: give one of them"
+        raise Failure("usage", error, hint="--raw for the bytes, --json for exit code and status with them")
     if options.stdin and options.code is None:
         error = "--stdin is for the command's input: give the code as an argument"
         raise Failure("usage", error, hint="k8e sandbox run 'tar xz' --stdin < FILE")
@@ -218,7 +232,7 @@ def execute(client: Service, options: RunOptions, session: SessionName, wanted: 
     if options.raw:
         return follow(client.stream_run(session, wanted, feeds=options.stdin), feeds=options.stdin)
     answer = client.run(session, wanted, stdin)
-    write_all(1, answer.text)
+    show(answer)
     if options.background:
         return 0
     return FAILED if answer.exit_code is None else answer.exit_code
@@ -233,7 +247,7 @@ def follow(stream: RunStream, *, feeds: bool) -> int:
         for descriptor, data in stream.output():
             write_all(descriptor, data)
     except Failure as failure:
-        print_json(failure.body, STDERR)  # stdout is the command's
+        show_error(failure.body, STDERR)  # stdout is the command's
         return failure.status
     result = stream.result
     if reason := result.reason:

@@ -3,7 +3,7 @@ argparse, options of that command would be ours."""
 
 from __future__ import annotations
 
-from k8e.cli.command import Command, any_text
+from k8e.cli.command import Command, any_text, load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def list_doctor_options() -> Table:
     return DOCTOR
 
 
+COMPLETION: Table = {"shell": (("bash", "zsh", "fish"), "", "")}
 TRUST: Table = {
     "file?": (str, "FILE", "default: agentkernel.toml"),
     "--revoke": (None, "", "trust it no longer"),
@@ -131,11 +132,24 @@ COMMANDS = {
     "run": Command(
         "run a command in a sandbox of its own, which is gone afterwards",
         "agentkernel.run:main",
+        lambda: load("agentkernel.run:TABLE"),
         plain=True,
         failed=CANNOT_RUN,
     ),
-    "exec": Command("run a command in a sandbox that is there", "agentkernel.exec:main", plain=True, failed=CANNOT_RUN),
-    "attach": Command("a shell in a sandbox that is there", "agentkernel.exec:attach", plain=True, failed=CANNOT_RUN),
+    "exec": Command(
+        "run a command in a sandbox that is there",
+        "agentkernel.exec:main",
+        lambda: {"name": (str, "NAME", ""), **load("agentkernel.exec:TABLE")},
+        plain=True,
+        failed=CANNOT_RUN,
+    ),
+    "attach": Command(
+        "a shell in a sandbox that is there",
+        "agentkernel.exec:attach",
+        lambda: {"name": (str, "NAME", ""), **load("agentkernel.exec:ATTACH_TABLE")},
+        plain=True,
+        failed=CANNOT_RUN,
+    ),
     "ps": Command("list the sandboxes that run now, and the commands in them", "agentkernel.ps:main", JSON),
     "cp": Command("copy files and folders into a sandbox, and out of it", "agentkernel.copy:main", plain=True),
     "git": Command("bring back commits of sandboxes", text="agentkernel.manual:GIT", commands=GIT),
@@ -169,6 +183,9 @@ COMMANDS = {
         defaults={"last": 100},
     ),
     "version": Command("say which version this is, and which one the daemon is", "agentkernel.version:main", JSON),
+    "completion": Command(
+        "print a script that completes commands at the TAB key", "completion:main_agentkernel", COMPLETION, plain=True
+    ),
     "doctor": Command("say what works on this machine", "daemon:examine", list_doctor_options, "manual:DOCTOR"),
 }
 

@@ -29,7 +29,7 @@ def tell(body: Mapping[str, str]) -> None:
 
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """For people; programs ask for JSON."""
-    table = [tuple(heads), *(tuple(clean(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
-    write_all(1, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+    from k8e.cli.view.shapes import COLOURS
+    from k8e.cli.view.table import draw_table, uses_colour
+
+    write_all(1, draw_table(heads, rows, COLOURS, uses_colour()).encode("utf-8", "backslashreplace"))

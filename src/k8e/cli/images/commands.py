@@ -12,7 +12,8 @@ from typing import Any, Self
 from k8e.cli.client import Answer, LocalClient, open_client
 from k8e.cli.images.credentials import find_credentials
 from k8e.cli.process import FAILED, Failure, read_some, write_all
-from k8e.cli.sandbox.sessions import show
+from k8e.cli.view import show
+from k8e.cli.view.table import show_size
 from k8e.engine.reference import InvalidReference, parse_reference
 
 PIECE = 1 << 20
@@ -34,7 +35,7 @@ class Meter:
         step, done, total = str(progress["step"]), int(progress["done"]), int(progress["total"])
         if not self._bar:
             if step != self._step:
-                self._write(f"{self._title}: {step}{f' {size(total)}' if total else ''}\n")
+                self._write(f"{self._title}: {step}{f' {show_size(total)}' if total else ''}\n")
             self._step = step
             return
         now = time.monotonic()
@@ -42,7 +43,7 @@ class Meter:
             return
         self._step, self._at = step, now
         filled = WIDTH * min(done, total) // total if total else 0
-        bar = f"[{'#' * filled}{' ' * (WIDTH - filled)}] {size(done)} of {size(total)}" if total else "..."
+        bar = f"[{'#' * filled}{' ' * (WIDTH - filled)}] {show_size(done)} of {show_size(total)}" if total else "..."
         self._write(f"\r\033[K{self._title}: {step} {bar}")
 
     def __enter__(self) -> Self:
@@ -54,14 +55,6 @@ class Meter:
 
     def _write(self, text: str) -> None:
         write_all(self._descriptor, text.encode())
-
-
-def size(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
 
 
 def open_daemon() -> LocalClient:
@@ -104,7 +97,7 @@ def build_base(options: argparse.Namespace) -> int:
 
 
 def list_images(options: argparse.Namespace) -> int:
-    return show(open_client().list_images())
+    return show(open_client().list_images(), "images")
 
 
 def remove(options: argparse.Namespace) -> int:

@@ -9,10 +9,11 @@ from typing import Any
 
 import grpc
 
-from k8e.cli.process import Failure, print_json, read_all
+from k8e.cli.process import Failure, read_all
 from k8e.cli.remote import connection, discovery
 from k8e.cli.remote.profiles import Credentials, Profiles
 from k8e.cli.state import is_name
+from k8e.cli.view import show_value
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
 
@@ -28,7 +29,7 @@ def connect(options: argparse.Namespace) -> int:
         raise Failure("usage", error, hint="--name work")
     credentials = connection.log_in(endpoint, connection.read_key(_read_secret()))
     Profiles.save(name, credentials, make_current=True)
-    print_json({"profile": name, **_describe(credentials)})
+    show_value({"profile": name, **_describe(credentials)})
     return 0
 
 
@@ -45,7 +46,7 @@ def login(options: argparse.Namespace) -> int:
     else:
         credentials = discovery.renew(discovery.find_newest(known))
     Profiles.save(name, credentials, make_current=False)
-    print_json({"profile": name, **_describe(credentials)})
+    show_value({"profile": name, **_describe(credentials)})
     return 0
 
 

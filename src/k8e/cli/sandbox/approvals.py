@@ -10,8 +10,9 @@ import os
 import time
 
 from k8e.cli.client import LocalClient, open_client, run_dir
-from k8e.cli.process import FAILED, UNREACHABLE, Failure, print_json, read_some, write_all
-from k8e.cli.sandbox.sessions import name_session, show
+from k8e.cli.process import FAILED, UNREACHABLE, Failure, read_some, write_all
+from k8e.cli.sandbox.sessions import name_session
+from k8e.cli.view import show, show_value
 from k8e.profiles.text import clean
 
 TYPE_CHECKING = False
@@ -34,10 +35,10 @@ def confirm(options: argparse.Namespace) -> int:
     approval = client.request_approval(name_session(options), options.action, seconds).parse()
     write_all(2, describe(approval, client).encode())
     if options.no_wait:
-        print_json(approval)
+        show_value(approval)
         return 0
     approval = await_answer(client, approval, seconds or WAIT)
-    print_json(approval)
+    show_value(approval)
     return 0 if approval["approved"] else FAILED
 
 
@@ -98,7 +99,7 @@ def list_approvals(options: argparse.Namespace) -> int:
     client = open_client()
     if options.approval_id:
         return show(client.get_approval(options.approval_id))
-    return show(client.list_approvals("all" if options.all else "pending"))
+    return show(client.list_approvals("all" if options.all else "pending"), "approvals")
 
 
 def open_own_terminal() -> int:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import SessionName, open_client
-from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json, read_some, write_all
+from k8e.cli.process import UNREACHABLE, Failure, ServiceError, read_some, write_all
 from k8e.cli.run import MESSAGE
 from k8e.cli.state import State
 from k8e.cli.values import read_env, split_hosts
+from k8e.cli.view import show, show_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
     from typing import Any, Protocol
-
-    from k8e.cli.client import Answer
 
     class Content(Protocol):
         manifest: str
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 
 
 SMALL = 4 << 20  # bytes of a file that goes in one message
-
-
-def show(answer: Answer) -> int:
-    write_all(1, answer.text)
-    return 0
 
 
 def name_session(options: argparse.Namespace) -> SessionName:
@@ -150,7 +144,7 @@ def allow_hosts(options: argparse.Namespace) -> int:
 
 
 def list_sessions(options: argparse.Namespace) -> int:
-    return show(open_client().list_sessions(options.phase, options.tenant_id, options.owner))
+    return show(open_client().list_sessions(options.phase, options.tenant_id, options.owner), "sessions")
 
 
 def write(options: argparse.Namespace) -> int:
@@ -189,7 +183,7 @@ def read(options: argparse.Namespace) -> int:
 
 
 def list_files(options: argparse.Namespace) -> int:
-    return show(open_client().list_files(name_session(options), options.path, options.since))
+    return show(open_client().list_files(name_session(options), options.path, options.since), "files")
 
 
 def status(options: argparse.Namespace) -> int:
@@ -200,7 +194,7 @@ def status(options: argparse.Namespace) -> int:
         answer["session_id"] = State(options.tenant, client.place).read() or None
         service = client.status().parse()
     except Failure as failure:
-        print_json(answer | failure.body)
+        show_value(answer | failure.body)
         return failure.status
     if answer["session_id"]:
         try:
@@ -209,7 +203,7 @@ def status(options: argparse.Namespace) -> int:
             phase = ""
         if phase != "active":
             answer["session_id"] = None
-    print_json(answer | service)
+    show_value(answer | service)
     return 0 if service["available"] else UNREACHABLE
 
 
@@ -222,8 +216,8 @@ def kill(options: argparse.Namespace) -> int:
 
 
 def ps(options: argparse.Namespace) -> int:
-    return show(open_client().list_processes(name_session(options)))
+    return show(open_client().list_processes(name_session(options)), "processes")
 
 
 def log(options: argparse.Namespace) -> int:
-    return show(open_client().list_runs(name_session(options)))
+    return show(open_client().list_runs(name_session(options)), "runs")

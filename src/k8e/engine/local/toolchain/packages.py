@@ -18,7 +18,8 @@ _QUIETLY = {"DEBIAN_FRONTEND": "noninteractive"}
 @dataclass(frozen=True, slots=True)
 class Package:
     name: str
-    purpose: str  # engine; engine-optional: for some of what it does; build: only who builds this project needs it
+    # engine; engine-optional: for some of what it does; build, test: only who builds or tests this project needs it
+    purpose: str
     signs: tuple[str, ...]  # programs or paths; one of them says that it is there
 
     @property
