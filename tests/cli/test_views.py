@@ -112,6 +112,34 @@ def test_k8e_alone_prints_help(machine: Machine) -> None:
     assert b"sandbox" in done.stdout
 
 
+def test_top_shows_what_sessions_take(machine: Machine, session: str) -> None:
+    """In a pipe once; at a terminal until it is ended."""
+    seen = machine.k8e("top").json
+    (mine,) = [each for each in seen["sessions"] if each["session_id"] == session]
+    assert mine["load"]["memory"] > 0
+    assert {"cpu_seconds", "commands", "denied"} <= set(mine["load"])
+    assert len(seen["machine_load"]) == 3
+    screen, device = os.openpty()
+    with subprocess.Popen(
+        [K8E, "top", "--every", "0.1"], stdin=device, stdout=device, stderr=device, env=machine.env, cwd=machine.home
+    ) as process:
+        os.close(device)
+        text = b""
+        while text.count(session.encode()) < 3:  # it looks again and again
+            text += os.read(screen, 65536)
+        os.write(screen, b"q")
+        try:
+            while piece := os.read(screen, 65536):
+                text += piece
+        except OSError:
+            pass  # the command has closed it
+        assert process.wait(DEADLINE) == 0
+    os.close(screen)
+    assert b"sessions" in text
+    assert b"load" in text
+    assert text.endswith(b"\033[?25h\033[?1049l"), "the terminal is as it was"
+
+
 def test_every_list_has_its_columns() -> None:
     """An entry with nothing in it but what every answer has is drawn."""
     limits = {"limits": {"cpus": 1.0, "memory": 1 << 30}}

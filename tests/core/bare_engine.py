@@ -25,7 +25,7 @@ from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
 from k8e.damage import Damage
-from k8e.engine import EngineError, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import EngineError, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec, Usage
 from k8e.engine.images import Images
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images import Store as ImageStore
@@ -67,6 +67,33 @@ def has_mark(pid: int, *marks: str) -> bool:
 def find_processes(*marks: str) -> list[int]:
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return [pid for pid in pids if pid != os.getpid() and has_mark(pid, *marks)]
+
+
+def list_tree(roots: list[int]) -> set[int]:
+    """The processes, and those that they have started."""
+    found, waiting = set[int](), list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid in found:
+            continue
+        found.add(pid)
+        with contextlib.suppress(OSError):
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                waiting += map(int, children.read_text().split())
+    return found
+
+
+def measure_tree(roots: list[int]) -> Usage:
+    """By the kernel's tables of the processes."""
+    seconds, memory = 0.0, 0
+    for pid in list_tree(roots):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone
+        seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with children that were waited for
+        memory += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return Usage(seconds, memory)
 
 
 class BareEngine:
@@ -189,6 +216,9 @@ class BareEngine:
         kills = self._top(sandbox) / "oom_kills"
         oom_kills = int(kills.read_text() or 0) if kills.exists() else 0
         return Observation(self._alive(sandbox), oom_kills, self._take_refusals(sandbox))
+
+    async def measure(self, sandbox: str) -> Usage:
+        return measure_tree(self.processes(sandbox))
 
     def _alive(self, sandbox: str) -> bool:
         # All of /proc only when the one we saw last is gone: this is asked before every command.

@@ -171,6 +171,12 @@ COMMANDS = {
         },
     ),
     "connect": Command("use a gateway on another machine", "remote.connect:connect", CONNECT, "manual:CONNECT"),
+    "top": Command(
+        "show sessions, load, pool and refusals live",
+        "top:top",
+        {"--every": (read_span, "TIME", "how often it looks; default: 2s")},
+        defaults={"every": 2.0},
+    ),
     "completion": Command(
         "print a script that completes commands at the TAB key",
         "completion:main_k8e",

@@ -34,7 +34,9 @@ class SessionService(Protocol):
         """A session that shares its parent's workspace, may do no more than its parent, and ends with it."""
 
     async def get(self, caller: Caller, session_id: str) -> Session: ...
-    async def list(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]: ...
+    async def list(self, caller: Caller, *, all_phases: bool = False, loads: bool = False) -> Sequence[Session]:
+        """With `loads` each that is active has its load; a sandbox that does not answer soon has none."""
+
     async def destroy(self, caller: Caller, session_id: str) -> None: ...
     async def stop(self, caller: Caller, session_id: str) -> Session:
         """Ends what runs in a persistent session and keeps its files. Does nothing to a stopped one."""

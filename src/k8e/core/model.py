@@ -184,6 +184,16 @@ NONE_DENIED = Denials()
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a session takes, and what it does, at this moment."""
+
+    cpu_seconds: float  # since its sandbox was created or started
+    memory: int  # bytes
+    commands: int  # that run
+    denied: int  # hosts and addresses that it was refused lately
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     session_id: str
     tenant: str
@@ -205,6 +215,7 @@ class Session:
     children: tuple[str, ...] = ()  # ids of the sub-agents' sessions that it has now
     workdir: str = ""  # where its commands start that say nothing; empty: the workspace
     secret_keys: tuple[str, ...] = ()  # of a persistent one: to be given again when it is started
+    load: Load | None = None  # only where it is asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,14 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox takes of its machine."""
+
+    cpu_seconds: float  # since it was created or started
+    memory: int  # bytes, now; a stopped one takes none
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeReport:
     """Whether a runtime works here, found out by starting a sandbox with it."""
 
@@ -174,6 +182,9 @@ class Sandboxes(Protocol):
 
     async def observe(self, sandbox: str) -> Observation:
         """Answers at once. A sandbox that is not there is not alive."""
+
+    async def measure(self, sandbox: str) -> Usage:
+        """A sandbox that is not there takes nothing."""
 
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
         """In force when it returns, with no moment in between: new connections follow the new list, those that it

@@ -108,8 +108,9 @@ class LocalClient:
     def create_child(self, parent: SessionName, wanted: Wanted) -> Answer:
         return self._post(locate(parent, "/subagents"), wanted)
 
-    def list_sessions(self, phase: str, tenant_id: str = "", owner: str = "") -> Answer:
-        return self._get(add_query("/v1/sessions", phase=phase, tenant_id=tenant_id, owner=owner))
+    def list_sessions(self, phase: str, tenant_id: str = "", owner: str = "", *, load: bool = False) -> Answer:
+        wanted = "1" if load else ""
+        return self._get(add_query("/v1/sessions", phase=phase, load=wanted, tenant_id=tenant_id, owner=owner))
 
     def get_session(self, session: SessionName) -> Answer:
         return self._get(locate(session))

@@ -48,8 +48,9 @@ class RemoteClient(RemoteTrees):
         answer = self._call("RunSubAgent", request, parent, seconds=CREATE)
         return write(answers.show_child(messages.read_session(answer.session)))
 
-    def list_sessions(self, phase: str, tenant_id: str, owner: str) -> Answer:
-        answer = self._ask("ListSessions", pb.ListSessionsRequest(phase=phase), SessionName("", tenant_id, owner))
+    def list_sessions(self, phase: str, tenant_id: str = "", owner: str = "", *, load: bool = False) -> Answer:
+        request = pb.ListSessionsRequest(phase=phase, load=load)
+        answer = self._ask("ListSessions", request, SessionName("", tenant_id, owner))
         found = [answers.show_session(messages.read_session(session)) for session in answer.sessions]
         return write({"sessions": found})
 

@@ -16,6 +16,7 @@ from k8e.core.model import (
     ApprovalStatus,
     Denial,
     Denials,
+    Load,
     NamedImage,
     Phase,
     RunResult,
@@ -144,7 +145,12 @@ def read_session(session: pb.Session) -> Session:
         labels=dict(session.labels),
         persistent=session.persistent,
         secret_keys=tuple(session.secret_keys),
+        load=read_load(session.load) if session.HasField("load") else None,
     )
+
+
+def read_load(load: pb.Load) -> Load:
+    return Load(load.cpu_seconds, load.memory, load.commands, load.denied)
 
 
 def read_run(run: pb.ExecResponse) -> RunResult:

@@ -55,6 +55,7 @@ def show_session(session: Session) -> pb.Session:
         parent_session_id=session.parent,
         read_only=session.shape.read_only,
         powerless=session.shape.powerless,
+        load=pb.Load(**asdict(session.load)) if session.load else None,
     )
 
 

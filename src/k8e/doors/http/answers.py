@@ -88,6 +88,7 @@ def show_session(session: Session) -> Json:
         "persistent": session.persistent,
         "labels": dict(session.labels),
         **({"secret_keys": list(session.secret_keys)} if session.secret_keys else {}),
+        **({"load": asdict(session.load)} if session.load else {}),
     }
 
 

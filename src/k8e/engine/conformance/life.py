@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from k8e.engine import Observation, Runtime
+from k8e.engine import Observation, Runtime, Usage
 from k8e.engine.conformance.subject import GONE, Subject, check, comes_true, equal, fails, holds, run_script
 from k8e.link.model import AGENT, ExecSpec
 
@@ -50,6 +50,17 @@ async def check_created_is_listed_and_works_and_destroyed_is_not(subject: Subjec
     holds("it is not listed any more", name not in await subject.engine.list())
     equal("a destroyed one", await subject.engine.observe(name), GONE)
     await fails("attaching to a destroyed one", subject.engine.attach(name))
+
+
+@check()
+async def check_what_it_takes_is_measured(subject: Subject) -> None:
+    async with subject.made() as name:
+        before = await subject.engine.measure(name)
+        holds("it takes memory", before.memory > 0)
+        await subject.run(name, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+        after = await subject.engine.measure(name)
+        holds("its CPU time grows", after.cpu_seconds > before.cpu_seconds)
+    equal("a destroyed one", await subject.engine.measure(name), Usage(0.0, 0))
 
 
 @check()

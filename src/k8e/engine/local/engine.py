@@ -21,7 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from k8e.damage import Damage, Damaged, Damages
-from k8e.engine import EngineError, Limits, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec
+from k8e.engine import (
+    EngineError,
+    Limits,
+    Mount,
+    Observation,
+    Place,
+    Refusal,
+    Runtime,
+    RuntimeReport,
+    SandboxSpec,
+    Usage,
+)
 from k8e.engine.images import Images
 from k8e.engine.local.disk import disk
 from k8e.engine.local.dns.resolv_conf import Server
@@ -274,6 +285,9 @@ class LocalEngine:
             except (EngineError, OSError) as error:
                 unknown = str(error) if alive else ""  # the network of one that is gone is gone, too
         return Observation(alive, oom_kills, refusals, unknown)
+
+    async def measure(self, sandbox: str) -> Usage:
+        return await asyncio.to_thread(self._cgroups.measure, sandbox)
 
     # Network ---------------------------------------------------------------------------------------------------------
 

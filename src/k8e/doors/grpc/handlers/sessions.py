@@ -47,7 +47,7 @@ class SessionHandlers:
     async def _list(self, call: Call) -> None:
         request = await call.read_one(pb.ListSessionsRequest)
         all_phases = read_all("phase", request.phase or "active", "active", "phases")
-        sessions = await self._service.sessions.list(call.caller, all_phases=all_phases)
+        sessions = await self._service.sessions.list(call.caller, all_phases=all_phases, loads=request.load)
         await call.write(pb.ListSessionsResponse(sessions=map(answers.show_session, sessions)))
 
     async def _destroy(self, call: Call) -> None:

@@ -37,9 +37,9 @@ class SessionHandlers:
         await exchange.send_json(201, answers.show_created(session))
 
     async def list(self, exchange: Exchange, request: Request) -> None:
-        (phase,) = request.read_query(phase="active")
+        phase, load = request.read_query(phase="active", load="")
         all_phases = read_all("phase", phase, "active", "phases")
-        sessions = await self._service.sessions.list(exchange.caller, all_phases=all_phases)
+        sessions = await self._service.sessions.list(exchange.caller, all_phases=all_phases, loads=bool(load))
         await exchange.send_json(200, {"sessions": [answers.show_session(session) for session in sessions]})
 
     async def get(self, exchange: Exchange, request: Request) -> None:

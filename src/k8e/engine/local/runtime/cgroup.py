@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from k8e.engine import EngineError
+from k8e.engine import EngineError, Usage
 from k8e.engine.local.system.calls import read_mounts
 
 _DEADLINE = 30.0
@@ -118,6 +118,20 @@ class Cgroups:
                 if words and words[0].isdigit():
                     with contextlib.suppress(OSError):
                         Path(directory, burst).write_bytes(words[0])
+
+    def measure(self, sandbox: str) -> Usage:
+        """Of all processes of the sandbox, the runtime's own included: that is what the machine pays."""
+        seconds, memory = 0.0, 0
+        for hierarchy in self._hierarchies:
+            top = f"{hierarchy}/{self.name}/{sandbox}"
+            if (content := _peek(f"{top}/cpu.stat")) is not None and content.startswith(b"usage_usec "):
+                seconds = int(content.split()[1]) / 1e6
+            elif (content := _peek(f"{top}/cpuacct.usage")) is not None:
+                seconds = int(content) / 1e9
+            for file in ("memory.current", "memory.usage_in_bytes"):
+                if (content := _peek(f"{top}/{file}")) is not None:
+                    memory = int(content)
+        return Usage(seconds, memory)
 
     def kill(self, sandbox: str, deadline: float = _DEADLINE) -> None:
         """Kills until no process is left. Blocks while they die: call it in a thread."""
