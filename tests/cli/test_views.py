@@ -46,7 +46,9 @@ def type_at_terminal(machine: Machine, *words: str, env: dict[str, str] | None =
 
 @pytest.fixture
 def session(machine: Machine) -> str:
-    return str(machine.k8e("sandbox", "create").json["session_id"])
+    created = machine.k8e("sandbox", "create").json
+    assert "session_id" in created, created
+    return str(created["session_id"])
 
 
 def test_a_list_of_sessions_is_a_table(machine: Machine, session: str) -> None:

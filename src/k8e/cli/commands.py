@@ -9,10 +9,9 @@ import sys
 from k8e.cli import manual
 from k8e.cli.arguments import Parser, add_table
 from k8e.cli.command import Command, add_commands, any_text
-from k8e.cli.process import write_all
+from k8e.cli.process import want_json, write_all
 from k8e.cli.sandbox.commands import SANDBOX
 from k8e.cli.values import read_life, read_span
-from k8e.cli.view import want_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from k8e.cli.view import show_error
 from k8e.errors import ExplainedError
 
 TYPE_CHECKING = False
@@ -18,6 +17,8 @@ FAILED = 1
 SIGINT, SIGPIPE = 2, 13
 EBADF = 9
 CLOSED_STREAM = "it was closed: leave `>&-` out, or send it to /dev/null"
+
+_json = False  # whatever reads our output
 
 
 class Failure(ExplainedError):
@@ -81,6 +82,8 @@ def run_to_end(command: Callable[[list[str]], int], arguments: list[str]) -> int
         try:
             return command(arguments)
         except ExplainedError as error:
+            from k8e.cli.view import show_error
+
             show_error(error.body)
             return getattr(error, "status", FAILED)
     except KeyboardInterrupt:
@@ -98,6 +101,17 @@ def report_lost_output(lost: OutputLost) -> int:
     except (OSError, OutputLost):
         pass
     return lost.failure.status
+
+
+def want_json() -> None:
+    """Prints JSON from now on, also at a terminal: `--json` was given."""
+    global _json
+    _json = True
+
+
+def is_for_person(descriptor: int = 1) -> bool:
+    """Whether a person reads that stream, at a terminal; programs get JSON."""
+    return not _json and os.isatty(descriptor)
 
 
 def print_json(value: object, descriptor: int = 1) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import SessionName, open_client
-from k8e.cli.process import FAILED, Failure, ServiceError, read_all, write_all
+from k8e.cli.process import FAILED, Failure, ServiceError, is_for_person, read_all, want_json, write_all
 from k8e.cli.state import State
-from k8e.cli.view import is_for_person, show, show_error, want_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -232,7 +231,12 @@ def execute(client: Service, options: RunOptions, session: SessionName, wanted: 
     if options.raw:
         return follow(client.stream_run(session, wanted, feeds=options.stdin), feeds=options.stdin)
     answer = client.run(session, wanted, stdin)
-    show(answer)
+    if is_for_person():
+        from k8e.cli.view import show
+
+        show(answer)
+    else:
+        write_all(1, answer.text)
     if options.background:
         return 0
     return FAILED if answer.exit_code is None else answer.exit_code
@@ -247,6 +251,8 @@ def follow(stream: RunStream, *, feeds: bool) -> int:
         for descriptor, data in stream.output():
             write_all(descriptor, data)
     except Failure as failure:
+        from k8e.cli.view import show_error
+
         show_error(failure.body, STDERR)  # stdout is the command's
         return failure.status
     result = stream.result

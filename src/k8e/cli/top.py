@@ -7,8 +7,7 @@ import select
 import time
 
 from k8e.cli.client import LocalClient, open_client
-from k8e.cli.process import print_json, write_all
-from k8e.cli.view import is_for_person
+from k8e.cli.process import is_for_person, print_json, write_all
 from k8e.cli.view.shapes import COLOURS
 from k8e.cli.view.table import draw_table, paint, show_age, show_size, uses_colour
 
@@ -77,7 +76,7 @@ def draw(seen: Mapping[str, Any], previous: Mapping[str, Any] | None, colour: bo
     rows.sort(key=lambda row: (-row[0], row[1]))
     title = paint(f"k8e {seen['version']}  {time.strftime('%H:%M:%S')}", "bold", colour)
     table = draw_table(HEADS, [row[1] for row in rows], COLOURS, colour) if rows else "no sessions\n"
-    return f"{title}  {', '.join(head)}\nq ends this\n\n{table}"
+    return f"{title}  (q ends this)\n{', '.join(head)}\n\n{table}"
 
 
 def show_row(

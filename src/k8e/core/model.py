@@ -185,7 +185,7 @@ NONE_DENIED = Denials()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a session takes, and what it does, at this moment."""
+    """A session at this moment: what it takes, and what it does."""
 
     cpu_seconds: float  # since its sandbox was created or started
     memory: int  # bytes

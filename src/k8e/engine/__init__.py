@@ -128,7 +128,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a sandbox takes of its machine."""
+    """The part of its machine that a sandbox takes."""
 
     cpu_seconds: float  # since it was created or started
     memory: int  # bytes, now; a stopped one takes none

@@ -1,11 +1,11 @@
-"""What commands print: JSON for programs (in a pipe, and with --json), tables and colours for a person at a terminal.
+"""Prints answers: JSON for programs (in a pipe, and with --json), tables and colours for a person at a terminal.
 
 Everything but the decision is imported when a person is there: a program pays nothing for tables.
 """
 
 from __future__ import annotations
 
-import os
+from k8e.cli.process import is_for_person, print_json, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,23 +14,9 @@ if TYPE_CHECKING:
 
     from k8e.cli.client import Answer
 
-_json = False
-
-
-def want_json() -> None:
-    """Prints JSON from now on, also at a terminal: `--json` was given."""
-    global _json
-    _json = True
-
-
-def is_for_person(descriptor: int = 1) -> bool:
-    return not _json and os.isatty(descriptor)
-
 
 def show(answer: Answer, noun: str = "") -> int:
     """Prints an answer of the daemon or the gateway. `noun` says which table fits it (shapes.py)."""
-    from k8e.cli.process import write_all
-
     if not is_for_person():
         write_all(1, answer.text)
         return 0
@@ -41,10 +27,7 @@ def show(answer: Answer, noun: str = "") -> int:
 def show_value(value: Mapping[str, Any], noun: str = "") -> None:
     """Prints what a command has put together itself."""
     if not is_for_person():
-        from k8e.cli.process import print_json
-
         return print_json(value)
-    from k8e.cli.process import write_all
     from k8e.cli.view.shapes import draw
 
     return write_all(1, draw(value, noun).encode("utf-8", "backslashreplace"))
@@ -53,10 +36,7 @@ def show_value(value: Mapping[str, Any], noun: str = "") -> None:
 def show_error(body: Mapping[str, Any], descriptor: int = 1) -> None:
     """An error: one JSON object on that stream, or for a person lines on stderr."""
     if not is_for_person(descriptor):
-        from k8e.cli.process import print_json
-
         return print_json(body, descriptor)
-    from k8e.cli.process import write_all
     from k8e.cli.view.table import paint, uses_colour
     from k8e.profiles.text import clean
 

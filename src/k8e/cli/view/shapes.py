@@ -154,7 +154,7 @@ def clean_line(line: str) -> str:
 
 
 def list_members(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """What is empty is left out: a person looks for what is there."""
+    """Leaves out what is empty: a person looks for what is there."""
     members: list[tuple[str, str]] = []
     for name, value in record.items():
         if isinstance(value, dict):

@@ -258,7 +258,7 @@ class Table(Generic[T]):
 
 
 _SESSION: Final = Fields(
-    Session, columns={"parent": "parent_id", "secret_keys": "withheld"}, left_out=("denied", "children")
+    Session, columns={"parent": "parent_id", "secret_keys": "withheld"}, left_out=("denied", "children", "load")
 )
 SESSIONS: Final = Table(
     "sessions",
