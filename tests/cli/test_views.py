@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import termios
 import threading
 import time
 
@@ -122,6 +123,7 @@ def test_top_shows_what_sessions_take(machine: Machine, session: str) -> None:
     assert {"cpu_seconds", "commands", "denied"} <= set(mine["load"])
     assert len(seen["machine_load"]) == 3
     screen, device = os.openpty()
+    termios.tcsetwinsize(device, (500, 200))  # other tests of this daemon have sessions, too
     with subprocess.Popen(
         [K8E, "top", "--every", "0.1"], stdin=device, stdout=device, stderr=device, env=machine.env, cwd=machine.home
     ) as process:
