@@ -79,7 +79,7 @@ class Shell:
 
 
 def ask(machine: Machine, program: Path, *words: str) -> list[str]:
-    command = [program, "completion", "words", "--", *words]
+    command = [str(program), "completion", "words", "--", *words]
     done = subprocess.run(command, env=machine.env, cwd=machine.home, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr
     return [line.partition("\t")[0] for line in done.stdout.splitlines()]

@@ -201,7 +201,7 @@ class StandInSessions:
             raise Fault(Kind.NOT_FOUND, "session_not_found", f"there is no session {session_id}", hint="Create one.")
         return self._service.sessions_by_id[session_id]
 
-    async def list(self, caller: Caller, *, all_phases: bool = False) -> Sequence[Session]:
+    async def list(self, caller: Caller, *, all_phases: bool = False, loads: bool = False) -> Sequence[Session]:
         self._service.meet(caller)
         found = self._service.sessions_by_id.values()
         return [session for session in found if all_phases or session.phase is Phase.ACTIVE]

@@ -172,10 +172,12 @@ def find_choices(program: str, option: str) -> Sequence[str]:
     if program == "k8e":
         from k8e.cli.run import LANGUAGES
 
-        return LANGUAGES if option == "--lang" else ()
+        return tuple(LANGUAGES) if option == "--lang" else ()
     from k8e.profiles.profile import MODES, PROFILES
 
-    return tuple({"--profile": PROFILES, "--compatibility-mode": MODES}.get(option, ()))
+    if option == "--profile":
+        return tuple(PROFILES)
+    return tuple(MODES) if option == "--compatibility-mode" else ()
 
 
 def list_sessions() -> Iterator[tuple[str, str]]:

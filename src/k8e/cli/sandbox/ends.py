@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import SessionName, open_client
-from k8e.cli.process import Failure, ServiceError, print_json, read_some, write_all
-from k8e.cli.sandbox.sessions import name_session, show
+from k8e.cli.process import Failure, ServiceError, read_some, write_all
+from k8e.cli.sandbox.sessions import name_session
+from k8e.cli.view import show, show_value
 from k8e.profiles.text import clean
 
 TYPE_CHECKING = False
@@ -48,7 +49,7 @@ def destroy(options: argparse.Namespace) -> int:
             hint=failed[0]["hint"] or "try again",
             more={"ok": False, "destroyed": ended, "failed": failed},
         )
-    print_json({"ok": True, "destroyed": ended})
+    show_value({"ok": True, "destroyed": ended})
     return 0
 
 

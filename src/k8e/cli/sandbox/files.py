@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from k8e.cli.client import SessionName, open_client
-from k8e.cli.process import Failure, print_json
-from k8e.cli.sandbox.sessions import name_session, show
+from k8e.cli.process import Failure
+from k8e.cli.sandbox.sessions import name_session
+from k8e.cli.view import show, show_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,5 +52,5 @@ def copy(options: argparse.Namespace) -> int:
             hint="links and special files are not copied: pack them with tar inside, and copy the archive",
             more={"ok": False, **counts, "left_out": names},
         )
-    print_json({"ok": True, **counts})
+    show_value({"ok": True, **counts})
     return 0

@@ -64,7 +64,7 @@ def show_span(seconds: float) -> str:
     if seconds < 1:
         return f"{max(seconds, 0) * 1000:.0f}ms"
     left = int(seconds)
-    parts = []
+    parts: list[str] = []
     for length, unit in SPANS:
         count, left = divmod(left, length)
         if count or parts:

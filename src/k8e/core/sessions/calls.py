@@ -64,7 +64,7 @@ class SessionCalls:
         ended = await self._parts.store.ended_sessions(caller)
         return [*(record.session for record in ended), *living]
 
-    async def _list_loads(self, lives: Sequence[Live]) -> list[Session]:
+    async def _list_loads(self, lives: Sequence[Live]) -> Sequence[Session]:
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def show(live: Live) -> Session:
@@ -73,7 +73,7 @@ class SessionCalls:
             async with turns:
                 return replace(live.show(), load=await self._measure(live))
 
-        return [*await asyncio.gather(*map(show, lives))]
+        return await asyncio.gather(*map(show, lives))
 
     async def _measure(self, live: Live) -> Load | None:
         try:
