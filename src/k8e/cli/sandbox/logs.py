@@ -5,7 +5,8 @@ from __future__ import annotations
 from base64 import b64decode
 
 from k8e.cli.client import open_client
-from k8e.cli.process import FAILED, Failure, print_json, write_all
+from k8e.cli.process import FAILED, Failure, write_all
+from k8e.cli.view import show_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def print_output(options: argparse.Namespace) -> int:
     try:
         run = follow(client, options.run_id, run, seen)
     except Failure as failure:
-        print_json(failure.body, STDERR)  # stdout is the run's
+        show_error(failure.body, STDERR)  # stdout is the run's
         return failure.status
     if run["denied"]:
         from k8e.cli.denials import list_denials

@@ -9,7 +9,7 @@ from k8e.cli.process import UNREACHABLE, Failure, ServiceError, read_some, write
 from k8e.cli.run import MESSAGE
 from k8e.cli.state import State
 from k8e.cli.values import read_env, split_hosts
-from k8e.cli.view import show, show_value
+from k8e.cli.view import show, show_error, show_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def read(options: argparse.Namespace) -> int:
     except Failure as failure:
         if not begun:
             raise
-        print_json(failure.body, 2)  # stdout has a part of the file
+        show_error(failure.body, 2)  # stdout has a part of the file
         return failure.status
     return 0
 

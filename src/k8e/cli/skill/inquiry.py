@@ -94,7 +94,7 @@ def read_state(output: str, server: str) -> tuple[str, str]:
 
 
 def run(argv: list[str], folder: str) -> str | None:
-    """What the program prints; None if it fails, or has no end. The servers that it starts end with it."""
+    """Returns what the program prints; None if it fails, or has no end. The servers that it starts end with it."""
     try:
         process = subprocess.Popen(
             argv,

@@ -50,7 +50,7 @@ def list_variables() -> dict[str, str]:
 
 
 def list_notes(entry: Entry, name: str, *, shared: bool) -> list[str]:
-    """What the user should know about an entry for the command `name`."""
+    """Tells what the user should know about an entry for the command `name`."""
     notes = []
     if shared and os.path.isabs(entry.get("command", "")):
         notes.append(f"{name} is not on the PATH: the entry has its path on this machine, which others may not have")

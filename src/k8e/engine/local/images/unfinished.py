@@ -1,5 +1,5 @@
-"""What an interrupted build of `k8e/base` leaves, and the next one goes on with: packages that were downloaded, and the
-archive that was made of them, once it is complete.
+"""Remains of an interrupted build of `k8e/base`, with which the next one goes on: packages that were downloaded, and
+the archive that was made of them, once it is complete.
 
 mmdebstrap removes its own directory when it fails, so packages are collected while it runs: apt gives one its name in
 the directory of archives after its check sum was right. They are links to the same files, and cost nothing.
