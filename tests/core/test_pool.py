@@ -116,7 +116,7 @@ async def test_who_asks_first_is_served_first_and_the_others_do_not_wait(folder:
 async def test_other_limits_are_another_kind(folder: Path) -> None:
     async with open_pool(folder, number=1, most=2) as rig:
         (usual,) = await fill(rig)
-        spec = SessionSpec(limits=Limits(memory=1 << 30))
+        spec = SessionSpec(limits=Limits(memory=2 << 30))
         first = await rig.create(spec=spec)
         await settle(rig)
         assert ready(rig) == [usual]
