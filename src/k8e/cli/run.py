@@ -91,7 +91,7 @@ OPTIONS: dict[str, tuple[Callable[[str], object] | None, str, str]] = {
     "--json": (None, "", "print JSON, as in a pipe, at a terminal too"),
     "--background": (None, "", "do not wait; prints a run_id for `k8e sandbox poll`"),
     "--stdin": (None, "", "hand our standard input to the command; the code is then an argument"),
-    "--user": (str, "USER", "run as this user of the sandbox, such as root or nobody; default: its own"),
+    "--user": (str, "USER", "run as this user of the sandbox, such as root or 1000; default: its own"),
     "--env": (list, "NAME=VALUE", "a variable for this command; may be given several times"),
     "--workdir": (str, "DIR", "where the command starts; default: /workspace"),
     "--manifest": (str, "FILE", "YAML with files, directories and repositories for a new session"),
