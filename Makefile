@@ -5,7 +5,7 @@ AGENT := build/agent/k8e-agent
 # The folder too: a file that was removed counts as a change.
 AGENT_SOURCES := agent/. agent/park/. $(wildcard agent/*.c agent/*.h agent/park/*.c agent/park/*.h) scripts/build_agent.py
 
-.PHONY: help setup setup-tests demo test soak lint format bench agent runsc current-runsc lock pin release clean
+.PHONY: help setup setup-tests demo test seconds soak lint format bench agent runsc current-runsc lock pin release clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -22,6 +22,9 @@ demo: setup agent  ## run code in a sandbox
 
 test: setup-tests agent current-runsc  ## the whole suite; one file: make test ARGS=tests/test_binary.py
 	@scripts/test $(ARGS)
+
+seconds: setup  ## keep how long each file took in the last whole `make test`, so that long ones begin first
+	@$(PYTHON) -m tests.seconds
 
 soak: setup-tests agent current-runsc  ## the long forms of what `make test` runs a share of: kills, cycles, fuzzing
 	@$(PYTHON) scripts/run_soak.py $(ARGS)
@@ -67,5 +70,5 @@ pin: setup  ## after a change of the agent: build the release agents and pin the
 release: setup  ## build the wheel into dist/
 	.venv/bin/uv build --wheel --no-build-isolation --python $(PYTHON) --out-dir dist
 
-clean:  ## remove what was built; the environment and the zig cache stay
+clean:  ## remove what was built; the environment stays
 	rm -rf build/agent build/release dist .mypy_cache .ruff_cache .pytest_cache

@@ -31,6 +31,8 @@ PINS = ROOT / "src" / "k8e" / "link" / "binary.py"
 PIN = re.compile(r'"(\w+)": "([0-9a-f]{64})"')
 ARCHITECTURES = ("x86_64", "aarch64")
 
+# One for all checkouts: each libc takes a core most of a minute.
+ZIG_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "k8e" / "zig"
 ZIG_CC = [sys.executable, "-m", "ziglang", "cc"]
 LANGUAGE = ["-std=c11"]
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wvla", "-Wstrict-prototypes", "-Wmissing-prototypes"]
@@ -129,7 +131,7 @@ def build_asan(folder: Path, target: Path) -> None:
 
 def build_release(folder: Path, target_folder: Path) -> dict[str, str]:
     """Both architectures; returns the SHA-256 of each file under its key in the pins."""
-    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(BUILD / "zig-cache"))
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(ZIG_CACHE))
     os.environ.setdefault("ZIG_LOCAL_CACHE_DIR", os.environ["ZIG_GLOBAL_CACHE_DIR"])
     targets = {name: target_folder / f"k8e-agent-{name}" for name in ARCHITECTURES}
     libraries = {name: target_folder / f"k8e-loader-{name}.so" for name in ARCHITECTURES}

@@ -1,4 +1,5 @@
-"""Runs the suite, a worker per core, a file at a time: what `make test` does.
+"""Runs the suite, a file at a time, with one worker more than the machine has cores: what `make test` does. Tests wait
+for processes and sockets so often that the cores would be idle otherwise.
 
 What failed is run once more, alone: machines are shared and noisy, and a test that fails beside others but passes alone
 is told apart from one that is broken. Such a test is flaky: the summary names it, and more than a few fail the run.
@@ -18,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".pytest_cache" / "v"
 FAILED, LEFT, PASSED = CACHE / "cache" / "lastfailed", CACHE / "k8e" / "leftovers", CACHE / "k8e" / "passed"
+WORKERS = min(os.cpu_count() or 2, 8) + 1
 FLAKY = 3  # so many may be
 AGAIN = 30  # more that failed are broken together: to run them again says nothing new
 
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> int:
     if arguments:
         return run(*arguments)
     # In the order of tests/conftest.py: long ones first.
-    status = run("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+    status = run(f"--numprocesses={WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")
     failed, left, flaky = read_failed(), read_left(), list[str]()
     if status == 1 and 0 < len(failed) < AGAIN:
         print("\ntest: the failures above, alone:", flush=True)

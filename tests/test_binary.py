@@ -81,7 +81,7 @@ def build(sources: Path, target: Path) -> dict[str, str]:
     """Copies the sources and builds there, with zig's cache for libc shared and the one for our own objects fresh."""
     shutil.copytree(ROOT / "agent", sources)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(BUILD / "zig-cache"))
+        patch.setenv("ZIG_GLOBAL_CACHE_DIR", str(build_agent.ZIG_CACHE))
         patch.setenv("ZIG_LOCAL_CACHE_DIR", str(target / "cache"))
         return build_agent.build_release(sources, target)
 
@@ -101,9 +101,6 @@ class Project:
         for path in ROOT.iterdir():
             if path.is_file():
                 shutil.copy(path, folder)
-        (folder / "build").mkdir()
-        # libc is compiled once for all; our own sources are compiled from this folder.
-        (folder / "build" / "zig-cache").symlink_to(BUILD / "zig-cache")
 
     def build_wheel(self) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]

@@ -65,7 +65,11 @@ async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Shared]:
 
 
 @pytest.mark.parametrize(
-    ("shared", "check"), CASES, indirect=["shared"], ids=[f"{kind}-{check.name}" for kind, check in CASES]
+    ("shared", "check"),
+    CASES,
+    indirect=["shared"],
+    scope="module",  # else pytest makes a sandbox for each check
+    ids=[f"{kind}-{check.name}" for kind, check in CASES],
 )
 async def test_conformance(shared: Shared, check: Check) -> None:
     await shared.run(check)

@@ -223,8 +223,11 @@ class BareEngine:
     def _alive(self, sandbox: str) -> bool:
         # All of /proc only when the one we saw last is gone: this is asked before every command.
         seen = self._pids.get(sandbox)
-        if seen is None or not has_mark(seen, make_instance(sandbox).hex()):
-            self._pids[sandbox] = next(iter(self.processes(sandbox)), None)
+        if seen is not None and has_mark(seen, make_instance(sandbox).hex()):
+            return True
+        # The list of /proc changes while it is read: one look that finds none is no proof.
+        looks = (next(iter(self.processes(sandbox)), None) for _ in range(3))
+        self._pids[sandbox] = next((pid for pid in looks if pid is not None), None)
         return self._pids[sandbox] is not None
 
     def count_oom_kill(self, sandbox: str) -> None:

@@ -118,7 +118,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("rig", "check"), CASES, indirect=["rig"], ids=[f"{runtime.value}-{check.name}" for runtime, check in CASES]
+    ("rig", "check"),
+    CASES,
+    indirect=["rig"],
+    scope="module",  # else pytest makes a sandbox for each check
+    ids=[f"{runtime.value}-{check.name}" for runtime, check in CASES],
 )
 async def test_conformance(shared: Shared, check: Check) -> None:
     await shared.run(check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import json
 import os
 import socket
@@ -141,9 +142,10 @@ def list_guards() -> Iterator[str]:
 
 def _list_leases(kind: str) -> Iterator[tuple[int, str]]:
     """The number of each lease on the machine, and the tag of the engine that has it."""
-    for path in LEASES.glob(f"*/{kind}-*"):
+    # Not Path.glob: it fails when a ledger goes away meanwhile.
+    for path in glob.glob(f"{LEASES}/*/{kind}-*"):
         with contextlib.suppress(FileNotFoundError):
-            yield int(path.name.removeprefix(f"{kind}-")), os.readlink(path).split()[0]
+            yield int(path.rpartition("-")[2]), os.readlink(path).split()[0]
 
 
 def _network(layout: Layout) -> Iterator[Trace]:
