@@ -216,5 +216,18 @@ async def test_the_whole_base(images: LocalImages) -> None:
     image = await images.build_base(lambda _: None)
     (top,) = images.store.layers_of(image.digest)
     present = os.listdir(top / "usr/bin")
-    for name in ("bash", "python3", "pip3", "node", "npm", "git", "curl", "gcc", "make", "jq", "rg"):
+    for name in (
+        "apt-extracttemplates",
+        "bash",
+        "python3",
+        "pip3",
+        "node",
+        "npm",
+        "git",
+        "curl",
+        "gcc",
+        "make",
+        "jq",
+        "rg",
+    ):
         assert name in present, name

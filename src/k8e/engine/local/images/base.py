@@ -30,7 +30,7 @@ from k8e.engine.local.images.unfinished import Unfinished, go_on
 from k8e.engine.local.system.tool import bound_to, find_tool, run_tool
 
 PACKAGES: Final = (
-    *("bash", "ca-certificates", "curl", "file", "gcc", "git", "jq", "less", "libc6-dev", "make"),
+    *("apt-utils", "bash", "ca-certificates", "curl", "file", "gcc", "git", "jq", "less", "libc6-dev", "make"),
     *("nodejs", "npm", "openssh-client", "patch", "procps", "python3", "python3-pip", "python3-venv"),
     *("ripgrep", "unzip", "wget", "xz-utils", "zip"),
 )
