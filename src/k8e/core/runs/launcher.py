@@ -36,7 +36,7 @@ from k8e.link.model import ExecSpec, Process, TerminalSize
 Facts = dict[str, object]
 
 KEPT_RUNS: Final = 1000  # ended ones on record, of one session
-MAX_ARGV: Final = 1 << 20
+MAX_ARGV: Final = 2_000_000  # with the environment about as much as execve takes
 MAX_PACKAGES: Final = 256
 
 
