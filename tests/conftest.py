@@ -21,52 +21,6 @@ _OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_ROUNDS", "K8E_FUZZ_", "K8E_
 TESTS = Path(__file__).parent
 # The files that take long and how many seconds, as the last whole run found them: `make seconds` writes it.
 SECONDS = TESTS / "seconds.json"
-LONG = {
-    "engine/test_crashes.py": 90,
-    "scenarios/test_damage.py": 80,
-    "scenarios/test_bombs.py": 65,
-    "sdk/test_silence.py": 50,
-    "sdk/test_inspect.py": 45,
-    "gateway/test_silence.py": 40,
-    "cli/test_silence.py": 40,
-    "core/test_silence.py": 38,
-    "engine/test_conformance.py": 75,
-    "test_binary.py": 60,
-    "clients/test_programs.py": 85,  # 25, and a download on a new machine
-    "test_conformance.py": 55,
-    "scenarios/test_trouble.py": 45,
-    "core/test_crashes.py": 60,
-    "test_runner.py": 30,
-    "engine/test_contract.py": 28,
-    "core/test_engine.py": 24,
-    "agentkernel/test_matrix.py": 40,
-    "scenarios/test_modes.py": 35,
-    "engine/test_warm.py": 35,
-    "test_doctor.py": 35,
-    "mcp/test_other_clients.py": 35,
-    "sdk/test_typescript.py": 35,
-    "sdk/test_examples.py": 30,
-    "cli/test_daemon.py": 30,
-    "engine/test_image_programs.py": 25,
-    "parking/test_same.py": 25,
-    "engine/test_stop.py": 22,
-    "engine/test_cycles.py": 20,
-    "engine/test_image_roots.py": 20,
-    "egress/test_changes.py": 20,
-    "agentkernel/test_seed.py": 20,
-    "agentkernel/test_sandboxes.py": 18,
-    "agentkernel/test_hostile.py": 16,
-    "engine/test_resources.py": 16,
-    "test_agent_pid1.py": 15,
-    "mcp/test_tools.py": 15,
-    "mcp/test_agentkernel.py": 15,
-    "agentkernel/test_run.py": 14,
-    "egress/test_daemon.py": 12,
-    "parking/test_handover.py": 12,
-    "parking/test_service.py": 12,
-    "agentkernel/test_crowd.py": 10,
-    "sdk/test_python.py": 10,
-}
 
 
 def pytest_configure(config: pytest.Config) -> None:
