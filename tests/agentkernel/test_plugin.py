@@ -134,7 +134,7 @@ def test_what_the_agent_s_program_says_is_shown(house: House) -> None:
     program.write_text("#!/bin/sh\necho 'agentkernel: x - ⏸ Pending approval'\n")
     done = house.ak("plugin", "install", "claude")
     assert done.code == 0
-    assert b"allow the server agentkernel" in done.stderr
+    assert f"hint: start claude in {house.project}" in done.stderr.decode()
 
 
 def test_the_agent_of_the_project_is_meant_where_none_is_named(house: House) -> None:

@@ -21,7 +21,7 @@ def programs(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(programs: Path) -> Iterator[Machine]:
-    """A daemon with the real engine. Sandboxes are native: what isolates them does not matter here."""
+    """A daemon with the real engine, and the runtime that it takes here."""
     with serving() as made:
         yield made
 

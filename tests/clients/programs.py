@@ -10,12 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.cli.machine import ROOT
 
 SHARED = Path("/var/cache/k8e-tests")
 HERE = Path(__file__).parent
+UNUSED = 30 * 24 * 3600.0  # after which the programs of an earlier lock are removed
 FILES = ("package.json", "package-lock.json")
 ENVIRONMENT = dict(os.environ)  # with this machine's own npm configuration
 
@@ -47,6 +49,10 @@ def fetch_programs() -> Path:
                 shutil.copy(HERE / name, draft)
             install(draft)
             draft.rename(folder)
+        os.utime(folder)
+        for other in cache.glob("clients-*-*"):
+            if time.time() - other.stat().st_mtime > UNUSED:
+                shutil.rmtree(other)
     return folder / "node_modules" / ".bin"
 
 

@@ -38,7 +38,10 @@ class User:
         node = shutil.which("node")
         assert node is not None
         path = f"{self.programs}:{Path(node).parent}:/usr/bin:/bin"
+        temporary = self.home / "tmp"
+        temporary.mkdir(exist_ok=True)
         env = {"PATH": path, "HOME": str(self.home), "LANG": "C.UTF-8", "TERM": "dumb"}
+        env |= dict.fromkeys(("TMPDIR", "CLAUDE_CODE_TMPDIR"), str(temporary))
         return {**env, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "MCP_TIMEOUT": "120000"}
 
     def install(self, command: str, *words: str, **more: str) -> Any:

@@ -324,14 +324,17 @@ class TestAnswers:
         done = install(home, name)
         assert (done.code, done.json["ok"]) == (0, True)
         program = str(home.home / "bin" / name)
-        assert done.json["agents"][0]["client"] == {"program": program, "status": status, "said": said}
+        hint = f"start {name} in {home.home}, trust the folder and allow the server"
+        expected = {"program": program, "status": status, "said": said}
+        assert done.json["agents"][0]["client"] == expected | ({"hint": hint} if status == "waiting" else {})
         assert (home.home / "asked").read_text() == f"mcp list, in {home.home}\n"
 
     @pytest.mark.parametrize(
         ("said", "code"),
         [
             ("k8e-sandbox: /x/k8e sandbox-mcp - ✗ Failed to connect", "server_not_connected"),
-            ("other: k8e-sandboxes - ✓ Connected", "server_not_listed"),
+            ("k8e-sandboxes: other - ✓ Connected", "server_not_listed"),
+            ("other: /x/k8e-sandbox - ✓ Connected", "server_not_listed"),
             ("No MCP servers configured.", "server_not_listed"),
         ],
     )

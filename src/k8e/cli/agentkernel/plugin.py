@@ -14,7 +14,7 @@ from k8e.cli.skill import jsontext
 from k8e.cli.skill.agents import NAMES, Agent, find_agent, find_claude_folder
 from k8e.cli.skill.config_file import ConfigFile, Edit
 from k8e.cli.skill.entry import drop_entry, put_entry
-from k8e.cli.skill.inquiry import WAITING, ask
+from k8e.cli.skill.inquiry import ask
 from k8e.cli.skill.jsontext import NotJson
 from k8e.cli.skill.server import Entry, describe_command, find_command, list_notes, list_variables
 
@@ -73,8 +73,8 @@ def show(report: dict[str, Any], *, as_json: bool) -> None:
         say(note)
     if client := report.get("client"):
         say(f"{report['agent']} says: {client['said'] or client['status']}")
-        if client["status"] == WAITING:
-            say(f"start {report['agent']} in this folder and allow the server {SERVER}")
+        if "hint" in client:
+            say(f"  hint: {client['hint']}")
 
 
 def find_preferred() -> str:

@@ -40,12 +40,20 @@ COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 @dataclass(frozen=True, slots=True)
 class Answer:
     program: str
-    status: str
+    folder: str  # in which it was asked
+    status: str = SILENT
     said: str = ""
 
     @property
     def body(self) -> dict[str, str]:
-        return {"program": self.program, "status": self.status, "said": self.said}
+        body = {"program": self.program, "status": self.status, "said": self.said}
+        return {**body, "hint": self.hint} if self.hint else body
+
+    @property
+    def hint(self) -> str:
+        if self.status != WAITING:
+            return ""
+        return f"start {os.path.basename(self.program)} in {self.folder}, trust the folder and allow the server"
 
     def find_problem(self, agent: str, server: str) -> Failure | None:
         """The error that the program's answer means; the files were written."""
@@ -72,10 +80,10 @@ def ask(agent: str, server: str, folder: str) -> Answer | None:
     program = shutil.which(words[0]) if words else None
     if words is None or program is None:
         return None
-    answer = Answer(program, SILENT)
+    answer = Answer(program, folder)
     for _ in range(2):  # the first try may have started the daemon, for which some programs do not wait long enough
         output = run([program, *words[1:]], folder)
-        answer = Answer(program, SILENT) if output is None else Answer(program, *read_state(output, server))
+        answer = Answer(program, folder, *(read_state(output, server) if output is not None else ()))
         if answer.status != FAILED:
             break
     return answer
@@ -85,7 +93,7 @@ def read_state(output: str, server: str) -> tuple[str, str]:
     lines = [clean(line).strip() for line in COLOURS.sub("", output).splitlines()]
     said = [line for line in lines if line]
     for line in said:
-        if re.search(rf"(?<![\w-]){re.escape(server)}(?![\w-])", line):
+        if re.match(rf"\W*{re.escape(server)}(?![\w-])", line):
             # What stands before the server's name or behind its command: the command itself may have any word.
             before, _, after = line.partition(server)
             state = before + after.rpartition(" - ")[2]
