@@ -112,12 +112,38 @@ async def test_a_command_may_have_another_user(service: Service, tmp_path: Path)
         long = b"id -u # " + b"x" * (1 << 20)
         result = await service.runs.run(ALICE, RunSpec(session, argv=(b"sh", b"-c", long), user="root"))
         assert (result.stdout, result.stderr) == (b"0\n", b"")
-    async with session_of(service, "host") as session:  # the machine's tools need no power
-        result = await service.runs.run(ALICE, RunSpec(session, show.decode(), user="root"))
-        assert result.stdout == b"0\n0\n/root root\n"
+
+
+@pytest.mark.parametrize("runtime", [Runtime.NATIVE, Runtime.GVISOR], ids=lambda runtime: str(runtime.value))
+async def test_users_and_long_programs_with_the_machines_tools(service: Service, runtime: Runtime) -> None:
+    (report,) = [report for report in (await service.status(ALICE)).runtimes if report.runtime is runtime]
+    if not report.available:
+        do_without(runtime.value, report.reason)
+    padding = "x" * (1 << 20)
+    session = (await service.sessions.create(ALICE, SessionSpec(runtime=runtime, limits=LIMITS))).session_id
+
+    async def run(code: str, language: Language = Language.BASH, user: str = "") -> tuple[int | None, bytes]:
+        result = await service.runs.run(ALICE, RunSpec(session, code, language, user=user))
+        return result.exit_code, result.stdout
+
+    try:
+        # Those tools need no capabilities: root has none.
+        powers = "id -u; echo $HOME $USER; grep CapEff /proc/self/status"
+        none = b"CapEff:\t0000000000000000\n"
+        assert await run(powers, user="root") == (0, b"0\n/root root\n" + none)
+        assert await run(powers, user="nobody") == (0, b"65534\n/nonexistent nobody\n" + none)
+        assert await run(f"id -u # {padding}", user="root") == (0, b"0\n")
+        assert await run(f"print(__name__) # {padding}", Language.PYTHON) == (0, b"__main__\n")
+        assert await run(f"console.log(__filename) // {padding}", Language.NODE) == (0, b"[eval]\n")
         typed = "const x: number = 6; enum E { A = 7 }; console.log(x * E.A, __filename) // "
-        result = await service.runs.run(ALICE, RunSpec(session, typed + "x" * (1 << 20), Language.TS))
-        assert (result.exit_code, result.stdout) == (0, b"42 [eval]\n"), result
+        assert await run(typed + padding, Language.TS) == (0, b"42 [eval]\n")
+        await run("echo old > file; ln file other; stat -c %i file > inode; echo kept > kept; chmod 400 kept")
+        await service.files.write(ALICE, session, "file", b"new\n", append=False)
+        assert await run("cat other; stat -c %i file | cmp - inode") == (0, b"new\n")
+        with fault(Kind.DENIED, "permission_denied"):
+            await service.files.write(ALICE, session, "kept", b"x", append=False)
+    finally:
+        await service.sessions.destroy(ALICE, session)
 
 
 @pytest.mark.parametrize("language", [Language.PYTHON, Language.NODE, Language.BASH, Language.TS])

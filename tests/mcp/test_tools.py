@@ -490,3 +490,24 @@ async def test_pip_installs_from_this_machine_s_registry(agent: Client, session:
 async def test_text_is_what_a_model_reads(agent: Client, session: str) -> None:
     result = await agent.call_tool("sandbox_exec", {"session_id": session, "command": ["true"]})
     assert [type(block) for block in result.content] == [TextContent]
+
+
+async def test_a_program_may_be_longer_than_an_argument(agent: Client, session: str) -> None:
+    code = f"print(6 * 7) # {'x' * (1 << 20)}"
+    answer = await call(agent, "sandbox_run", code=code, language="python", session_id=session)
+    assert (answer["exit_code"], answer["stdout"]) == (0, "42\n")
+    answer = await call(
+        agent, "sandbox_exec", command=["bash", "-c", f"echo $0 # {'x' * (1 << 20)}"], session_id=session
+    )
+    assert (answer["exit_code"], answer["stdout"]) == (0, "bash\n")
+
+
+async def test_a_part_of_a_file_is_read(agent: Client, session: str) -> None:
+    await call(agent, "sandbox_write_file", path="digits", content="0123456789", session_id=session)
+    for tool, name in (("sandbox_read_file", "session_id"), ("sandbox_file_read", "name")):
+        answer = await call(agent, tool, path="digits", offset=3, length=4, **{name: session})
+        assert (answer["content"], answer["bytes"]) == ("3456", 4)
+        assert (await call(agent, tool, path="digits", offset=8, **{name: session}))["content"] == "89"
+    for wrong in ({"offset": -1}, {"length": -1}):
+        problem = await fail(agent, "sandbox_read_file", path="digits", session_id=session, **wrong)
+        assert (problem["code"], problem["field"]) == ("invalid_argument", next(iter(wrong)))
