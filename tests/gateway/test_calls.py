@@ -278,12 +278,32 @@ class TestFiles:
         assert (code, detail and detail.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_big")
         guest.run(session, "rm -r new")
 
-    def test_keep_their_content_when_an_upload_breaks_off(self, guest: Guest, session: str) -> None:
-        guest.call("WriteFile", pb.WriteFileRequest(session_id=session, path="kept", content=b"before"))
-        header = pb.UploadFileRequest(header=pb.UploadHeader(session_id=session, path="kept"))
-        code, _ = guest.refused("UploadFile", header, pb.UploadFileRequest(content=b"half"), pb.UploadFileRequest())
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert guest.call("ReadFile", pb.ReadFileRequest(session_id=session, path="kept")).content == b"before"
+    def test_of_an_upload_that_breaks_off(self, guest: Guest, session: str) -> None:
+        """A new one is not there, an old one has what has come."""
+        guest.call("WriteFile", pb.WriteFileRequest(session_id=session, path="old", content=b"before"))
+        for path in ("old", "new"):
+            header = pb.UploadFileRequest(header=pb.UploadHeader(session_id=session, path=path))
+            code, _ = guest.refused("UploadFile", header, pb.UploadFileRequest(content=b"half"), pb.UploadFileRequest())
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+        content = guest.call("ReadFile", pb.ReadFileRequest(session_id=session, path="old")).content
+        assert b"half".startswith(content)
+        code, _ = guest.refused("ReadFile", pb.ReadFileRequest(session_id=session, path="new"))
+        assert code is grpc.StatusCode.NOT_FOUND
+
+    def test_are_read_in_parts(self, guest: Guest, session: str) -> None:
+        guest.call("WriteFile", pb.WriteFileRequest(session_id=session, path="digits", content=b"0123456789"))
+        for offset, length, content in (
+            (0, 0, b"0123456789"),
+            (3, 4, b"3456"),
+            (8, 0, b"89"),
+            (8, 9, b"89"),
+            (11, 0, b""),
+        ):
+            where: dict[str, Any] = {"session_id": session, "path": "digits", "offset": offset, "length": length}
+            assert guest.call("ReadFile", pb.ReadFileRequest(**where)).content == content
+        code, detail = guest.refused("ReadFile", pb.ReadFileRequest(session_id=session, path="digits", offset=-1))
+        assert detail is not None
+        assert (code, detail.field) == (grpc.StatusCode.INVALID_ARGUMENT, "offset")
 
 
 class TestErrors:

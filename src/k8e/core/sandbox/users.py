@@ -52,7 +52,7 @@ async def _find(sandbox: Sandbox, wanted: str) -> Account:
             "user_not_found",
             "the sandbox does not have this user",
             detail=str(error),
-            hint="Name a user or a number of its /etc/passwd, such as root or nobody.",
+            hint="Name a user or a number of its /etc/passwd, such as root.",
             field="user",
         ) from error
 
