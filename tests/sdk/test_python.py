@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -209,3 +210,22 @@ def test_the_package_installs_on_its_own_and_needs_nothing_of_ours(machine: Mach
     # -I -P would hide the folder; the editable k8e stays importable, and unused.
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n[]\n", "")
+
+
+def test_sources_that_are_not_installed_say_how_to_install_them(tmp_path: Path) -> None:
+    """Also behind the steps of older documents, which generate the messages by hand to another place."""
+    sources = tmp_path / "python"
+    ignored = shutil.ignore_patterns("sandbox_pb2*", "__pycache__", "build")
+    shutil.copytree(ROOT / "sdk" / "python", sources, ignore=ignored)
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
+    outputs = (f"--python_out={sources}", f"--grpc_python_out={sources}")
+    subprocess.run([*command, *outputs, "sandbox/v1/sandbox.proto"], check=True)
+    for folder in (sources / "sandbox", sources / "sandbox" / "v1"):
+        (folder / "__init__.py").touch()
+    code = "from sandbox_client import SandboxClient"
+    env = {**os.environ, "PYTHONPATH": str(sources)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError: sandbox_client is not installed" in done.stderr
+    assert "`pip install ./sdk/python`" in done.stderr.splitlines()[-1]
+    assert "ImportError" in (ROOT / "sdk" / "python" / "README.md").read_text()

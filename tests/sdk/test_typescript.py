@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +43,33 @@ def test_both_builds_work(machine: Machine, tmp_path: Path, words: list[str], co
     program = f"{code} sandboxRun('echo hi').then((result) => process.stdout.write(result.stdout));"
     done = subprocess.run(["node", *words, "-e", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
+
+
+def test_the_lock_has_every_package_for_every_platform_and_needs_no_newer_node_than_it_says() -> None:
+    """`npm ci` refuses a lock in which an optional package of another platform is missing. That it works here is what
+    the `built` fixture shows; here is what it takes elsewhere."""
+    packages: dict[str, Any] = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
+    missing = [
+        name
+        for package in packages.values()
+        for kind in ("dependencies", "optionalDependencies")
+        for name in package.get(kind, {})
+        if not any(path.endswith(f"node_modules/{name}") for path in packages)
+    ]
+    assert missing == []
+    assert not [path for path, package in packages.items() if "resolved" in package]
+    own = json.loads((FOLDER / "package.json").read_text())["engines"]["node"]
+    oldest = own.removeprefix(">=")
+    ranges = {
+        path: package["engines"]["node"] for path, package in packages.items() if "node" in package.get("engines", {})
+    }
+    program = (
+        "const { satisfies } = require(process.argv[1]);"
+        "const [oldest, ranges] = JSON.parse(process.argv[2]);"
+        "console.log(JSON.stringify(Object.keys(ranges).filter((path) => !satisfies(oldest, ranges[path]))));"
+    )
+    npm_modules = Path(shutil.which("npm") or "").resolve().parent.parent / "node_modules"
+    command = ["node", "-e", program, str(npm_modules / "semver"), json.dumps([oldest, ranges])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+    assert f"Node {oldest.removesuffix('.0')} " in (FOLDER / "README.md").read_text()
