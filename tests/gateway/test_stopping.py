@@ -82,6 +82,12 @@ def test_what_a_killed_daemon_ran_has_that_reason_on_record(machine: Machine) ->
         assert run["reason"].startswith("the daemon that ran it ended without stopping")
 
 
+def find_code(client: SandboxClient) -> str:
+    with pytest.raises(Unavailable) as caught:
+        client.status()
+    return caught.value.code
+
+
 def test_the_library_says_what_may_have_been_done(remote: Remote) -> None:  # noqa: F811
     """A change whose answer is lost, a run with its id, and a question that is lost without harm."""
     with SandboxClient(remote.house.endpoint, "acme", api_key=remote.key) as client, ThreadPoolExecutor(2) as pool:
@@ -102,6 +108,7 @@ def test_the_library_says_what_may_have_been_done(remote: Remote) -> None:  # no
         assert (lost.value.code, lost.value.run_id) == ("run_lost", stream.run_id)
         with pytest.raises(Unavailable):
             question.result()
+        wait_until(lambda: find_code(client) == "unreachable")  # by a question, which may be lost
         with pytest.raises(Unavailable) as unreachable:
             client.write_file(remote.session, "x", "x")
         assert unreachable.value.code == "unreachable"

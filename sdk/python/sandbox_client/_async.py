@@ -444,7 +444,8 @@ class AsyncSandboxClient(AsyncFileCalls):
         async with self._opening:
             if self._closed:
                 raise requests.describe_closed()
-            if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
+            known = self._target
+            if self._channel is not None and known and time.time() < known.renew_at and not known.is_gone:
                 return self._channel
             target = await asyncio.to_thread(find_target, *self._wanted)
             if target.local:

@@ -60,6 +60,7 @@ class Identity:
     authority: bytes
     expires: float
     endpoint: str = ""  # where the gateway is, if it said so
+    daemon: str = ""  # the process that issued it, of this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,19 @@ def login_local(path: str) -> Identity:
         authority=found["ca_certificate"].encode(),
         expires=float(found["expires_at"]),
         endpoint=found["endpoint"],
+        daemon=find_process(found.get("pid", 0)),
     )
+
+
+def find_process(pid: int) -> str:
+    """A process of this machine, told apart from a later one with its id; empty when it has ended, or cannot be seen
+    from here."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in b"ZX" else f"{pid}@{fields[18].decode()}"  # the time at which it was started
 
 
 def login_with_key(address: str, text: str) -> Identity:

@@ -441,7 +441,8 @@ class SandboxClient(FileCalls):
         with self._opening:
             if self._closed:
                 raise requests.describe_closed()
-            if self._channel is not None and self._target is not None and time.time() < self._target.renew_at:
+            known = self._target
+            if self._channel is not None and known and time.time() < known.renew_at and not known.is_gone:
                 return self._channel
             target = find_target(*self._wanted)
             if target.local:

@@ -21,6 +21,7 @@ from sandbox_client._login import (
     NOBODY_CERTIFICATE,
     NOBODY_KEY,
     Identity,
+    find_process,
     login_local,
     login_with_certificate,
     login_with_key,
@@ -54,6 +55,12 @@ class Target:
     key: bytes
     renew_at: float = float("inf")  # from then on it should be looked for anew
     local: bool = False  # the daemon of this machine: it is started when it does not run
+    daemon: str = ""  # its process, if it can be seen from here
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the daemon has ended. gRPC learns of that by and by, and would send a call that is lost."""
+        return bool(self.daemon) and find_process(int(self.daemon.partition("@")[0])) != self.daemon
 
     def credentials(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
@@ -80,7 +87,8 @@ def find_target(endpoint: str | None, api_key: str | None, profile: str | None) 
 def _belong(address: str, identity: Identity, *, local: bool = False) -> Target:
     """Looked for anew when a third of the certificate's life is left."""
     renew_at = identity.expires - (identity.expires - time.time()) / 3
-    return Target(address, identity.authority, identity.certificate, identity.key, renew_at, local)
+    process = identity.daemon if local else ""
+    return Target(address, identity.authority, identity.certificate, identity.key, renew_at, local, process)
 
 
 def _use_files(choice: Choice) -> Target:

@@ -19,6 +19,8 @@ export interface Target {
   renewAt: number;
   /** The daemon of this machine: it is started when it does not run. */
   local: boolean;
+  /** Its process, if it can be seen from here. */
+  daemon: string;
   options: ChannelOptions;
   credentials(): ChannelCredentials;
 }
@@ -31,8 +33,9 @@ export function makeTarget(
   certificate: Buffer,
   renewAt = Infinity,
   local = false,
+  daemon = "",
 ): Target {
   // Node warns about addresses as names in a handshake; every gateway is also localhost for clients on its machine.
   const options = address.startsWith("127.0.0.1:") ? { "grpc.ssl_target_name_override": "localhost" } : {};
-  return { address, renewAt, local, options, credentials: () => credentials.createSsl(authority, key, certificate) };
+  return { address, renewAt, local, daemon, options, credentials: () => credentials.createSsl(authority, key, certificate) };
 }

@@ -55,7 +55,7 @@ import {
   readSession,
   readStatus,
 } from "./model.js";
-import { findTarget } from "./target.js";
+import { findTarget, isGone } from "./target.js";
 
 const SMALL = 4 << 20; // a file up to here goes in one message
 const MARGIN = 30; // seconds for the way there and back, on top of what the command may take
@@ -637,7 +637,7 @@ export class SandboxClient {
     const known = this.#open;
     if (known) {
       const { client, target } = await known;
-      if (Date.now() / 1000 < target.renewAt) {
+      if (Date.now() / 1000 < target.renewAt && !isGone(target)) {
         return client;
       }
     }

@@ -5,6 +5,7 @@
  * server at the other end is the gateway it was made for, before anything is asked of it.
  */
 import { createHash, createPrivateKey, generateKeyPairSync, sign } from "node:crypto";
+import { readFileSync } from "node:fs";
 import { request as httpRequest } from "node:http";
 import { type DetailedPeerCertificate, connect as connectTls } from "node:tls";
 
@@ -45,6 +46,8 @@ export interface Identity {
   expires: number;
   /** Where the gateway is, if it said so. */
   endpoint: string;
+  /** The process that issued it, of this machine. */
+  daemon: string;
 }
 
 interface ApiKey {
@@ -137,7 +140,23 @@ export async function loginLocal(path: string): Promise<Identity> {
     authority: Buffer.from(String(answer["ca_certificate"])),
     expires: Number(answer["expires_at"]),
     endpoint: String(answer["endpoint"]),
+    daemon: findProcess(Number(answer["pid"])),
   };
+}
+
+/**
+ * A process of this machine, told apart from a later one with its id; empty when it has ended, or cannot be seen from
+ * here.
+ */
+export function findProcess(pid: number): string {
+  let text: string;
+  try {
+    text = readFileSync(`/proc/${pid}/stat`, "latin1");
+  } catch {
+    return "";
+  }
+  const [state = "", ...fields] = text.slice(text.lastIndexOf(")") + 2).split(" ");
+  return "ZX".includes(state) ? "" : `${pid}@${fields[18]}`; // the time at which it was started
 }
 
 export async function loginWithKey(address: string, text: string): Promise<Identity> {
@@ -182,6 +201,7 @@ async function exchange(
               authority,
               expires: response.expires_at,
               endpoint: "",
+              daemon: "",
             });
       login.call(client, message, { deadline: new Date(Date.now() + SECONDS * 1000) }, done);
     });

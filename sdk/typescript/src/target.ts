@@ -9,7 +9,15 @@ import { type Target, makeTarget } from "./channel.js";
 import { type Choice, LOCAL, type Wanted, choose, findRunDir, readAddress } from "./discovery.js";
 import { InvalidArgument, SandboxError, Unavailable } from "./errors.js";
 import { findHint } from "./hints.js";
-import { type Identity, NOBODY_CERTIFICATE, NOBODY_KEY, loginLocal, loginWithCertificate, loginWithKey } from "./login.js";
+import {
+  type Identity,
+  NOBODY_CERTIFICATE,
+  NOBODY_KEY,
+  findProcess,
+  loginLocal,
+  loginWithCertificate,
+  loginWithKey,
+} from "./login.js";
 import { type Credentials, Profiles, RenewedCertificate, isWorn } from "./profiles.js";
 
 const AGAIN = 60; // seconds after which a renewal that failed is tried again
@@ -38,7 +46,13 @@ export async function findTarget(wanted: Wanted): Promise<Target> {
 /** Looked for anew when a third of the certificate's life is left. */
 function belong(address: string, identity: Identity, local = false): Target {
   const renewAt = identity.expires - (identity.expires - Date.now() / 1000) / 3;
-  return makeTarget(address, identity.authority, identity.key, identity.certificate, renewAt, local);
+  const daemon = local ? identity.daemon : "";
+  return makeTarget(address, identity.authority, identity.key, identity.certificate, renewAt, local, daemon);
+}
+
+/** Whether the daemon of this machine has ended. gRPC learns of that by and by, and would send a call that is lost. */
+export function isGone(target: Target): boolean {
+  return target.daemon !== "" && findProcess(parseInt(target.daemon, 10)) !== target.daemon;
 }
 
 function useFiles(endpoint: string, choice: Choice): Target {

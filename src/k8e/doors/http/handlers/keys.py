@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from k8e.core.access.keys import DEFAULT_TTL, Keys, KeySpec
@@ -45,6 +46,7 @@ class KeyHandlers:
             "ca_certificate": issued.authority,
             "expires_at": issued.expires,
             "endpoint": await self._gateway.endpoint(),
+            "pid": os.getpid(),
         }
         await exchange.send_json(200, answer)
 
