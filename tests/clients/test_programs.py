@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -52,6 +53,11 @@ def prepare_gemini(home: Path) -> None:
     settings.write_text(GEMINI)
 
 
+def run_claude(user: User, model: Model, *options: str) -> CompletedProcess[str]:
+    provider = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
+    return user.run(["claude", "-p", PROMPT, *options], ENABLE_TOOL_SEARCH="false", **provider)
+
+
 def check(user: User, model: Model, word: str, stdout: str) -> None:
     assert any(name.endswith("sandbox_run") for name in model.offered), sorted(model.offered)
     assert model.results, "the call has not come to an end"
@@ -66,12 +72,7 @@ def check(user: User, model: Model, word: str, stdout: str) -> None:
 
 def test_claude(user: User, model: Model, word: str) -> None:
     assert install(user, "claude") == "connected"
-    done = user.run(
-        ["claude", "-p", PROMPT, "--allowedTools", "mcp__k8e-sandbox__sandbox_run"],
-        ANTHROPIC_BASE_URL=model.url,
-        ANTHROPIC_API_KEY="none",
-        ENABLE_TOOL_SEARCH="false",
-    )
+    done = run_claude(user, model, "--allowedTools", "mcp__k8e-sandbox__sandbox_run")
     assert done.returncode == 0, done
     check(user, model, word, done.stdout)
 
@@ -107,6 +108,18 @@ def test_gemini(user: User, model: Model, word: str) -> None:
     )
     assert done.returncode == 0, done
     check(user, model, word, done.stdout)
+
+
+def test_the_plugin_gives_claude_its_permissions(user: User, word: str) -> None:
+    """Without an option of Claude that would allow the tool."""
+    told = user.install("agentkernel", "plugin", "install", "claude", "--global", "--json")
+    assert told["client"]["status"] == "connected", told
+    command = ["python3", "-c", f"print('{word}'[::-1])"]
+    with serve_model(Call("sandbox_run", {"command": command, "image": "host", "network": False})) as model:
+        done = run_claude(user, model)
+    assert done.returncode == 0, done
+    assert "mcp__agentkernel__sandbox_run" in model.offered
+    assert word[::-1] in model.results[0]
 
 
 def test_the_plugins_are_what_the_programs_read(user: User) -> None:
