@@ -73,8 +73,8 @@ def test_after_prewarm_a_command_in_that_mode_has_its_project_at_once(house: Hou
     assert (house.project / "made").read_text() == "from inside"
     assert (house.project / "made").stat().st_uid == 0  # the user who typed the command
     assert (house.project / ".git/config").read_text() == "[core]\n"
+    assert not (house.project / ".claude").exists(), "what stood in for it is gone when the command is"
     house.ok("daemon", "prewarm", "--mode", mode, "--count", "0")
-    wait_until(lambda: not (house.project / ".claude").exists())  # what stood in for it is gone with the sandbox
 
 
 def test_what_is_typed_again_and_again_is_ready_after_a_while(house: House) -> None:
@@ -106,3 +106,12 @@ def test_what_cannot_be_mounted_is_refused_from_the_pool_too(house: House) -> No
     said = house.refusal("run", "--compatibility-mode", "claude", "true")
     assert "mount_refused" in said
     house.ok("daemon", "prewarm", "--mode", "claude", "--count", "0")
+
+
+def test_a_daemon_that_is_stopped_leaves_none_running(house: House) -> None:
+    """The last of this file: what comes after it has another daemon."""
+    house.ok("daemon", "prewarm", "--mode", "codex", "--count", "1")
+    sandboxes = house.folder / "s" / "sandboxes"
+    assert list(sandboxes.iterdir())
+    house.ok("daemon", "stop")
+    assert list(sandboxes.iterdir()) == []
