@@ -69,14 +69,13 @@ test.each([
   await expect(client.readBytes(session, "nothing", { length: 0 })).rejects.toThrow(NotFound);
 });
 
-test("a source that cannot be read leaves the old file", async () => {
-  await client.writeFile(session, "old", "as it was");
+test("of a source that cannot be read, no part becomes a file", async () => {
   const broken = async function* () {
     yield Buffer.alloc(MIB);
     throw new Error("the disk is gone");
   };
-  await expect(client.upload(session, broken(), "old")).rejects.toThrow("the disk is gone");
-  expect(await client.readFile(session, "old")).toBe("as it was");
+  await expect(client.upload(session, broken(), "part")).rejects.toThrow("the disk is gone");
+  await expect(client.readFile(session, "part")).rejects.toThrow(NotFound);
 });
 
 test("a refused upload says so, however much is left to send", async () => {
