@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -307,6 +308,23 @@ def test_a_bundle_that_was_changed_is_refused(house: House) -> None:
 
 
 @needs_root
+def test_commits_that_nobody_asks_for_go_after_a_while(house: House) -> None:
+    folder = house.home / ".local/state/agentkernel/git"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(25):
+        (folder / f"run-{number}.bundle").write_bytes(b"x")
+        os.utime(folder / f"run-{number}.bundle", (time.time() - number * 60,) * 2)
+    for name in (".quarantine-x", "run-old.bundle"):
+        (folder / name).mkdir() if name.startswith(".") else (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (1, 1))
+    house.refusal("git", "pull", "unknown")
+    left = {path.name for path in folder.iterdir()}
+    assert left == {f"run-{number}.bundle" for number in range(20)}
+    for path in folder.iterdir():
+        path.unlink()
+
+
+@needs_root
 def test_commits_of_another_project_are_refused(house: House, machine: Machine, tmp_path: Path) -> None:
     other = House(machine.folder, tmp_path)
     git(other, "init", "-q")
@@ -319,6 +337,17 @@ def test_commits_of_another_project_are_refused(house: House, machine: Machine, 
     target.mkdir(parents=True)
     bundle.rename(target / bundle.name)
     assert "[git_other_repository]" in other.refusal("git", "pull", name)
+
+
+@needs_root
+def test_a_repository_that_borrows_gets_nothing(house: House, machine: Machine, tmp_path: Path) -> None:
+    """A project from anywhere can name the objects of any other repository of the user's."""
+    other = House(machine.folder, tmp_path)
+    git(other, "clone", "-q", "--shared", str(house.project), ".")
+    folder = tmp_path / ".local/state/agentkernel/git"
+    folder.mkdir(parents=True)
+    (folder / "run-1.bundle").write_bytes(b"# v2 git bundle\n\n")
+    assert "[git_borrowed]" in other.refusal("git", "pull", "run-1")
 
 
 @needs_root

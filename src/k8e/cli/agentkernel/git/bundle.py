@@ -7,6 +7,7 @@ quarantine.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from k8e.cli.agentkernel.git.repository import is_hash
@@ -15,7 +16,7 @@ from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import BinaryIO
 
 MOST_REFS = 1000
@@ -100,15 +101,19 @@ def name_locally(name: str, sandbox: str) -> str:
 # Bundles of sandboxes that are gone: in the user's state directory, which no sandbox sees.
 
 
+@contextlib.contextmanager
+def storing() -> Iterator[None]:
+    """Explains what the state directory cannot do."""
+    try:
+        yield
+    except OSError as error:
+        hint = "make room, make it writable for you, or name another in XDG_STATE_HOME"
+        raise Failure("git_unwritable", "a sandbox's commits cannot be stored", detail=str(error), hint=hint) from error
+
+
 def bundle_folder() -> str:
     folder = os.path.join(state_folder(), "git")
-    try:
-        os.makedirs(folder, 0o700, exist_ok=True)
-    except OSError as error:
-        hint = "make it writable for you, or name another in XDG_STATE_HOME"
-        raise Failure(
-            "git_unwritable", "there is no place for a sandbox's commits", detail=str(error), hint=hint
-        ) from error
+    os.makedirs(folder, 0o700, exist_ok=True)
     return folder
 
 
@@ -121,17 +126,33 @@ def find_bundle(sandbox: str) -> str:
 def list_bundles() -> list[str]:
     """The sandboxes of which there are bundles, the latest first."""
     folder = bundle_folder()
-    found = [name for name in os.listdir(folder) if name.endswith(".bundle")]
-    found.sort(key=lambda name: os.lstat(os.path.join(folder, name)).st_mtime, reverse=True)
+    found = [name for name in os.listdir(folder) if name.endswith(".bundle") and not name.startswith(".")]
+    found.sort(key=lambda name: find_time(os.path.join(folder, name)), reverse=True)
     return [name.removesuffix(".bundle") for name in found]
 
 
-def remove_old_bundles() -> None:
-    """Commits that were not asked for go after two weeks, or when there are too many."""
+def remove_old() -> None:
+    """Removes commits that were not asked for, after two weeks or when there are too many, and what a killed process
+    left. Other processes may do the same at the same time."""
+    import shutil
     import time
 
-    folder, oldest = bundle_folder(), time.time() - _DAYS * 86400
-    for index, name in enumerate(list_bundles()):
-        path = os.path.join(folder, f"{name}.bundle")
-        if index >= _KEPT or os.lstat(path).st_mtime < oldest:
-            os.unlink(path)
+    folder, now = bundle_folder(), time.time()
+    old = [f"{name}.bundle" for index, name in enumerate(list_bundles()) if index >= _KEPT]
+    for name in os.listdir(folder):
+        age = now - find_time(os.path.join(folder, name))
+        if name in old or age > (86400 if name.startswith(".") else _DAYS * 86400):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+
+def find_time(path: str) -> float:
+    """When it was last changed; a file that is gone was changed long ago."""
+    try:
+        return os.lstat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel.exec import explain
-from k8e.cli.agentkernel.git.bundle import LARGEST, MOST_REFS, Bundle, bundle_folder, is_safe
+from k8e.cli.agentkernel.git.bundle import LARGEST, MOST_REFS, Bundle, bundle_folder, is_safe, remove_old, storing
 from k8e.cli.agentkernel.git.repository import is_hash, read_refs
 from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import Failure, ServiceError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TEXT = 8 << 20  # bytes of what git says
 _MOST_BASES = 2000
-_SECONDS = 600
+_SECONDS, _PACK_SECONDS = 60, 300  # of one command inside
 _SHOWN = 2000
 
 
@@ -33,7 +33,7 @@ class Export:
 
     def find_new(self) -> tuple[dict[str, str], int]:
         """Finds the refs that are new or other than here, and how many were left out because of their names."""
-        said = self._ask(["git", "show-ref", "--head"], b"", may_fail=True)
+        said = self._ask(["git", "show-ref", "--head"], b"", fine=(0, 1))  # 1: there is none
         found: dict[str, str] = {}
         left_out = 0
         for line in said.decode("utf-8", "replace").splitlines():
@@ -62,7 +62,7 @@ class Export:
             with os.fdopen(descriptor, "wb") as file:
                 bundle.write_header(file)
                 argv = ["git", "pack-objects", "--revs", "--thin", "--delta-base-offset", "--stdout", "-q"]
-                self._stream(argv, join_lines(revisions), file.write, LARGEST)
+                self._stream(argv, join_lines(revisions), file.write, LARGEST, seconds=_PACK_SECONDS)
         except BaseException:
             os.unlink(path)
             raise
@@ -77,17 +77,24 @@ class Export:
         there = set(said.decode("ascii", "replace").splitlines())
         return [commit for commit in bases if commit in there]
 
-    def _ask(self, argv: list[str], stdin: bytes, *, may_fail: bool = False) -> bytes:
+    def _ask(self, argv: list[str], stdin: bytes, fine: tuple[int, ...] = (0,)) -> bytes:
         pieces: list[bytes] = []
-        self._stream(argv, stdin, pieces.append, TEXT, may_fail=may_fail)
+        self._stream(argv, stdin, pieces.append, TEXT, fine=fine)
         return b"".join(pieces)
 
     def _stream(
-        self, argv: list[str], stdin: bytes, take: Callable[[bytes], object], limit: int, *, may_fail: bool = False
+        self,
+        argv: list[str],
+        stdin: bytes,
+        take: Callable[[bytes], object],
+        limit: int,
+        *,
+        seconds: int = _SECONDS,
+        fine: tuple[int, ...] = (0,),
     ) -> None:
         from binascii import b2a_base64
 
-        wanted: dict[str, object] = {"argv": argv, "timeout": _SECONDS}
+        wanted: dict[str, object] = {"argv": argv, "timeout": seconds}
         if stdin:
             wanted["stdin_base64"] = b2a_base64(stdin, newline=False).decode("ascii")
         try:
@@ -107,7 +114,7 @@ class Export:
                 take(data)
             else:
                 complaint = (complaint + data)[-_SHOWN:]
-        if stream.result.exit_code != 0 and not may_fail:
+        if stream.result.exit_code not in fine:
             detail = complaint.decode("utf-8", "replace").strip()
             hint = f"look at the repository inside: agentkernel exec {self._session.session_id} git status"
             raise Failure("git_failed", "git in the sandbox failed", detail=detail, hint=hint)
@@ -126,12 +133,10 @@ def find_commits(sandbox: str, repository: Repository) -> tuple[list[str], int]:
 def keep_commits(sandbox: str, repository: Repository) -> tuple[list[str], int]:
     """Stores the commits of a sandbox that is about to go, for `agentkernel git pull`. Returns what `find_commits`
     does."""
-    from k8e.cli.agentkernel.git.bundle import remove_old_bundles
-
     export = Export(sandbox, read_refs(repository.git_dir))
     refs, left_out = export.find_new()
     if refs:
-        path = export.write(refs)
-        os.replace(path, os.path.join(bundle_folder(), f"{sandbox}.bundle"))
-        remove_old_bundles()
+        with storing():
+            remove_old()
+            os.replace(export.write(refs), os.path.join(bundle_folder(), f"{sandbox}.bundle"))
     return list(refs), left_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.git.bundle import find_bundle, list_bundles
+from k8e.cli.agentkernel.git.bundle import find_bundle, list_bundles, remove_old, storing
 from k8e.cli.agentkernel.git.export import Export
 from k8e.cli.agentkernel.git.quarantine import Quarantine
 from k8e.cli.agentkernel.git.repository import Repository, find_repository, read_refs
@@ -25,6 +25,8 @@ def main(parsed: argparse.Namespace) -> int:
     if repository is None:
         hint = "run it in the folder of the project; `git init` makes a repository"
         raise Failure("git_no_repository", "there is no repository of yours here", hint=hint)
+    with storing():
+        remove_old()
     refs, left_out = bring_stored(name, repository) or bring_live(name, repository)
     if parsed.json:
         print_json({"ok": True, "name": name, "refs": [{"ref": ref, "commit": commit} for ref, commit in refs.items()]})
@@ -59,7 +61,8 @@ def bring_live(name: str, repository: Repository) -> tuple[dict[str, str], int]:
     refs, left_out = export.find_new()
     if not refs:
         return {}, left_out
-    path = export.write(refs)
+    with storing():
+        path = export.write(refs)
     try:
         return Quarantine(repository.git_dir).bring(path, name), left_out
     finally:

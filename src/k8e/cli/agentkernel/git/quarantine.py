@@ -13,7 +13,7 @@ import resource
 import subprocess
 import tempfile
 
-from k8e.cli.agentkernel.git.bundle import LARGEST, bundle_folder, name_locally, read_header
+from k8e.cli.agentkernel.git.bundle import LARGEST, bundle_folder, name_locally, read_header, storing
 from k8e.cli.agentkernel.git.repository import read_bytes
 from k8e.cli.process import Failure
 
@@ -71,7 +71,11 @@ class Quarantine:
     def bring(self, path: str, sandbox: str) -> dict[str, str]:
         """Returns the refs that the project has now, and their commits."""
         limit_ourselves()
-        with open(path, "rb", buffering=0) as file:
+        if os.path.lexists(f"{self._git_dir}/objects/info/alternates"):
+            # Objects of the other one could be had by a sandbox that knows their names and builds upon them.
+            hint = "git repack -a -d && rm .git/objects/info/alternates; then it has its own"
+            raise Failure("git_borrowed", "this repository borrows objects of another one", hint=hint)
+        with storing(), open(path, "rb", buffering=0) as file:
             bundle = read_header(file)
             with tempfile.TemporaryDirectory(prefix=".quarantine-", dir=bundle_folder()) as folder:
                 self._make(folder, bundle)
