@@ -84,7 +84,10 @@ async def test_there_are_only_so_many_at_once(rig: Rig, monkeypatch: pytest.Monk
         await connect(rig, session)
     await opened.pop().close()
     opened.append(await connect(rig, session))
+    await rig.service.ports.close()  # as a daemon that stops does
     for port in opened:
+        with pytest.raises(Fault):
+            await port.read()
         await port.close()
     assert not rig.service.ports._open
 

@@ -3,7 +3,6 @@ to the sandbox's own loopback: the sandbox's network has no part in it, and a pr
 
 from __future__ import annotations
 
-import collections
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -27,28 +26,37 @@ class Ports:
     def __init__(self, parts: Parts, sessions: Sessions) -> None:
         self._parts = parts
         self._sessions = sessions
-        self._open: collections.Counter[str] = collections.Counter()  # by sandbox
+        self._open: dict[str, set[OpenPort]] = {}  # by sandbox
 
     @call("connect_port")
     async def connect(self, caller: Caller, session_id: str, port: int) -> OpenPort:
         checks.check_number("port", port, 1, 65535)
         opened = await self._sessions.open(caller, session_id)
         live = opened.live
+        connection = OpenPort(port)
         with ExitStack() as use:
-            self._count(live, use)
+            self._add(live, connection)
+            use.callback(self._forget, live, connection)
             use.enter_context(live.in_use())
             await self._parts.audit.record("port_connected", caller=caller.label, port=port, **live.identity)
             with self._sessions.using(live, f"connecting to port {port}"):
                 try:
-                    connection = await opened.sandbox.connect(port=port)
+                    connection.begin(await opened.sandbox.connect(port=port), use)
                 except AgentError as error:
                     if error.code is Code.REFUSED:
                         raise _closed(port) from error
                     raise
-            return OpenPort(connection, f"port {port}", use.pop_all())
+        return connection
 
-    def _count(self, live: Live, use: ExitStack) -> None:
-        if self._open[live.sandbox] >= MOST:
+    async def close(self) -> None:
+        """Ends all of them, so that the doors need not wait for their clients."""
+        for connections in list(self._open.values()):
+            for connection in list(connections):
+                await connection.close()
+
+    def _add(self, live: Live, connection: OpenPort) -> None:
+        connections = self._open.setdefault(live.sandbox, set())
+        if len(connections) >= MOST:
             raise Fault(
                 Kind.EXHAUSTED,
                 "too_many_connections",
@@ -56,39 +64,48 @@ class Ports:
                 hint="Close some, then try again.",
                 retry_after=1.0,
             )
-        self._open[live.sandbox] += 1
-        use.callback(self._forget, live.sandbox)
+        connections.add(connection)
 
-    def _forget(self, sandbox: str) -> None:
-        self._open[sandbox] -= 1
-        if not self._open[sandbox]:
-            del self._open[sandbox]
+    def _forget(self, live: Live, connection: OpenPort) -> None:
+        self._open[live.sandbox].discard(connection)
+        if not self._open[live.sandbox]:
+            del self._open[live.sandbox]
 
 
 class OpenPort:
     """Implements `contract.PortConnection`. Ends with its session."""
 
-    def __init__(self, connection: Connection, subject: str, use: ExitStack) -> None:
-        self._connection = connection
-        self._subject = subject
-        self._use = use
+    def __init__(self, port: int) -> None:
+        self._subject = f"port {port}"
+        self._connection: Connection | None = None
+        self._use = ExitStack()
+
+    def begin(self, connection: Connection, use: ExitStack) -> None:
+        """It stands. `use` is closed with it."""
+        self._connection, self._use = connection, use.pop_all()
 
     async def read(self) -> bytes:
         with translated(f"reading from {self._subject}"):
-            return await self._connection.read()
+            return await self._stream.read()
 
     async def write(self, data: bytes) -> None:
         # A server that reads no more may still send.
         with translated(f"writing to {self._subject}"), suppress(BrokenInput):
-            await self._connection.write(data)
+            await self._stream.write(data)
 
     async def close_write(self) -> None:
         with translated(f"writing to {self._subject}"):
-            await self._connection.close_write()
+            await self._stream.close_write()
 
     async def close(self) -> None:
         self._use.close()
-        await self._connection.close()
+        if self._connection is not None:
+            await self._connection.close()
+
+    @property
+    def _stream(self) -> Connection:
+        assert self._connection is not None, "it has not begun"
+        return self._connection
 
 
 def _closed(port: int) -> Fault:

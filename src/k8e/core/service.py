@@ -143,6 +143,7 @@ class Service:
         if self._upkeep is not None:
             await stop(self._upkeep)
         await self._pool.close()
+        await self.ports.close()
         await self.images.close()
         self.approvals.close()
         self._interpreters.close()

@@ -37,7 +37,9 @@ class PortHandlers:
 
     async def _send_in(self, exchange: Exchange, connection: PortConnection) -> None:
         while (piece := await exchange.read_piece()) is not None:
+            await exchange.allocation.add(len(piece), long_lived=True)
             await connection.write(piece)
+            exchange.allocation.remove(len(piece))
         await connection.close_write()
 
     async def _send_out(self, exchange: Exchange, connection: PortConnection) -> None:
