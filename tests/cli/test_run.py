@@ -231,8 +231,23 @@ class TestBackground:
 
     def test_can_be_killed(self, machine: Machine) -> None:
         run = machine.run("sleep 1000", "--background").json["run_id"]
-        assert machine.k8e("sandbox", "kill", run).json == {"ok": True}
+        assert machine.k8e("sandbox", "kill", run).json == {"ok": True, "had_ended": False}
         while (answer := machine.k8e("sandbox", "poll", run)).json["status"] == "running":
             pass
         assert answer.json["status"] == "killed"
         assert machine.running(machine.session()) == []
+        assert machine.k8e("sandbox", "kill", run).json == {"ok": True, "had_ended": True}
+
+    @pytest.mark.parametrize("polled", [True, False])
+    def test_that_ended_by_itself_is_said_to_have_ended(self, machine: Machine, polled: bool) -> None:
+        run = machine.run("true", "--background").json["run_id"]
+        if polled:
+            while machine.k8e("sandbox", "poll", run).json["status"] == "running":
+                pass
+        else:
+            while machine.running(machine.session()):
+                pass
+        assert machine.k8e("sandbox", "kill", run).json == {"ok": True, "had_ended": True}
+        assert machine.k8e("sandbox", "poll", run).json["status"] == "completed"
+        foreground = machine.run("true").json["run_id"]
+        assert machine.k8e("sandbox", "kill", foreground).json == {"ok": True, "had_ended": True}

@@ -75,11 +75,11 @@ async def test_it_can_be_killed(rig: Rig, session: str) -> None:
     run_id = await rig.start_background(session, "echo a; setsid sleep 1000 & sleep 1001")
     while (await rig.service.runs.poll(ALICE, run_id)).stdout_bytes < 2:
         await asyncio.sleep(0.005)
-    await rig.service.runs.kill(ALICE, run_id)
+    assert not await rig.service.runs.kill(ALICE, run_id)
     assert await rig.processes_inside(session) == []
     result = await rig.service.runs.poll(ALICE, run_id)
     assert (result.status, result.exit_code, result.stdout) == (Status.KILLED, 143, b"a\n")
-    await rig.service.runs.kill(ALICE, run_id)
+    assert await rig.service.runs.kill(ALICE, run_id), "it had ended"
 
 
 async def test_input_for_it_is_refused(rig: Rig, session: str) -> None:

@@ -332,8 +332,9 @@ class StandInRuns:
             raise Fault(Kind.NOT_FOUND, "run_not_found", f"there is no run {run_id}", hint="look")
         return self._service.results[run_id]
 
-    async def kill(self, caller: Caller, run_id: str) -> None:
+    async def kill(self, caller: Caller, run_id: str) -> bool:
         await self.poll(caller, run_id)
+        return True
 
     async def commands(self, caller: Caller, session_id: str) -> Sequence[CommandInfo]:
         await self._service.sessions.get(caller, session_id)

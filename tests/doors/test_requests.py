@@ -305,7 +305,7 @@ class TestRuns:
         expected = {**RUN, "run_id": "run-9", "status": "timed_out", "exit_code": 124, "duration_ms": 30_000}
         expected |= {"stdout_bytes": 3, "stderr_bytes": 0}
         assert answer.json == {**expected, "stdout": "out", "stderr": ""}
-        assert (await house.ask("POST", "/v1/runs/run-9/kill", {})).json == {"ok": True}
+        assert (await house.ask("POST", "/v1/runs/run-9/kill", {})).json == {"ok": True, "had_ended": True}
         assert (await house.ask("GET", f"/v1/sessions/{session}/runs")).json == {"runs": [expected]}
         assert (await house.ask("GET", "/v1/runs/other")).json["code"] == "run_not_found"
 

@@ -146,8 +146,10 @@ class TestExec:
         assert (run.status, run.HasField("exit_code")) == ("running", False)
         ask = pb.PollRunRequest(run_id=run.run_id)
         wait_until(lambda: guest.call("PollRun", ask).run.stdout_bytes == 6)
-        guest.call("KillRun", pb.KillRunRequest(run_id=run.run_id))
+        kill = pb.KillRunRequest(run_id=run.run_id)
+        assert guest.call("KillRun", kill).had_ended is False
         ended = guest.call("PollRun", ask).run
+        assert guest.call("KillRun", kill).had_ended is True
         assert (ended.status, ended.stdout) == ("killed", b"begun\n")
         logged = guest.call("Log", pb.LogRequest(session_id=session)).runs
         assert ended.run_id in [one.run_id for one in logged]

@@ -81,7 +81,8 @@ def test_a_run_in_the_background_is_polled_and_killed(client: SandboxClient, ses
     started = client.start(session, "echo out; exec sleep 1000")
     assert (started.status, started.exit_code) == ("running", None)
     wait_until(lambda: client.poll(started.run_id).stdout_bytes == 4)
-    client.kill(started.run_id)
+    assert client.kill(started.run_id)
+    assert not client.kill(started.run_id), "it had ended"
     ended = client.poll(started.run_id)
     assert (ended.status, ended.stdout) == ("killed", "out\n")
 

@@ -215,9 +215,10 @@ class AsyncSandboxClient(AsyncFileCalls):
         response = await self._call("PollRun", request, pb.PollRunResponse, request.wait + requests.MARGIN)
         return RunResult.read(response.run)
 
-    async def kill(self, run_id: str) -> None:
-        """Ends a run with everything it started."""
-        await self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
+    async def kill(self, run_id: str) -> bool:
+        """Ends a run with everything it started. False: it had ended before, and nothing was done."""
+        response = await self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
+        return not response.had_ended
 
     async def ps(self, session_id: str) -> list[ProcessInfo]:
         """Lists the commands that run in a session."""

@@ -24,7 +24,7 @@ class AsyncBackgroundRun:
     misses the middle of what exceeds 1 MiB: `lost` counts these bytes.
     """
 
-    def __init__(self, first: RunResult, look: AsyncLook, kill: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, first: RunResult, look: AsyncLook, kill: Callable[[str], Awaitable[bool]]) -> None:
         self.run_id = first.run_id
         self.session_id = first.session_id
         self.lost = 0

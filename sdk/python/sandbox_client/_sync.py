@@ -214,9 +214,10 @@ class SandboxClient(FileCalls):
         response = self._call("PollRun", request, pb.PollRunResponse, request.wait + requests.MARGIN)
         return RunResult.read(response.run)
 
-    def kill(self, run_id: str) -> None:
-        """Ends a run with everything it started."""
-        self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
+    def kill(self, run_id: str) -> bool:
+        """Ends a run with everything it started. False: it had ended before, and nothing was done."""
+        response = self._call("KillRun", pb.KillRunRequest(run_id=run_id), pb.KillRunResponse, requests.MARGIN)
+        return not response.had_ended
 
     def ps(self, session_id: str) -> list[ProcessInfo]:
         """Lists the commands that run in a session."""

@@ -15,7 +15,7 @@ export interface Look {
 /** The calls of a client that a handle makes. */
 export interface Calls {
   look(look: Look): Promise<RunResult>;
-  kill(): Promise<void>;
+  kill(): Promise<boolean>;
 }
 
 /**

@@ -361,9 +361,9 @@ export class SandboxClient {
     return new BackgroundRun(first, { look, kill: () => this.kill(first.runId, options) });
   }
 
-  /** Ends a run with everything it started. */
-  async kill(runId: string, options: CallOptions = {}): Promise<void> {
-    await this.#call("KillRun", { run_id: runId }, options);
+  /** Ends a run with everything it started. False: it had ended before, and nothing was done. */
+  async kill(runId: string, options: CallOptions = {}): Promise<boolean> {
+    return !(await this.#call("KillRun", { run_id: runId }, options)).had_ended;
   }
 
   /** Lists the commands that run in a session. */

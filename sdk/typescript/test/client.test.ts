@@ -57,7 +57,8 @@ test("a run in the background is polled and killed", async () => {
   expect(started.exitCode).toBeNull();
   await client.exec(sid, "until [ -e begun ]; do sleep 0.05; done");
   expect((await client.poll(started.runId)).status).toBe("running");
-  await client.kill(started.runId);
+  expect(await client.kill(started.runId)).toBe(true);
+  expect(await client.kill(started.runId)).toBe(false);
   const ended = await client.poll(started.runId);
   expect(ended.status).toBe("killed");
   expect(ended.stdout).toBe("out\n");

@@ -76,10 +76,12 @@ class RunService(Protocol):
         caller can look at what the command left."""
 
     async def signal(self, caller: Caller, run_id: str, number: int) -> None:
-        """To a foreground run. Does nothing to one that has ended, like `resize` and `kill`."""
+        """To a foreground run. Does nothing to one that has ended, like `resize`."""
 
     async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None: ...
-    async def kill(self, caller: Caller, run_id: str) -> None: ...
+    async def kill(self, caller: Caller, run_id: str) -> bool:
+        """Returns when the run has ended, and whether it had ended before the call; then nothing was done."""
+
     async def poll(
         self, caller: Caller, run_id: str, *, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0
     ) -> RunResult:

@@ -116,8 +116,8 @@ class RemoteClient(RemoteTrees):
         return write(answers.show_run(run), run.exit_code)
 
     def kill_run(self, run_id: str) -> Answer:
-        self._call("KillRun", pb.KillRunRequest(run_id=readable(run_id)))
-        return DONE
+        answer = self._call("KillRun", pb.KillRunRequest(run_id=readable(run_id)))
+        return write({"ok": True, "had_ended": answer.had_ended})
 
     def list_runs(self, session: SessionName) -> Answer:
         answer = self._ask("Log", pb.LogRequest(session_id=readable(session.session_id)), session)

@@ -189,25 +189,27 @@ class Background:
         commands = await opened.sandbox.commands()
         return next((info for info in commands if info.id == record.command), None)
 
-    async def kill(self, live: Live, record: RunRecord) -> None:
-        """Returns when the command has ended. Does nothing to one that has ended already."""
+    async def kill(self, live: Live, record: RunRecord) -> bool:
+        """Returns when the command has ended, and whether it had ended before."""
         try:
-            await self._answer(live, self._kill(live, record))
+            return await self._answer(live, self._kill(live, record))
         except TimeoutError:
             raise describe_silence("killing the run") from None
 
-    async def _kill(self, live: Live, record: RunRecord) -> None:
+    async def _kill(self, live: Live, record: RunRecord) -> bool:
         with live.in_use(), translated("killing the run"):
             async with live.background.collecting:
                 record = await self._store.find_run(record.run_id) or record
                 if record.finished is not None:
-                    return
+                    return True
                 opened = await self._sessions.enter(live)
                 info = await self._look(opened, record)
+                had_ended = info is None or not info.running
                 while info is not None and info.running:
                     await self._stop(opened, info)
                     info = await self._look(opened, record)
                 await self._collect(opened, record, info)
+                return had_ended
 
     async def _stop(self, opened: Opened, info: CommandInfo) -> None:
         """Reads nothing: while no connection is attached the agent keeps the output as it always does."""

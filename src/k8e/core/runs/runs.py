@@ -84,12 +84,12 @@ class Runs:
             await run.resize(rows, columns)
 
     @call("kill")
-    async def kill(self, caller: Caller, run_id: str) -> None:
+    async def kill(self, caller: Caller, run_id: str) -> bool:
         record, live, _ = await self._find(caller, run_id)
         if run := self._foreground.running.get(run_id):
             await run.end()
-        if live is not None and record.background:
-            await self._background.kill(live, record)
+            return False
+        return live is None or not record.background or await self._background.kill(live, record)
 
     @call("poll")
     async def poll(

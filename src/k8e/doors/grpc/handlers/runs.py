@@ -85,8 +85,8 @@ class RunHandlers:
 
     async def _kill(self, call: Call) -> None:
         request = await call.read_one(pb.KillRunRequest)
-        await self._runs.kill(call.caller, request.run_id)
-        await call.write(pb.KillRunResponse())
+        had_ended = await self._runs.kill(call.caller, request.run_id)
+        await call.write(pb.KillRunResponse(had_ended=had_ended))
 
     async def _ps(self, call: Call) -> None:
         request = await call.read_one(pb.PsRequest)

@@ -113,8 +113,8 @@ class RunHandlers:
 
     async def kill(self, exchange: Exchange, request: Request) -> None:
         (await exchange.read_fields(request)).finish()
-        await self._service.runs.kill(exchange.caller, request.path[2])
-        await exchange.send_json(200, {"ok": True})
+        had_ended = await self._service.runs.kill(exchange.caller, request.path[2])
+        await exchange.send_json(200, {"ok": True, "had_ended": had_ended})
 
     async def signal(self, exchange: Exchange, request: Request) -> None:
         """Is a request of its own: in the run's it would wait behind input that the command does not read."""
