@@ -84,6 +84,18 @@ services: files
 """
 
 
+# The backend of matplotlib comes with the import of matplotlib. Every start of Python pays for this line, so it loads
+# nothing, and says no to other modules after one comparison. Python reads the file twice where a virtual environment
+# has the system's packages too.
+_MATPLOTLIB = ("k8e_matplotlib.py", "k8e_figures.py")
+_FIND_MATPLOTLIB = (
+    "any(getattr(each, '__module__', '') == 'k8e_matplotlib' for each in sys.meta_path) or "
+    "sys.meta_path.insert(0, type('Finder', (), {'__module__': 'k8e_matplotlib', 'find_spec': classmethod("
+    "lambda finder, name, path=None, target=None: "
+    "__import__('k8e_matplotlib').find_matplotlib(finder) if name == 'matplotlib' else None)}))"
+)
+
+
 def host_place(more: Iterable[tuple[str, str]] = ()) -> Place:
     """`more` are variables that the image's own do not have."""
     places = [f"{VENV}/bin", f"{HOME}/.local/bin", f"{TOOLS}/bin", "/usr/local/sbin", "/usr/local/bin"]
@@ -182,6 +194,9 @@ def _write_venv(home: Path) -> None:
         f"home = {SYSTEM_PYTHON.parent}\ninclude-system-site-packages = true\nversion = {number}\n"
     )
     (packages / "k8e_tools.pth").write_text(f"{TOOLS}/python\n")
+    for name in _MATPLOTLIB:
+        (packages / name).write_bytes(Path(__file__).with_name(name).read_bytes())
+    (packages / "k8e_matplotlib.pth").write_text(f"import sys; {_FIND_MATPLOTLIB}\n")
     script = f"#!{VENV}/bin/python3\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
     for name in ("pip", "pip3"):
         (venv / "bin" / name).write_text(script)
