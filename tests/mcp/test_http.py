@@ -114,7 +114,9 @@ async def test_without_connections_a_session_is_found_by_its_name_alone(machine:
         assert (await fail(one, "sandbox_create_session", session_id="mine"))["code"] == "session_id_chosen"
         named = await call(one, "sandbox_create_session", runtime_class="native")
         run = await call(one, "sandbox_exec", session_id=named["session_id"], command="seq 1000", max_output=10)
-        assert (run["truncated"], run.get("full_output")) == (True, None)
+        rest = await call(other, "sandbox_read_output", uri=run["full_output"]["stdout"], offset=3, length=4)
+        assert (rest["content"], rest["total"], rest["more"]) == ("\n3\n4", run["stdout_bytes"], True)
+        assert (await other.list_resources()).resources == [], "an output is found by its address alone"
         temporary = await call(one, "sandbox_run", command=["echo", "hi"])
         assert temporary["stdout"] == "hi\n"
         child = await call(one, "sandbox_run_subagent", parent_session_id=made["session_id"])

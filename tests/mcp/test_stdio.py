@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 
@@ -12,7 +11,6 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from tests.cli.machine import DEADLINE, Machine, wait_until
 from tests.mcp.agents import INITIALIZE, INITIALIZED, Pipes, call, fail, pipes, stdio_agent
-from tests.sdk.conftest import stop
 
 # As the README of k8e prints it.
 ECHO = """\
@@ -154,30 +152,3 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing(machine: Machine, 
         assert process.wait(DEADLINE) == (-signal.SIGKILL if how == "kill" else 0)
     wait_until(lambda: machine.live_sessions() == [])
     assert subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True).returncode == 1
-
-
-def test_what_a_killed_daemon_leaves_the_next_clears_up(machine: Machine) -> None:
-    with pipes(machine) as agent:
-        agent.start()
-        agent.begin_call("sandbox_run", code="echo started; sleep 100", timeout=1000)
-        assert agent.read()["params"]["message"] == "started\n"
-        handle = os.pidfd_open(machine.daemon_pid)
-        try:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
-        assert agent.process.wait(DEADLINE) == 1, "what it was asked may have been done"
-    assert machine.k8e("sandbox", "status").json["available"]
-    wait_until(lambda: machine.live_sessions() == [])
-
-
-def test_a_daemon_that_is_told_to_stop_tells_its_agents_and_leaves_nothing(machine: Machine) -> None:
-    with pipes(machine) as agent:
-        agent.start()
-        running = agent.begin_call("sandbox_run", code="echo started; sleep 100", timeout=1000)
-        assert agent.read()["params"]["message"] == "started\n"
-        stop(machine.daemon_pid)
-        answer = agent.read()
-        assert (answer["id"], answer["error"]["message"]) == (running, "Connection closed")
-        assert agent.process.wait(DEADLINE) == 0
-    assert machine.live_sessions() == []

@@ -27,6 +27,7 @@ NAMES = {
     "sandbox_destroy_session",
     "sandbox_exec",
     "sandbox_exec_stream",
+    "sandbox_read_output",
     "sandbox_write_file",
     "sandbox_read_file",
     "sandbox_list_files",
@@ -121,6 +122,9 @@ async def test_an_unknown_parameter_is_a_mistake_that_is_explained(agent: Client
         ("sandbox_exec", {"command": 1}, "command"),
         ("sandbox_exec", {"session_id": "a", "name": "b", "command": "id"}, "name"),
         ("sandbox_exec", {"session_id": "no good", "command": "id"}, "session_id"),
+        ("sandbox_read_output", {}, "uri"),
+        ("sandbox_read_output", {"uri": "k8e://runs/a/stdout", "length": 1}, "length"),
+        ("sandbox_read_output", {"uri": "k8e://runs/a/stdout", "offset": -1}, "offset"),
         ("sandbox_write_file", {"path": "a"}, "content"),
         ("sandbox_write_file", {"path": "", "content": ""}, "path"),
         ("sandbox_write_file", {"path": "a", "content": "", "mode": "x"}, "mode"),
@@ -313,7 +317,7 @@ async def test_output_over_the_cap_is_a_resource(agent: Client, session: str) ->
     run = read(result)
     whole = "".join(f"{n}\n" for n in range(1, 400001))
     assert run["truncated"] is True
-    assert run["stdout"] == whole[:50] + whole[-50:]
+    assert run["stdout"] == f"{whole[:50]}\n[{len(whole) - 100} of {len(whole)} bytes are left out here]\n{whole[-50:]}"
     assert run["stdout_bytes"] == len(whole)
     assert run["stderr"] == "e\n"
     [link] = [block for block in result.content if isinstance(block, ResourceLink)]

@@ -1,5 +1,5 @@
-"""`k8e sandbox-mcp`: the bridge that carries MCP messages between an AI agent's pipes and the daemon, or a gateway. It
-understands nothing of what it carries, and imports next to nothing: an agent waits for it.
+"""`k8e sandbox-mcp`: the bridge (mcp_bridge.py) that carries MCP messages between an AI agent's pipes and the daemon or
+a gateway; and the daemon's listener for MCP over HTTP. It imports next to nothing: an agent waits for it.
 
 The daemon sends requests of its own (mcp_requests.py), in lines that begin with a byte which no line of the protocol
 has; replies go the same way, between two lines of the AI agent.
@@ -8,21 +8,19 @@ has; replies go the same way, between two lines of the AI agent.
 from __future__ import annotations
 
 import os
+import time
+from _socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket
 
-from k8e.cli.client import GATEWAY_VARIABLES, LocalClient, add_query, check, find_gateway
+from k8e.cli.client import GATEWAY_VARIABLES, LocalClient, add_query, check, find_gateway, run_dir
 from k8e.cli.client.http import connect, send_patiently
 from k8e.cli.client.response import Response
-from k8e.cli.process import Failure, print_json, read_some, write_all
+from k8e.cli.mcp_bridge import MARK, NOT_YET, PATIENCE, PAUSE, Bridge
+from k8e.cli.process import Failure, print_json, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from _socket import socket
-    from _thread import LockType
-    from collections.abc import Callable, Iterable
-
-SHUT_RDWR = 2
-MARK = b"\x1e"
+    from collections.abc import Iterable
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -65,24 +63,38 @@ def open_mcp(cwd: str, home: str, tenant_id: str, front: str) -> socket:
     return connection
 
 
+class LocalLink:
+    """A connection to the daemon, on which chunks go both ways."""
+
+    def __init__(self, connection: socket) -> None:
+        self._connection = connection
+
+    def send(self, data: bytes) -> None:
+        send_patiently(self._connection, b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end_input(self) -> None:
+        """The connection stays open: the bridge still answers requests of the daemon."""
+        self.send(MARK + b'{"end": true}\n')
+
+    def receive(self) -> Iterable[bytes]:
+        return check(Response(self._connection)).pieces()
+
+    def shut_down(self) -> None:
+        try:
+            self._connection.shutdown(SHUT_RDWR)
+        except OSError:
+            pass  # it has ended
+
+
 def bridge_to_daemon(tenant: str, front: str, *, permissive: bool) -> int:
-    connection = open_mcp(find_folder(), os.path.realpath(os.environ.get("HOME") or "/"), tenant, front)
-    from _thread import allocate_lock, start_new_thread
+    folder, home = find_folder(), os.path.realpath(os.environ.get("HOME") or "/")
 
-    left: list[bool] = []
-    between = allocate_lock()  # held while a line of the AI agent is not complete
-    start_new_thread(carry, (connection, between, left))
-    response = check(Response(connection))
+    def answer(request: bytes) -> bytes:
+        from k8e.cli.mcp_requests import find_answer
 
-    def reply(request: bytes) -> None:
-        start_new_thread(answer, (connection, between, request, permissive))
+        return find_answer(request, permissive=permissive)
 
-    try:
-        pass_on(response.pieces(), reply)
-    except Failure:
-        if not left:
-            raise
-    return 0
+    return Bridge(lambda: LocalLink(open_mcp(folder, home, tenant, front)), answer).run()
 
 
 def listen(address: str, tenant: str) -> int:
@@ -97,10 +109,68 @@ def listen(address: str, tenant: str) -> int:
                 detail=f"{name} names a gateway",
                 hint="run it on the gateway's machine with an address of its own, or leave out --http",
             )
-    wanted = {"http_addr": address, "tenant_id": tenant, "certificate": certificate, "key": key}
-    for piece in LocalClient().listen_mcp(wanted):
-        write_all(1, piece)
-    return 0
+    listener = Listener({"http_addr": address, "tenant_id": tenant, "certificate": certificate, "key": key})
+    while True:
+        listener.follow()
+        listener.wait()
+
+
+class Listener:
+    """The request for which the daemon listens. The next daemon gets the same, with the address of the first."""
+
+    def __init__(self, wanted: dict[str, str]) -> None:
+        self._wanted = wanted
+        self._listened = False
+        self._ended = 0.0  # when a daemon that listened ended
+        self._stopped = False
+
+    def follow(self) -> None:
+        """Returns when the daemon has ended. Raises Failure when it does not listen."""
+        self._stopped, listening = True, False
+        try:
+            for piece in LocalClient().listen_mcp(self._wanted):
+                self._wanted["http_addr"] = self._wanted["http_addr"] if listening else read_address(piece)
+                self._listened = listening = True
+                write_all(1, piece)
+            told = Failure("daemon_stopped", "the daemon was stopped", hint="the next daemon listens here again")
+        except Failure as failure:
+            self._stopped = failure.code != "connection_lost"
+            if not self._listened or (self._stopped and not self._may_change(failure)):
+                raise
+            told = failure
+        if listening:
+            self._ended = time.monotonic()
+            print_json(told.body, 2)
+
+    def _may_change(self, failure: Failure) -> bool:
+        """An earlier daemon may be about to end, and may still have the address."""
+        taken = failure.code == "address_unusable" and time.monotonic() < self._ended + PATIENCE
+        return taken or failure.code in NOT_YET
+
+    def wait(self) -> None:
+        """A daemon that was stopped is not started again from here. One that died is, where that is allowed."""
+        if self._stopped or os.geteuid() != 0:
+            wait_for_daemon()
+
+
+def wait_for_daemon() -> None:
+    while True:
+        time.sleep(PAUSE)
+        connection = socket(AF_UNIX, SOCK_STREAM)
+        try:
+            connection.connect(run_dir() + "/k8e.sock")
+            return
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+
+def read_address(told: bytes) -> str:
+    """The address in the daemon's first line."""
+    import json
+
+    return str(json.loads(told)["listening"]).split("/")[2]
 
 
 def find_folder() -> str:
@@ -120,64 +190,3 @@ def read_pem(path: str) -> str:
     except OSError as error:
         hint = "--tls-cert and --tls-key name PEM files that you can read"
         raise Failure("certificate_unreadable", f"{path} cannot be read", detail=str(error), hint=hint) from error
-
-
-def pass_on(pieces: Iterable[bytes], reply: Callable[[bytes], None]) -> None:
-    """Writes the daemon's messages to the AI agent, and hands requests to the bridge to `reply`."""
-    request: bytes | None = None  # that has begun
-    for piece in pieces:
-        while piece:
-            if request is None:
-                lines, mark, piece = piece.partition(MARK)
-                write_all(1, lines)
-                request = b"" if mark else None
-            else:
-                words, end, piece = piece.partition(b"\n")
-                request += words
-                if end:
-                    reply(request)
-                    request = None
-
-
-def answer(connection: socket, between: LockType, request: bytes, permissive: bool) -> None:
-    from k8e.cli.mcp_requests import find_answer
-
-    line = MARK + find_answer(request, permissive=permissive) + b"\n"
-    try:
-        with between:
-            send_chunk(connection, line)
-    except OSError:
-        pass  # the connection has ended
-
-
-def send_chunk(connection: socket, data: bytes) -> None:
-    send_patiently(connection, b"%x\r\n%b\r\n" % (len(data), data))
-
-
-def carry(connection: socket, between: LockType, left: list[bool]) -> None:
-    """Sends standard input to its end, then waits until the AI agent closes our standard output, which is noted in
-    `left`: answers may come until then, and the connection ends after it."""
-    complete = True
-    try:
-        while piece := read_some(0):
-            if complete:
-                between.acquire()
-            if MARK in piece:  # only the bridge sends marked lines; as MARK is no JSON, the line stays invalid
-                piece = piece.replace(MARK, b"\x1f")
-            send_chunk(connection, piece)
-            if complete := piece.endswith(b"\n"):
-                between.release()
-        if not complete:
-            send_chunk(connection, b"\n")
-            between.release()
-        with between:
-            send_chunk(connection, MARK + b'{"end": true}\n')
-        import select
-
-        poll = select.poll()
-        poll.register(1, 0)
-        poll.poll()
-        left.append(True)
-        connection.shutdown(SHUT_RDWR)
-    except (OSError, Failure):
-        pass  # the connection has ended, which the main thread notices

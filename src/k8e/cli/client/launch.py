@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from _thread import start_new_thread
 from pathlib import Path
 
 from k8e.cli.client.failures import crowded, not_connected
@@ -93,9 +94,11 @@ def spawn(log: Path) -> None:
             )
         finally:
             os.close(theirs)
+        # It outlives us, or ends when it likes: whichever it is, it leaves no dead child of a process that lives long.
+        process.returncode = 0  # subprocess is not to warn about that
+        start_new_thread(os.waitpid, (process.pid, 0))
         message = read_to_end(ready.fileno())
         if message == b"ready\n":
-            process.returncode = 0  # it outlives us, and subprocess is not to warn about that
             return
     raise failed_start(message, log)
 

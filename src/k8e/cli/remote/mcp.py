@@ -2,55 +2,73 @@
 
 from __future__ import annotations
 
-import select
-import threading
+import queue
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
-from k8e.cli.process import read_some, write_all
+from k8e.cli.mcp_bridge import Bridge
 from k8e.cli.remote.connection import explain, open_channel
 from k8e.cli.remote.discovery import find_target
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
 
+PIECE: Final = 256 << 10
+AHEAD: Final = 4  # pieces that wait for the gateway; the agent waits with the next
+LOOK: Final = 0.2  # seconds between two looks whether a connection has ended that takes no more
+
 
 def bridge_to_gateway(profile: str, tenant: str) -> int:
-    """Raises Failure. The connection is never made twice: the AI agent's session ends with it."""
-    target = find_target(profile)
-    method = METHODS["ConnectAgent"]
-    with open_channel(target.endpoint, target.roots, target.key, target.certificate) as channel:
-        carrier = Carrier(pb.AgentOptions(tenant_id=tenant))
-        call: Any = channel.stream_stream(method.path, method.request.SerializeToString, method.response.FromString)
-        carrier.call = call(carrier.carry())
-        try:
-            for answer in carrier.call:
-                write_all(1, answer.content)
-        except grpc.RpcError as error:
-            if not carrier.left.is_set():
-                raise explain(target.endpoint, error) from error
-    return 0
+    """Raises Failure."""
+    return Bridge(lambda: RemoteLink(profile, tenant)).run()
 
 
-class Carrier:
-    """Sends standard input to its end, and ends the call when the AI agent closes our output: answers may come until
-    then."""
+class RemoteLink:
+    """One call of ConnectAgent."""
 
-    def __init__(self, options: pb.AgentOptions) -> None:
-        self._options = options
-        self.call: Any = None
-        self.left = threading.Event()
+    def __init__(self, profile: str, tenant: str) -> None:
+        target = find_target(profile)
+        self._endpoint = target.endpoint
+        self._options = pb.AgentOptions(tenant_id=tenant)
+        self._pieces: queue.Queue[bytes | None] = queue.Queue(AHEAD)
+        self._ended = False
+        self._channel = open_channel(target.endpoint, target.roots, target.key, target.certificate)
+        method = METHODS["ConnectAgent"]
+        start: Any = self._channel.stream_stream(
+            method.path, method.request.SerializeToString, method.response.FromString
+        )
+        self._call: Any = start(self._messages())
 
-    def carry(self) -> Iterator[pb.ConnectAgentRequest]:
+    def _messages(self) -> Iterator[pb.ConnectAgentRequest]:
         yield pb.ConnectAgentRequest(options=self._options)
-        while piece := read_some(0):
+        while (piece := self._pieces.get()) is not None:
             yield pb.ConnectAgentRequest(content=piece)
-        threading.Thread(target=self._watch, daemon=True).start()
 
-    def _watch(self) -> None:
-        poll = select.poll()
-        poll.register(1, 0)
-        poll.poll()
-        self.left.set()
-        self.call.cancel()
+    def send(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE):
+            self._put(data[start : start + PIECE])
+
+    def end_input(self) -> None:
+        self._put(None)
+
+    def _put(self, piece: bytes | None) -> None:
+        while not self._ended:
+            try:
+                return self._pieces.put(piece, timeout=LOOK)
+            except queue.Full:
+                pass
+        raise ConnectionResetError("the call has ended")
+
+    def receive(self) -> Iterator[bytes]:
+        try:
+            for answer in self._call:
+                yield answer.content
+        except grpc.RpcError as error:
+            raise explain(self._endpoint, error, harmless=False) from error
+        finally:
+            self._ended = True
+            self._channel.close()
+
+    def shut_down(self) -> None:
+        self._call.cancel()

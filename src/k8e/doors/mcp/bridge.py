@@ -18,6 +18,7 @@ from k8e.doors.http.answers import Json
 from k8e.profiles.text import to_json
 
 MARK: Final = b"\x1e"
+AGAIN: Final = MARK + b'{"again"'  # the first line of a bridge that was connected to an earlier daemon
 PATIENCE: Final = 60.0  # for an answer; the bridge gives a credential helper half of that
 
 

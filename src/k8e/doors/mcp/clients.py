@@ -7,11 +7,12 @@ unless the connection was opened for a named tenant, which keeps its sessions.
 from __future__ import annotations
 
 import asyncio
+import enum
 import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8e.core.access.access import PART
 from k8e.core.contract import WholeService
@@ -19,13 +20,25 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, ChildSpec, Session, SessionSpec
 from k8e.doors.mcp.resources import OutputResources
 
+if TYPE_CHECKING:
+    from k8e.doors.mcp.handles import Handles
+
 SECRET: Final = re.compile(r"mcp-[0-9a-f]{32}")  # a connection's tenant, or a part of a key's; cannot be guessed
 CHILD: Final = re.compile(rf"({SECRET.pattern})-[0-9a-f]{{8}}")  # of a stateless client's session
 USERS: Final = "default"  # the tenant of the command line
-STATELESS_TTL: Final = 900.0  # of a stateless client's session
+TTL: Final = 900.0  # of a stateless client's session
+_RESTARTED: Final = "The daemon was restarted, and the sessions of this connection ended with it"
 _GONE: Final = ("session_not_found", "session_destroying")  # nothing has run
 
 T = TypeVar("T")
+
+
+class Finding(enum.Enum):
+    """How a later call finds the session of an earlier one."""
+
+    CONNECTION = enum.auto()  # both came on one connection
+    TENANT = enum.auto()  # it is the session of a named tenant
+    HANDLE = enum.auto()  # it names the session
 
 
 def make_secret_name() -> str:
@@ -41,10 +54,12 @@ class McpClient:
         self._prefix = f"{caller.tenant}{PART}" if caller.tenant else ""
         self._tenants: tuple[str, ...] = (caller.tenant, *caller.tenants) if caller.tenant else ()
         self.caller = replace(caller, tenant=tenant or self._prefix + make_secret_name(), tenants=(), confined=True)
-        self.outputs: OutputResources | None = OutputResources()
+        self.outputs = OutputResources()
         self.kept = ""  # the tenant of sandboxes that are made by name; empty: the client's own
         self.known = known
-        self._keeps_sessions = bool(tenant)
+        self.finding = Finding.TENANT if tenant else Finding.CONNECTION
+        self.restarted = False  # the client was connected to an earlier daemon before
+        self._notes: list[str] = []
         self._default = ""
         self._choosing = asyncio.Lock()
 
@@ -55,6 +70,29 @@ class McpClient:
     @property
     def _own(self) -> str:
         return self.caller.tenant
+
+    @property
+    def _keeps_sessions(self) -> bool:
+        return self.finding is Finding.TENANT
+
+    def take_notes(self) -> list[str]:
+        """The notes for the answer to this call, each of them once."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def note_restart(self) -> None:
+        """The bridge has connected again: the daemon that it was connected to before has ended."""
+        self.restarted = True
+        if not self._keeps_sessions:
+            self._notes.append(f"{_RESTARTED}. Files of earlier calls are gone.")
+
+    def explain(self, fault: Fault) -> str:
+        """A hint that this client needs instead of the usual one; or empty."""
+        if fault.code != "session_not_found":
+            return ""
+        if self.restarted and not self._keeps_sessions:
+            return f"{_RESTARTED}. Leave the session out to get a new one."
+        return ""
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
         """Calls `work` with the named session, or with the default one. If the default session has ended, `work` is
@@ -115,8 +153,7 @@ class McpClient:
 
     async def close(self) -> None:
         """Ends what ends with the connection."""
-        if self.outputs is not None:
-            self.outputs.close()
+        self.outputs.close()
         if not self._keeps_sessions:
             await destroy_all(self.service, self.caller, self._own)
 
@@ -130,6 +167,9 @@ class KeepingClient(McpClient):
         self._toolset = toolset
         self.kept = tenant or USERS
         self.caller = replace(self.caller, tenants=(self.kept,))
+
+    def note_restart(self) -> None:
+        """Its sandboxes are there as before."""
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
         if named:
@@ -156,15 +196,22 @@ class StatelessClient(McpClient):
     """The client of a single request, in protocol versions without connections. A later request finds a session by its
     name alone, so the name is a secret: a client can neither choose one nor list sessions."""
 
-    def __init__(self, service: WholeService, caller: Caller, remember: Callable[[str], None]) -> None:
+    def __init__(self, service: WholeService, caller: Caller, handles: Handles, outputs: OutputResources) -> None:
         super().__init__(service, caller, known=False)
-        self.outputs = None
+        self.finding = Finding.HANDLE
+        self.outputs = outputs
         self._tenants = ()
-        self._remember = remember
+        self._handles = handles
+        self._made: list[str] = []  # tenants
 
     async def use(self, named: str, work: Callable[[str], Awaitable[T]]) -> T:
         self._enter(named)
         return await super().use(named, work)
+
+    def explain(self, fault: Fault) -> str:
+        if fault.code == "session_not_found":
+            return "It has ended, or this is no session_id of an earlier answer. Leave it out to get a new session."
+        return super().explain(fault)
 
     async def create(self, spec: SessionSpec) -> Session:
         if spec.session_id:
@@ -177,8 +224,9 @@ class StatelessClient(McpClient):
             )
         name = make_secret_name()
         self._enter(name)
-        self._remember(self.caller.tenant)
-        return await super().create(replace(spec, session_id=name, ttl=STATELESS_TTL))
+        self._handles.add(self.caller)
+        self._made.append(self._own)
+        return await super().create(replace(spec, session_id=name, ttl=TTL))
 
     def _enter(self, name: str) -> None:
         """The tenant of such a session has the session's name."""
@@ -186,19 +234,30 @@ class StatelessClient(McpClient):
             name = match[1]
         if SECRET.fullmatch(name):
             self.caller = replace(self.caller, tenant=self._prefix + name)
+            self._handles.use(self._own)
 
     def _name_child(self, parent: str, spec: ChildSpec) -> ChildSpec:
         return replace(spec, session_id=f"{parent}-{secrets.token_hex(4)}")
 
     async def _make_default(self) -> Session:
-        return await self.create(SessionSpec())
+        session = await self.create(SessionSpec())
+        self._notes.append(
+            f"This call has made a new session. Give session_id {session.session_id} to later calls: they find its "
+            "files and packages by it. Without a later call it ends within minutes."
+        )
+        return session
 
     async def destroy(self, session_id: str) -> None:
         self._enter(session_id)
         await super().destroy(session_id)
 
-    async def close(self) -> None:
-        """Its sessions stay for the next request."""
+    def leave(self, *, answered: bool) -> None:
+        """The request has ended. Its sessions stay for the next one, if the client knows their names."""
+        for tenant in self._made:
+            if answered:
+                self._handles.keep(tenant)
+            else:
+                self._handles.drop(tenant)
 
 
 async def destroy_all(service: WholeService, caller: Caller, tenant: str) -> None:

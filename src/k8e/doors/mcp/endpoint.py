@@ -65,6 +65,7 @@ class McpEndpoint:
         self._servers: set[McpServer] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fewer = asyncio.Event()
+        self._closing = False
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -122,8 +123,11 @@ class McpEndpoint:
         await self._serve(client, ProtocolServer(client), stream)
 
     async def _make_client(self, caller: Caller, tenant: str) -> McpClient:
-        """Raises Fault for a tenant that is not the caller's."""
+        """Raises Fault for a tenant that is not the caller's, and while the daemon stops."""
         await self._load()
+        if self._closing:
+            hint = "Nothing was done. Try again: the next daemon answers."
+            raise Fault(Kind.UNAVAILABLE, "daemon_stopping", "the daemon is stopping", hint=hint)
         from k8e.doors.mcp.clients import McpClient
 
         if tenant:
@@ -144,6 +148,8 @@ class McpEndpoint:
         connection = StdioTransport(stream, server, allocation, bridge)
         self._connections.add(connection)
         try:
+            if self._closing:
+                connection.close()
             await connection.serve()
         finally:
             self._connections.discard(connection)
@@ -183,6 +189,8 @@ class McpEndpoint:
         try:
             await exchange.start_pieces(LINES)
             await exchange.send_piece(to_json(told))
+            if self._closing:
+                server.close()
             await server.serve()
             await exchange.end_frames()
         finally:
@@ -217,7 +225,8 @@ class McpEndpoint:
             log.warning("%s", format_event("not_left_well", {"cause": repr(error)}))
 
     async def close(self, grace: float) -> None:
-        """Ends all connections, and what ends with them."""
+        """Ends all connections, and what ends with them. Agents that connect meanwhile are refused."""
+        self._closing = True
         for connection in self._connections:
             connection.close()
         for server in self._servers:

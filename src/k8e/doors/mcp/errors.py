@@ -20,16 +20,25 @@ _HINTS: Final = {
 }
 
 
-def show_error(problem: Fault | HttpRefusal) -> types.CallToolResult:
+def show_error(problem: Fault | HttpRefusal, hint: str = "") -> types.CallToolResult:
     """As text only: clients check structured content against the tool's output schema."""
     _, body = describe(problem)
-    body["hint"] = _HINTS.get(str(body["code"]), body["hint"])
+    body["hint"] = hint or _HINTS.get(str(body["code"]), body["hint"])
     return types.CallToolResult(content=[types.TextContent(text=write_json(body))], is_error=True)
 
 
 def refuse_message(code: int, message: str, **more: object) -> types.JSONRPCError:
     """Answers a message that was not understood, and so has no id."""
     return types.JSONRPCError(jsonrpc="2.0", id=None, error=types.ErrorData(code=code, message=message, **more))
+
+
+def refuse_stopped(request_id: types.RequestId) -> types.JSONRPCError:
+    message = "the daemon was stopped before this call had ended, and the call was ended with it"
+    hint = "The next call goes to the next daemon. Sessions that ended with this one are gone."
+    error = types.ErrorData(
+        code=types.CONNECTION_CLOSED, message=message, data={"code": "daemon_stopped", "hint": hint}
+    )
+    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
 
 def refuse_bytes(fault: Fault) -> types.JSONRPCError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 from typing import Any, Final
@@ -15,11 +16,12 @@ from k8e.core.log.daemon_log import format_event
 from k8e.doors.http.errors import internal_error
 from k8e.doors.mcp.answers import describe_output, describe_tool, show_answer, show_output
 from k8e.doors.mcp.bridge import Bridge
-from k8e.doors.mcp.clients import McpClient
+from k8e.doors.mcp.clients import Finding, McpClient
 from k8e.doors.mcp.errors import show_error
 from k8e.doors.mcp.tools.progress import SendProgress
 from k8e.doors.mcp.tools.session_specs import NO_FOLDERS, ClientFolders, SpecResolver
 from k8e.doors.mcp.tools.tool import CallContext
+from k8e.doors.mcp.tools.wording import list_tools
 from k8e.doors.mcp.toolsets import K8E, TOOLSETS, Toolset
 
 APPROVAL: Final = {
@@ -28,10 +30,6 @@ APPROVAL: Final = {
     "required": ["approve"],
 }
 QUESTION: Final = "approve"
-_DESCRIBED: Final = {
-    toolset.name: [describe_tool(tool) for tool in toolset.tools.values()] for toolset in TOOLSETS.values()
-}
-
 log = logging.getLogger("k8e.doors.mcp")
 
 SdkContext = Any  # the SDK leaves its parameters open
@@ -53,7 +51,7 @@ class ProtocolServer:
             toolset.name,
             title=toolset.title,
             version=importlib.metadata.version("k8e"),
-            instructions=toolset.instructions,
+            instructions=toolset.instructions[client.finding],
             get_tool_input_schema=lambda name: tools[name].input_schema if name in tools else None,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
@@ -62,8 +60,13 @@ class ProtocolServer:
             on_read_resource=self._read_resource,
         )
 
+    def note_restart(self) -> None:
+        self._client.note_restart()
+
     async def _list_tools(self, ctx: SdkContext, params: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=_DESCRIBED[self._toolset.name])
+        return types.ListToolsResult(
+            tools=describe_tools(self._toolset.name, self._client.finding, ctx.protocol_version)
+        )
 
     async def _call_tool(
         self, ctx: SdkContext, params: types.CallToolRequestParams
@@ -73,19 +76,20 @@ class ProtocolServer:
             raise MCPError(code=types.INVALID_PARAMS, message=f"Unknown tool: {params.name[:100]}")
         try:
             context = make_context(ctx, params, self._specs)
-            return show_answer(await self._toolset.call(tool, self._client, params.arguments or {}, context))
+            answer = await self._toolset.call(tool, self._client, params.arguments or {}, context)
+            return show_answer(answer, ctx.protocol_version)
         except InputRequired as required:
             return required.result
         except Fault as fault:
-            return show_error(fault)
+            return show_error(fault, self._client.explain(fault))
         except Exception:
             log.exception("%s", format_event("call_failed", {"tool": tool.name, "caller": self._client.caller.label}))
             return show_error(internal_error())
 
     async def _list_resources(self, ctx: SdkContext, params: object) -> types.ListResourcesResult:
-        outputs = self._client.outputs.entries if self._client.outputs is not None else {}
+        outputs = self._client.outputs.entries.items()
         return types.ListResourcesResult(
-            resources=[types.Resource(**describe_output(uri, output)) for uri, output in outputs.items()]
+            resources=[types.Resource(**describe_output(uri, output)) for uri, output in outputs]
         )
 
     async def _list_templates(self, ctx: SdkContext, params: object) -> types.ListResourceTemplatesResult:
@@ -94,11 +98,17 @@ class ProtocolServer:
     async def _read_resource(
         self, ctx: SdkContext, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        output = self._client.outputs.find(params.uri) if self._client.outputs is not None else None
+        output = self._client.outputs.find(params.uri)
         if output is None:
             message = "Resource not found: outputs are kept as long as their connection, the latest of them"
             raise MCPError(code=types.INVALID_PARAMS, message=message, data={"uri": params.uri[:200]})
         return types.ReadResourceResult(contents=[show_output(params.uri, output.read())])
+
+
+@functools.cache
+def describe_tools(toolset: str, finding: Finding, version: str) -> list[types.Tool]:
+    tools = next(each.tools for each in TOOLSETS.values() if each.name == toolset)
+    return [describe_tool(tool, version) for tool in list_tools(tools.values(), finding)]
 
 
 class InputRequired(Exception):

@@ -8,6 +8,7 @@ import binascii
 from k8e.core.model import OUTPUT_LIMIT, RunSpec
 from k8e.doors.errors import invalid
 from k8e.doors.http.fields import Fields
+from k8e.doors.mcp.tools.schemas import DEFAULT_OUTPUT
 
 
 def take_session(fields: Fields) -> str:
@@ -26,10 +27,10 @@ def take_timeout(fields: Fields) -> float:
     return fields.take_number("timeout", default)
 
 
-def take_limit(fields: Fields) -> int:
-    limit = fields.take_count("max_output", OUTPUT_LIMIT)
+def take_limit(fields: Fields, name: str = "max_output") -> int:
+    limit = fields.take_count(name, DEFAULT_OUTPUT)
     if not 2 <= limit <= OUTPUT_LIMIT:
-        raise invalid("max_output", f"max_output must be 2 to {OUTPUT_LIMIT}")
+        raise invalid(name, f"{name} must be 2 to {OUTPUT_LIMIT}")
     return limit
 
 

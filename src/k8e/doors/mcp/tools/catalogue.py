@@ -7,14 +7,17 @@ from typing import Final
 from k8e.doors.mcp.tools import schemas
 from k8e.doors.mcp.tools.schemas import ToolText, number, text, texts
 
+COMMAND_WORDS: Final = (
+    "With `command` (a list): in a temporary sandbox, with profile, compatibility_mode, network and image, unless "
+    "session_id names a session. Figures that matplotlib shows (plt.show()) come as images. If `denied` is not empty, "
+    "the network refused something: its hint says what to ask for."
+)
 TOOLS: Final[tuple[ToolText, ...]] = (
     ToolText(
         "sandbox_run",
         "Run code in a sandbox",
         "Run code or a command, isolated from the machine. With `code`: in your own session, which is made when there "
-        "is none, so that files and installed packages are there at the next call. With `command` (a list): in a "
-        "temporary sandbox, with profile, compatibility_mode, network and image, unless session_id names a session. "
-        "If `denied` is not empty, the network refused something: its hint says what to ask for.",
+        f"is none, so that files and installed packages are there at the next call. {COMMAND_WORDS}",
         {
             "code": schemas.CODE,
             "language": schemas.LANGUAGE,
@@ -94,6 +97,27 @@ TOOLS: Final[tuple[ToolText, ...]] = (
         reaches=True,
     ),
     ToolText(
+        "sandbox_read_output",
+        "Read the rest of an output",
+        "Reads a part of an output that a result has cut: full_output of that result has its uri.",
+        {
+            "uri": text("Which output."),
+            "offset": {**schemas.COUNT, "description": "The first byte to read.", "default": 0},
+            "length": {**schemas.MAX_OUTPUT, "description": "How many bytes to read."},
+        },
+        ("uri",),
+        outputs={
+            "uri": text("As it was asked for."),
+            "offset": schemas.COUNT,
+            "bytes": schemas.COUNT,
+            "total": {**schemas.COUNT, "description": "Bytes of the whole output."},
+            "more": {"type": "boolean", "description": "Whether there is more to read behind this part."},
+            "content": text("Text; the exact bytes are beside it where they are not UTF-8."),
+        },
+        optional={"content_base64": text("The exact bytes, where they are not UTF-8.")},
+        reads=True,
+    ),
+    ToolText(
         "sandbox_write_file",
         "Write a file",
         "Writes a file into a session. Missing directories are made.",
@@ -171,9 +195,7 @@ TOOLS: Final[tuple[ToolText, ...]] = (
         "and has its own processes, /tmp, variables and limits. It can do nothing that its parent cannot, has no "
         "sub-agents itself, and ends with its parent. Use its session_id with the other tools.",
         {
-            "parent_session_id": text(
-                "Whose workspace it shares. Left out: your own default session, made when it is first needed."
-            ),
+            "parent_session_id": schemas.PARENT,
             "agent_type": text("What kind of agent it is for: a label of letters, digits, _ and -."),
             "workspace_path": text(
                 "The directory in /workspace where its commands start; made when it is not there.", default="/workspace"

@@ -47,7 +47,7 @@ async def read_file(client: McpClient, fields: Fields, context: CallContext) -> 
     facts: Json = {"bytes": len(content), "session_id": session_id}
     if mime_type := detect_image(content):
         body = {"path": path, "encoding": "base64", "mime_type": mime_type, **facts}
-        return ToolAnswer(body, image=ImageContent(content, mime_type))
+        return ToolAnswer(body, images=(ImageContent(content, mime_type),))
     return ToolAnswer({**answers.show_file(path, content), **facts})
 
 

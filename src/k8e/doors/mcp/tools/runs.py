@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -9,11 +10,14 @@ from k8e.core.contract import LiveRun
 from k8e.core.model import Chunk, Language, RunResult, RunSpec
 from k8e.doors.errors import invalid
 from k8e.doors.http import answers
+from k8e.doors.http.answers import Json
 from k8e.doors.http.fields import Fields
 from k8e.doors.mcp.clients import McpClient
 from k8e.doors.mcp.requests import encode_words, take_command, take_limit, take_session, take_timeout
 from k8e.doors.mcp.resources import OutputRecorder
+from k8e.doors.mcp.tools.figures import FigureNotices, read_figures
 from k8e.doors.mcp.tools.progress import notify
+from k8e.doors.mcp.tools.schemas import DEFAULT_OUTPUT
 from k8e.doors.mcp.tools.tool import CallContext, ToolAnswer
 from k8e.doors.run_stream import stream_run
 
@@ -86,10 +90,19 @@ async def run_in_session(client: McpClient, spec: RunSpec, named: str, context: 
     async def start(session_id: str) -> LiveRun:
         return await client.service.runs.start(client.caller, replace(spec, session_id=session_id))
 
-    return await _stream(client, await client.use(named, start), context, limit)
+    live, notices = await client.use(named, start), FigureNotices()
+    answer = await _stream(client, live, context, limit, notices)
+    if not notices.paths:
+        return answer
+    figures = await read_figures(client, live.session_id, notices.paths)
+    left_out = len(notices.paths) - len(figures)
+    counts = {"figures": len(figures), **({"figures_left_out": left_out} if left_out else {})}
+    return replace(answer, body={**answer.body, **counts}, images=figures)
 
 
-async def _stream(client: McpClient, live: LiveRun, context: CallContext, limit: int) -> ToolAnswer:
+async def _stream(
+    client: McpClient, live: LiveRun, context: CallContext, limit: int, notices: FigureNotices | None = None
+) -> ToolAnswer:
     """Sends the latest output as notifications while the command runs. The answer has the beginning and the end of both
     streams, and links to resources with all of what it leaves out."""
     streams = {1: OutputRecorder(limit), 2: OutputRecorder(limit)}
@@ -105,23 +118,29 @@ async def _stream(client: McpClient, live: LiveRun, context: CallContext, limit:
             async def take(chunk: Chunk) -> None:
                 nonlocal tail
                 streams[chunk.stream].feed(chunk.data)
+                if notices is not None:
+                    notices.feed(chunk)
                 tail = (tail + chunk.data)[-TAIL:]
                 notifier.note(show_state)
 
             result = await stream_run(live, take)
     finally:
-        if result is None or client.outputs is None:
+        if result is None:
             for stream in streams.values():
                 stream.drop()
-    stdout, stderr = (stream.take() for stream in streams.values())
-    truncated = result.stdout_bytes > len(stdout) or result.stderr_bytes > len(stderr)
-    body = answers.show_run(replace(result, stdout=stdout, stderr=stderr, truncated=truncated))
-    if client.outputs is None:
-        return ToolAnswer(body)
-    named = zip(("stdout", "stderr"), streams.values(), strict=True)
-    kept = {name: output for name, stream in named if (output := stream.keep()) is not None}
+    return _show(client, result, {"stdout": streams[1], "stderr": streams[2]})
+
+
+def _show(client: McpClient, result: RunResult, streams: Mapping[str, OutputRecorder]) -> ToolAnswer:
+    """How the run ended comes first: a model may read no further."""
+    seen = sum(min(stream.total, len(stream.take())) for stream in streams.values())
+    summary = answers.show_run_summary(replace(result, truncated=result.stdout_bytes + result.stderr_bytes > seen))
+    first: Json = {name: summary.pop(name) for name in ("status", "exit_code", "reason") if name in summary}
+    shown = {key: value for name, stream in streams.items() for key, value in stream.show(name).items()}
+    kept = {name: output for name, stream in streams.items() if (output := stream.keep()) is not None}
     links = {client.outputs.add(result.run_id, name, output): output for name, output in kept.items()}
-    return ToolAnswer({**body, "full_output": dict(zip(kept, links, strict=True))} if kept else body, links=links)
+    full = {"full_output": dict(zip(kept, links, strict=True))} if kept else {}
+    return ToolAnswer({**first, **shown, **summary, **full}, links=links)
 
 
 async def pip_install(client: McpClient, fields: Fields, context: CallContext) -> ToolAnswer:
@@ -133,5 +152,6 @@ async def pip_install(client: McpClient, fields: Fields, context: CallContext) -
         return await client.service.runs.pip_install(client.caller, session_id, packages)
 
     result = await client.use(named, install)
-    output = (result.stdout + result.stderr).decode(errors="replace")
-    return ToolAnswer({"output": output, **answers.show_run_summary(result)})
+    output = OutputRecorder(DEFAULT_OUTPUT)
+    output.feed(result.stdout + result.stderr)
+    return _show(client, result, {"output": output})

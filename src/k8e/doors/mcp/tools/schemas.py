@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from k8e.core.model import OUTPUT_LIMIT
+
+DEFAULT_OUTPUT: Final = 16 << 10  # bytes of each stream: a model reads all of them
+
 Schema = dict[str, Any]
 
 
@@ -54,14 +58,16 @@ def texts(description: str, **more: Any) -> Schema:
 
 
 SESSION: Final = text("Which session. Left out: your own default session, made when it is first needed.")
+PARENT: Final = text("Whose workspace it shares. Left out: your own default session, made when it is first needed.")
 NAME: Final = text("The same as session_id, by its other name.")
 TIMEOUT: Final = number("Seconds until the command and everything it started is ended.", default=30)
 MAX_OUTPUT: Final = {
     "type": "integer",
-    "description": "Bytes of each stream that the result may have: its beginning and its end. The rest is a resource.",
-    "default": 1 << 20,
+    "description": "Bytes of each stream that the result may have: its beginning and its end. `rest` says how to get "
+    "what is left out.",
+    "default": DEFAULT_OUTPUT,
     "minimum": 2,
-    "maximum": 1 << 20,
+    "maximum": OUTPUT_LIMIT,
 }
 PATH: Final = text("Where in the sandbox; relative ones begin at /workspace.")
 CONTENT_TO_WRITE: Final = text("What to write.")
@@ -85,14 +91,14 @@ DENIED: Final = {
     },
 }
 RUN_OUTPUTS: Final[Mapping[str, Schema]] = {
+    "status": text("How it ended.", enum=["running", "completed", "timed_out", "killed", "oom_killed", "lost"]),
+    "exit_code": {"type": ["integer", "null"], "description": "128+n for a signal, 124 for a timeout, null: unknown."},
     "stdout": text("Text; the exact bytes are beside it where they are not UTF-8."),
     "stderr": text("As stdout."),
-    "exit_code": {"type": ["integer", "null"], "description": "128+n for a signal, 124 for a timeout, null: unknown."},
     "session_id": text("Where it ran."),
     "run_id": text("The run's own name."),
-    "status": text("How it ended.", enum=["running", "completed", "timed_out", "killed", "oom_killed", "lost"]),
     "duration_ms": COUNT,
-    "truncated": {"type": "boolean", "description": "Something of the middle is missing."},
+    "truncated": {"type": "boolean", "description": "Something of the middle is left out; a line there says how much."},
     "stdout_bytes": COUNT,
     "stderr_bytes": COUNT,
     "denied": DENIED,
@@ -103,9 +109,12 @@ RUN_OPTIONAL: Final[Mapping[str, Schema]] = {
     "denied_more": COUNT,
     "full_output": {
         "type": "object",
-        "description": "Resources with all of a stream that was truncated.",
+        "description": "Resources with all of a stream that was cut.",
         "additionalProperties": {"type": "string"},
     },
+    "rest": text("How to get what was left out."),
+    "figures": {**COUNT, "description": "How many figures follow as images."},
+    "figures_left_out": {**COUNT, "description": "How many were shown besides, which are too many or too large."},
 }
 WRITTEN: Final[Mapping[str, Schema]] = {
     "ok": {"type": "boolean"},

@@ -21,10 +21,10 @@ class ImageContent:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """One JSON object, with an image and links to resources beside it."""
+    """One JSON object, with images and links to resources beside it."""
 
     body: Json
-    image: ImageContent | None = None
+    images: tuple[ImageContent, ...] = ()
     links: Mapping[str, OutputResource] = field(default_factory=dict)  # by URI
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 import h11
 import mcp_types as types
@@ -19,14 +18,15 @@ from k8e.core.access.access import find_payer
 from k8e.core.access.keys import Admission
 from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
-from k8e.core.model import Caller
 from k8e.doors.addresses import name_source
 from k8e.doors.http.errors import HttpRefusal, describe
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.mcp.authentication import PATH, Authenticator, challenge
-from k8e.doors.mcp.clients import McpClient, StatelessClient, destroy_all, make_secret_name
+from k8e.doors.mcp.clients import McpClient, StatelessClient, make_secret_name
 from k8e.doors.mcp.errors import refuse_message
+from k8e.doors.mcp.handles import Handles, Spawn
 from k8e.doors.mcp.protocol import ProtocolServer
+from k8e.doors.mcp.resources import OutputResources
 from k8e.doors.mcp.transport.asgi import SESSION, AsgiCall
 from k8e.doors.mcp.transport.connection import HttpCall, PeerConnection
 from k8e.doors.mcp.transport.sse import JSON, SseTransport
@@ -36,8 +36,6 @@ from k8e.profiles.text import to_json
 
 SESSIONS: Final = 1000
 SESSIONS_PER_KEY: Final = 200
-
-Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class HttpTransport:
@@ -51,7 +49,8 @@ class HttpTransport:
         self.memory = memory
         self._sessions: dict[str, StreamableHttpSession] = {}
         self._streams: dict[str, SseTransport] = {}
-        self._stateless: set[str] = set()  # tenants of stateless clients' sessions
+        self._handles = Handles(service, spawn)
+        self._outputs: dict[str, OutputResources] = {}  # of stateless clients, by identity
         self._shared: dict[str, McpClient] = {}  # stateless clients of a named tenant, by identity
         self._keyed: dict[str, set[asyncio.Task[None]]] = {}  # requests under way, by the identity of their key
 
@@ -172,16 +171,24 @@ class HttpTransport:
         self._spawn(session.client.close())
 
     async def _serve_stateless(self, admission: Admission, call: HttpCall) -> None:
-        client: McpClient = StatelessClient(self._service, admission.caller, self._stateless.add)
         if self._tenant:  # its sessions are found without their names
-            client = self._shared.setdefault(admission.identity, self._make_client(admission))
-        manager = make_manager(client)
+            await self._answer_once(self._shared.setdefault(admission.identity, self._make_client(admission)), call)
+            return
+        outputs = self._outputs.setdefault(admission.identity, OutputResources(shared=True))
+        client = StatelessClient(self._service, admission.caller, self._handles, outputs)
+        answered = False
         try:
-            async with manager.run():
-                await AsgiCall(call).run(manager.handle_request)
+            answered = await self._answer_once(client, call)
         finally:
-            if not self._tenant:
-                self._spawn(client.close())
+            client.leave(answered=answered)
+
+    async def _answer_once(self, client: McpClient, call: HttpCall) -> bool:
+        """Whether the client has the answer."""
+        manager = make_manager(client)
+        asgi = AsgiCall(call)
+        async with manager.run():
+            await asgi.run(manager.handle_request)
+        return not asgi.broken
 
     async def _serve_sse(self, admission: Admission, call: HttpCall) -> None:
         client = self._make_client(admission)
@@ -198,9 +205,9 @@ class HttpTransport:
             session.close()
         for client in self._shared.values():
             await client.close()
-        for each in await self._service.sessions.list(Caller(0)):
-            if each.tenant in self._stateless:
-                await destroy_all(self._service, Caller(each.owner, each.tenant, confined=True), each.tenant)
+        for outputs in self._outputs.values():
+            outputs.close()
+        await self._handles.close()
 
 
 async def _explain(call: HttpCall, problem: Fault | HttpRefusal) -> None:

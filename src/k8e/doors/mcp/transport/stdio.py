@@ -14,8 +14,8 @@ from mcp.shared.message import SessionMessage
 
 from k8e.core.errors import Fault
 from k8e.core.model import MAX_MESSAGE
-from k8e.doors.mcp.bridge import MARK, Bridge
-from k8e.doors.mcp.errors import refuse_bytes, refuse_line
+from k8e.doors.mcp.bridge import AGAIN, MARK, Bridge
+from k8e.doors.mcp.errors import refuse_bytes, refuse_line, refuse_stopped
 from k8e.doors.mcp.protocol import ProtocolServer
 from k8e.doors.request_memory import Allocation
 
@@ -79,19 +79,25 @@ class StdioTransport:
         self._bridge = bridge
         self._lines = LineSplitter()
         self._server = server.server
+        self._note_restart = server.note_restart
         self._allocation = allocation
         # Requests that are not answered yet, and their bytes.
         self._unanswered: collections.Counter[types.RequestId] = collections.Counter()
         self._sizes: collections.Counter[types.RequestId] = collections.Counter()
         self._settled = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     def close(self) -> None:
-        """The daemon stops: requests that are not answered get an error."""
+        """The daemon stops: each request that was read and is not answered gets an error. The bridge sends those that
+        were not read to the next daemon."""
+        self._stopped.set()
         if self._receiving is not None:
             self._receiving.cancel()
 
     async def serve(self) -> None:
+        if self._stopped.is_set():
+            return  # the bridge sends everything to the next daemon
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         self._receiving = asyncio.create_task(self._receive(incoming))
@@ -99,6 +105,9 @@ class StdioTransport:
         try:
             await self._server.run(read, write, self._server.create_initialization_options())
             await sending
+            if self._stopped.is_set():
+                for request_id in list(self._unanswered):
+                    await self._write(refuse_stopped(request_id))
         finally:
             self._receiving.cancel()
             sending.cancel()
@@ -147,6 +156,9 @@ class StdioTransport:
     async def _take(self, line: bytes | None, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         if line is not None and not line.strip():
             return
+        if line is not None and line.startswith(AGAIN):
+            self._note_restart()
+            return
         if line is not None and self._bridge is not None and line.startswith(MARK):
             self._bridge.take(line)
             return
@@ -167,9 +179,12 @@ class StdioTransport:
     async def _send(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with outgoing:
             async for item in outgoing:
-                await self._write(item.message)
-                if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
-                    self._settle(item.message.id)
+                message = item.message
+                if self._stopped.is_set() and isinstance(message, types.JSONRPCError) and message.id is not None:
+                    message = refuse_stopped(message.id)
+                await self._write(message)
+                if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+                    self._settle(message.id)
 
     def _settle(self, request_id: types.RequestId | None) -> None:
         if request_id is not None:
