@@ -3,7 +3,11 @@ too much for a model is cut."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import re
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +17,8 @@ from mcp_types import CallToolResult, ImageContent
 from k8e.core.model import Chunk
 from k8e.doors.mcp.resources import OutputRecorder
 from k8e.doors.mcp.tools.figures import MAX_FIGURES, FigureNotices
-from tests.cli.machine import Machine
+from tests.cli.machine import DEADLINE, Machine
+from tests.gateway.house import UnixConnection
 from tests.mcp.agents import call, read, stdio_agent
 
 NOTICE = b"k8e: figure saved as /tmp/k8e-figures/%s.png\n"
@@ -41,6 +46,15 @@ print(matplotlib.get_backend().lower())
 """
 
 
+def count_parked(machine: Machine) -> int:
+    """Runs that a parked interpreter took."""
+    with contextlib.closing(UnixConnection(str(machine.folder / "r" / "k8e.sock"))) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = re.search(r'^k8e_parked_total\{start="handed_over"\} (\d+)', text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def images(result: CallToolResult) -> list[bytes]:
     return [base64.b64decode(block.data) for block in result.content if isinstance(block, ImageContent)]
 
@@ -55,9 +69,13 @@ async def test_figures_that_are_shown_are_images(machine: Machine) -> None:
         assert (await run(agent, **session, language="python", code=code))["stdout"] == "[]\n"
         installed = await call(agent, "sandbox_pip_install", **session, packages=["matplotlib"])
         assert installed["exit_code"] == 0, installed
-        # The first run makes the cache of fonts; the second one has an interpreter that was parked.
+        # Until an interpreter took the program that was parked when matplotlib was there; one is parked in a pause.
         shown: list[bytes] = []
-        for _ in range(2):
+        before = count_parked(machine)
+        deadline = time.monotonic() + 5 * DEADLINE
+        while not shown or count_parked(machine) == before:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.5)
             arguments = {**session, "language": "python", "code": SHOW, "timeout": 300}
             result = await agent.call_tool("sandbox_run", arguments)
             facts = read(result)

@@ -129,8 +129,8 @@ def list_children(pid: int) -> list[str]:
     """Their states."""
     states = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            for child in (task / "children").read_text().split():
                 states.append(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0])
     return states
 
