@@ -73,6 +73,7 @@ class TestService:
             "sessions": 0,
             "warm": 3,
             "runtimes": [report],
+            "caller": {"name": f"uid:{os.getuid()}", "tenant_id": None, "scope": "admin"},
         }
 
     async def test_knows_the_caller_from_the_kernel(self, house: House) -> None:

@@ -40,7 +40,7 @@ def main(parsed: argparse.Namespace) -> int:
 
 
 def bring_stored(name: str, repository: Repository) -> tuple[dict[str, str], int] | None:
-    """What a run left. None: it left nothing."""
+    """Brings what a run left. None: it left nothing."""
     path = find_bundle(name)
     if not path:
         return None
@@ -50,7 +50,7 @@ def bring_stored(name: str, repository: Repository) -> tuple[dict[str, str], int
 
 
 def bring_live(name: str, repository: Repository) -> tuple[dict[str, str], int]:
-    """What is in a sandbox that is there."""
+    """Brings what is in a sandbox that is there."""
     try:
         find(name)
     except Failure as error:
