@@ -15,6 +15,8 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, SandboxU
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403 - 44 of them
 
+from sandbox_client import AsyncSandboxClient
+
 CONFIG = json.loads(os.environ["K8E_TEST_SANDBOX"])
 
 
@@ -56,3 +58,15 @@ async def test_a_task_has_a_sandbox_for_each_sample_which_goes_with_it(fail: boo
     assert log.status == ("error" if fail else "success")
     if not fail:
         assert log.results.scores[0].metrics["accuracy"].value == 1.0
+
+
+async def test_what_an_interruption_leaves_is_cleaned_up_by_its_id() -> None:
+    provider = registry_find_sandboxenv("k8e")
+    config = provider.config_deserialize(CONFIG)
+    made = await provider.sample_init("interrupted", config, {})
+    await provider.sample_cleanup("interrupted", config, made, True)
+    mine = made["default"].session_id
+    async with AsyncSandboxClient() as client:
+        assert (await client.get_session(mine)).labels["inspect-ai/task"] == "interrupted"
+        await provider.cli_cleanup(mine)
+        assert mine not in [session.session_id for session in await client.list_sessions()]

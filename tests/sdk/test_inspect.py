@@ -25,7 +25,7 @@ FOLDER = ROOT / "build" / "inspect"
 UV = Path(sys.executable).with_name("uv")
 SAME = ("cryptography", "grpcio", "protobuf", "pyyaml", "pytest", "pytest-timeout")  # as here
 PACKAGES = ["inspect-ai==0.3.285", *(f"{name}=={version(name)}" for name in SAME)]
-CHECKS = 44 + 2
+CHECKS = 44 + 3  # Inspect's, and ours
 APPLETS = ("env", "printf", "sed", "whoami")
 # This machine's busybox makes no users.
 ADDUSER = b"""#!/bin/sh -e

@@ -22,7 +22,6 @@ from typing import Any, Final, Literal, overload
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
-    SandboxConnection,
     SandboxEnvironment,
     SandboxEnvironmentConfigType,
     SandboxEnvironmentLimits,
@@ -131,11 +130,6 @@ class K8eSandboxEnvironment(SandboxEnvironment):
     async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
         """Destroys one session, or all that Inspect has made here (`inspect sandbox cleanup k8e`)."""
         await _destroy({}, id)
-
-    async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """Tells how a person gets in."""
-        more = f" --user {user}" if user else ""
-        return SandboxConnection(type="k8e", command=f"k8e sandbox shell{more} {self.session_id}")
 
     # Commands and files
 
