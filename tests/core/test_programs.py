@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from k8e.core.errors import Kind
+from k8e.core.errors import Fault, Kind
 from k8e.core.model import Language, RunResult, RunSpec, SessionSpec
 from k8e.core.sandbox.programs import FOLDER, MAX_CODE, MAX_WORD, find_long_program
 from k8e.core.service import Service
@@ -215,3 +217,32 @@ async def test_a_powerless_session_has_one_user(rig: Rig) -> None:
     for name in ("root", "4711"):
         with fault(Kind.DENIED, "user_refused", "user"):
             await rig.service.runs.run(ALICE, RunSpec(session, "true", user=name))
+
+
+@needs_root
+async def test_programs_are_their_users_own(rig: Rig, session: str) -> None:
+    live = await rig.service.runs.start(ALICE, RunSpec(session, f"sleep 1000 # {PADDING}"))
+    folder, file = FOLDER.decode(), f"{FOLDER.decode()}/{live.run_id}"
+    for user in ("", "4711"):
+        result = await rig.service.runs.run(ALICE, RunSpec(session, f"ls {folder}; rmdir {folder}", user=user))
+        assert (result.exit_code, result.stdout) == (1, b"")
+    for attempt in (f"cat {file}", f"rm -f {file}", f"mv {file} {file}2", f"ln {file} /tmp/other"):
+        result = await rig.service.runs.run(ALICE, RunSpec(session, attempt, user="4711"))
+        assert (result.exit_code, result.stdout) == (1, b""), attempt
+    await live.kill()
+    await live.result()
+
+
+@needs_root
+async def test_a_hostile_root_inside_spoils_its_own_programs_only(rig: Rig, session: str) -> None:
+    """Whatever stands where the file is to be: the agent is asked for it, and follows nothing out of the sandbox."""
+    folder = FOLDER.decode()
+    tricks = ("ln -s /workspace F", "ln -s F F", "touch F", "mkfifo F", "mkdir F; chmod 0 F", "ln -s /proc/1/root F")
+    for trick in tricks:
+        await who(rig.service, session, "root", f"rm -rf {folder}; {trick.replace('F', folder)}; id -u")
+        with contextlib.suppress(Fault):
+            result = await rig.run(session, f"echo done # {PADDING}")
+            assert (result.exit_code, result.stdout) in ((0, b"done\n"), (126, b"")), trick
+    await who(rig.service, session, "root", f"rm -rf {folder}; chmod 755 /")
+    assert (await rig.run(session, f"echo done # {PADDING}")).stdout == b"done\n"
+    assert not await rig.service.runs.commands(ALICE, session)

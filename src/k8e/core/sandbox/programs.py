@@ -21,7 +21,7 @@ MAX_CODE: Final = 16 << 20
 FOLDER: Final = b"/run/k8e-programs"  # memory, not disk; a user can add files of its own there, and list nothing
 
 # Each reads the file at @PATH@. None may leave a name of its own in the program's globals.
-_BASH: Final = rb'[[ -r @PATH@ ]] || exit 126; eval "$(<@PATH@)"'
+_BASH: Final = rb'[[ -r @PATH@ ]] || { echo "k8e: the program is gone" >&2; exit 126; }; eval "$(<@PATH@)"'
 _SHELL: Final = rb'eval "$(cat @PATH@ || echo exit 126)"'
 # The exceptions of the program pass through two frames that are not its own: they are cut off before anything is shown.
 _PYTHON: Final = rb"""def _k8e():
