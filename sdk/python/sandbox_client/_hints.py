@@ -33,7 +33,7 @@ HINTS: Final[Mapping[str, str]] = {
     "not_logged_in": _KEY,
     "not_started": "The daemon's log on the gateway's machine has the cause.",
     "profile_unusable": "Only its user may be able to read the file (mode 0600); or give an endpoint and an api_key.",
-    "run_lost": "The command may have run, and may still: look at what it did (poll(run_id), list_files) first.",
+    "run_lost": "The command may have run, and may still: log(session_id) lists the runs of its session.",
     "runtime_unavailable": "status() names the runtime that works; the runtime_class '' takes the strongest there is.",
     "same_user": "Another caller answers: a client whose api_key has the scope operator or admin.",
     "sandbox_failed": "The daemon's log on the gateway's machine has the cause.",

@@ -31,7 +31,7 @@ export const HINTS: Readonly<Record<string, string>> = {
   not_logged_in: KEY,
   not_started: "The daemon's log on the gateway's machine has the cause.",
   profile_unusable: "Only its user may be able to read the file (mode 0600); or give an endpoint and an apiKey.",
-  run_lost: "The command may have run, and may still: look at what it did (poll(runId), listFiles) first.",
+  run_lost: "The command may have run, and may still: log(sessionId) lists the runs of its session.",
   runtime_unavailable: "status() names the runtime that works; the runtimeClass '' takes the strongest there is.",
   same_user: "Another caller answers: a client whose apiKey has the scope operator or admin.",
   sandbox_failed: "The daemon's log on the gateway's machine has the cause.",

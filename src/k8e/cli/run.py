@@ -253,6 +253,7 @@ def follow(stream: RunStream, *, feeds: bool) -> int:
     except Failure as failure:
         from k8e.cli.view import show_error
 
+        failure.more.setdefault("run_id", stream.run_id)
         show_error(failure.body, STDERR)  # stdout is the command's
         return failure.status
     result = stream.result
