@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
 from google.protobuf.message import Message
 
 from k8e.cli.remote.connection import list_options, log_in, read_detail, read_key
@@ -191,6 +193,17 @@ def open_house(settings: str = "", listen: str = "127.0.0.1:0", descriptors: int
             # Not all can be destroyed by name: two tenants may have chosen the same.
             with ThreadPoolExecutor(1) as pool:  # the thread that opened it may have a loop of its own
                 pool.submit(asyncio.run, clear_away(BareEngine(folder / "s" / "bare"))).result()
+
+
+@contextlib.contextmanager
+def make_machine() -> Iterator[Machine]:
+    """A machine whose daemon, which is not started yet, has a gateway."""
+    if os.geteuid() != 0:
+        pytest.skip("the daemon needs root")
+    with make_folder() as folder:
+        with (folder / "k8e.toml").open("a") as file:
+            file.write('[gateway]\nlisten = "127.0.0.1:0"\n')
+        yield Machine(folder, folder)
 
 
 async def clear_away(engine: BareEngine) -> None:

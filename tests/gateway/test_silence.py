@@ -4,7 +4,6 @@ command may have run."""
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,9 @@ import grpc
 import pytest
 
 from sandbox_client import DeadlineExceeded, RunLost, SandboxClient, Unavailable
-from tests.cli.machine import Machine, make_folder, run_launcher, wait_until
+from tests.cli.machine import Machine, run_launcher, wait_until
 from tests.cli.test_silence import stopped
-from tests.gateway.house import House
+from tests.gateway.house import House, make_machine
 
 PATIENCE = "6"  # pings are 6 seconds apart, and answered within 4
 
@@ -45,18 +44,12 @@ class Remote:
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    if os.geteuid() != 0:
-        pytest.skip("the daemon needs root")
-    with make_folder() as folder:
-        with (folder / "k8e.toml").open("a") as file:
-            file.write('[gateway]\nlisten = "127.0.0.1:0"\n')
-        machine = Machine(folder, folder)
-        with contextlib.ExitStack() as stack:
-            stack.callback(clear_up, machine)
-            daemon = stack.enter_context(run_launcher(machine))
-            remote = Remote(machine, daemon)
-            stack.callback(close, remote.house)
-            yield remote
+    with make_machine() as machine, contextlib.ExitStack() as stack:
+        stack.callback(clear_up, machine)
+        daemon = stack.enter_context(run_launcher(machine))
+        remote = Remote(machine, daemon)
+        stack.callback(close, remote.house)
+        yield remote
 
 
 def close(house: House) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sandbox_client import OutcomeUnknown, RunLost, SandboxClient, Unavailable
-from tests.cli.machine import Machine, make_folder, run_launcher, wait_until
-from tests.gateway.house import House
+from tests.cli.machine import Machine, run_launcher, wait_until
+from tests.gateway.house import House, make_machine
 from tests.gateway.test_silence import Remote, clear_up, remote  # noqa: F401 - a fixture
 
 STOPPED = "the daemon was stopped, and ends foreground runs with itself"
@@ -21,12 +20,7 @@ STOPPED = "the daemon was stopped, and ends foreground runs with itself"
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    if os.geteuid() != 0:
-        pytest.skip("the daemon needs root")
-    with make_folder() as folder:
-        with (folder / "k8e.toml").open("a") as file:
-            file.write('[gateway]\nlisten = "127.0.0.1:0"\n')
-        machine = Machine(folder, folder)
+    with make_machine() as machine:
         try:
             yield machine
         finally:
