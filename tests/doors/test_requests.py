@@ -68,7 +68,6 @@ class TestService:
         }
         assert answer.json == {
             "available": True,
-            "caller": {"name": "uid:0", "tenant_id": None, "scope": "admin"},
             "runtime": "gvisor",
             "version": "0.1.0",
             "sessions": 0,
