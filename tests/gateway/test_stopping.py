@@ -63,17 +63,22 @@ def test_a_stop_is_told_as_what_ended_the_command(machine: Machine, tmp_path: Pa
 
 
 def test_what_a_killed_daemon_ran_has_that_reason_on_record(machine: Machine) -> None:
+    """The next daemon ends it; the id that the caller was told leads to it."""
     with run_launcher(machine) as daemon:
+        house = House(machine)
         session = machine.run("true").json["session_id"]
-        with machine.start("sandbox", "run", "touch begun; sleep 1000", "--timeout", "1000", "--session-id", session):
-            wait_until(lambda: "begun" in machine.run("ls", "--session-id", session).json["stdout"].split())
+        with SandboxClient(house.endpoint, api_key=house.make_key("far", scope="admin")) as client:
+            stream = client.exec_stream(session, "echo ready; sleep 1000", 1000)
+            chunks = iter(stream)
+            assert next(chunks) == "ready\n"
             daemon.kill()
             daemon.wait()
             daemon.returncode = 0  # as expected
+            with pytest.raises(RunLost) as lost:
+                list(chunks)
     with run_launcher(machine):
-        # Oldest first. Those that looked for the file came later, and the end of the last may not have been written.
-        run = machine.k8e("sandbox", "log", session).json["runs"][1]
-        assert run["status"] in ("killed", "lost")
+        run = machine.k8e("sandbox", "poll", lost.value.run_id).json
+        assert (run["run_id"], run["status"] in ("killed", "lost")) == (stream.run_id, True)
         assert run["reason"].startswith("the daemon that ran it ended without stopping")
 
 
