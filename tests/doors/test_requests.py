@@ -482,6 +482,7 @@ class TestFaults:
             ({"code": "x", "env": {"A": 1}}, "env"),
             ({"code": "x", "env": ["A=1"]}, "env"),
             ({"argv": ["a", 1]}, "argv"),
+            ({"argv": []}, "argv"),
             ({"code": "x", "stdin_base64": "?"}, "stdin_base64"),
             ({"code": "x", "stdin": "a", "stdin_base64": "YQ=="}, "stdin"),
             ({"code": "x", "backgrund": True}, "backgrund"),

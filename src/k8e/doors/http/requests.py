@@ -21,6 +21,7 @@ from k8e.core.model import (
     Terminal,
 )
 from k8e.doors import requests
+from k8e.doors.errors import invalid
 from k8e.doors.http.fields import Fields
 from k8e.doors.requests import read_manifest
 from k8e.engine import Limits, Mount, Runtime, Shape
@@ -37,13 +38,13 @@ def read_once_spec(fields: Fields, limits: Limits) -> tuple[SessionSpec, RunSpec
 
 
 def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
-    argv = fields.take_texts("argv") or []
+    argv = fields.take_texts("argv")
     defaults = RunSpec(session_id)
     spec = RunSpec(
         session_id=session_id,
         code=fields.take_text("code"),
         language=fields.take_choice("language", Language) or defaults.language,
-        argv=tuple(word.encode("utf-8", "surrogateescape") for word in argv),
+        argv=tuple(word.encode("utf-8", "surrogateescape") for word in argv or ()),
         timeout=fields.take_number("timeout", defaults.timeout),
         env=fields.take_mapping("env"),
         workdir=fields.take_text("workdir"),
@@ -54,6 +55,8 @@ def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
         user=fields.take_text("user"),
     )
     fields.finish()
+    if argv == [] and not spec.code and not spec.entrypoint:
+        raise invalid("argv", "is an empty list", "The program is its first entry.")  # else: an empty program, for bash
     return spec
 
 
