@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.machine import K8E, ROOT, Done, Machine, make_folder, run_launcher
+from tests.cli.test_views import type_at_terminal
 
 SKILL_MD = ROOT / "skills" / "k8e-sandbox-skill" / "SKILL.md"
 AGENTS = {
@@ -370,6 +371,17 @@ class TestAnswers:
         program.write_text(f'#!/bin/sh\necho "$*, in $PWD" > {home.home}/asked\n{script}\n')
         program.chmod(0o755)
         home.overrides["PATH"] = f"{program.parent}:{K8E.parent}:/usr/bin:/bin"
+
+
+def test_at_a_terminal_it_is_text(home: Machine) -> None:
+    (home.home / ".codex").mkdir()
+    (home.home / ".codex" / "config.toml").write_text("x =")
+    code, text = type_at_terminal(home, "sandbox-install-skill", "all", "--dry-run", env={"NO_COLOR": "1"})
+    assert code == 1
+    assert f"{home.home}/.claude.json: created (dry run)\n" in text
+    assert "[file_unparsable]" in text
+    code, text = type_at_terminal(home, "sandbox-install-skill", "claude", "--dry-run", "--json")
+    assert (code, json.loads(text)["ok"]) == (0, True)
 
 
 def test_an_unknown_agent(home: Machine) -> None:

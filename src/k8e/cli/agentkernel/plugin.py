@@ -16,6 +16,7 @@ from k8e.cli.skill.config_file import ConfigFile, Edit
 from k8e.cli.skill.entry import drop_entry, put_entry
 from k8e.cli.skill.inquiry import ask
 from k8e.cli.skill.jsontext import NotJson
+from k8e.cli.skill.report import list_lines
 from k8e.cli.skill.server import Entry, describe_command, find_command, list_notes, list_variables
 
 TYPE_CHECKING = False
@@ -67,14 +68,8 @@ def show(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    for each in report["files"]:
-        say(f"{each['path']}: {each['action']}" + (" (dry run)" if report["dry_run"] else ""))
-    for note in report.get("notes", ()):
-        say(note)
-    if client := report.get("client"):
-        say(f"{report['agent']} says: {client['said'] or client['status']}")
-        if "hint" in client:
-            say(f"  hint: {client['hint']}")
+    for line in list_lines(report, dry_run=report["dry_run"]):
+        say(line)
 
 
 def find_preferred() -> str:

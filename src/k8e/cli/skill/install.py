@@ -7,12 +7,15 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from k8e.cli.process import FAILED, Failure, print_json
+from k8e.cli.process import FAILED, Failure, is_for_person, print_json, write_all
 from k8e.cli.skill.agents import NAMES, Agent, find_agent
 from k8e.cli.skill.config_file import ConfigFile, Edit
 from k8e.cli.skill.entry import drop_entry, put_entry
 from k8e.cli.skill.inquiry import ask
+from k8e.cli.skill.report import list_lines
 from k8e.cli.skill.server import Entry, describe_address, describe_command, find_command, list_notes, list_variables
+from k8e.cli.view import show_error
+from k8e.profiles.text import clean
 
 SERVER: Final = "k8e-sandbox"
 SKILL: Final = "k8e-sandbox-skill"
@@ -115,8 +118,12 @@ def install_skill(options: argparse.Namespace) -> int:
             failures.append(failure)
             problem = failure.body
         told.append({**installer.report, **problem})
-    answer: dict[str, Any] = {"ok": not failures, "dry_run": options.dry_run, "agents": told}
-    if failures:
-        answer = {**failures[0].body, **answer}
-    print_json(answer)
+    if is_for_person():
+        lines = [line for report in told for line in list_lines(report, dry_run=options.dry_run)]
+        write_all(1, "".join(f"{clean(line)}\n" for line in lines).encode("utf-8", "backslashreplace"))
+        for each in failures:
+            show_error(each.body)
+    else:
+        answer = {"ok": not failures, "dry_run": options.dry_run, "agents": told}
+        print_json({**failures[0].body, **answer} if failures else answer)
     return FAILED if failures else 0
