@@ -28,12 +28,7 @@ ENVELOPE = {
 
 
 def kill(pid: int) -> None:
-    handle = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [])
-    finally:
-        os.close(handle)
+    stop(pid, signal.SIGKILL)
 
 
 def ask(agent: Pipes, name: str, /, **arguments: Any) -> Any:

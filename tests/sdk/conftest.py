@@ -77,11 +77,11 @@ def serving() -> Iterator[Machine]:
                 stop(machine.daemon_pid)
 
 
-def stop(pid: int) -> None:
+def stop(pid: int, number: int = signal.SIGTERM) -> None:
     """Not our child: the kernel says when it is gone."""
     handle = os.pidfd_open(pid)
     try:
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        signal.pidfd_send_signal(handle, number)
         select.select([handle], [], [])
     finally:
         os.close(handle)
