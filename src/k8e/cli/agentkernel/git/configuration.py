@@ -40,10 +40,12 @@ def list_files(repository: Repository, cwd: str) -> list[tuple[FileCopy, bytes]]
 
 
 def write_config(own: str, user: Mapping[str, str], *, sparse: bool = False) -> bytes:
-    """The user comes first: what the repository says comes after it and counts."""
+    """The user comes first: what the repository says comes after it and counts. Inside, files have other owners, and
+    with gVisor other inodes: if git compared them, it would read the whole worktree once in each sandbox."""
     lines = ["[user]", *(f"\t{key} = {quote(value)}" for key, value in user.items()), *hide_secrets(own)]
+    lines += ["[core]", "\tcheckStat = minimal", "\ttrustctime = false"]
     if sparse:
-        lines += ["[core]", "\tsparseCheckout = true", "\tsparseCheckoutCone = false"]
+        lines += ["\tsparseCheckout = true", "\tsparseCheckoutCone = false"]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
