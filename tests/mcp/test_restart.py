@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,21 @@ def test_a_call_into_a_daemon_that_is_stopping_is_run_by_the_next(machine: Machi
             else:
                 assert answer["result"]["structuredContent"]["stdout"] == "done\n"
             assert run(agent, "echo next")["stdout"] == "next\n"
+
+
+def test_a_connection_that_a_dying_daemon_took_and_never_read_is_made_again(machine: Machine) -> None:
+    """A daemon that is killed takes connections until its last thread has ended."""
+    path = machine.folder / "r" / "k8e.sock"
+    with pipes(machine) as agent:
+        agent.start()
+        stop(machine.daemon_pid)
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.bind(str(path))
+            dying.listen()
+            number = agent.begin_call("sandbox_run", code="echo hi")
+            select.select([dying], [], [])  # the bridge is connected
+            path.unlink()
+        assert agent.read_answer(number)["stdout"] == "hi\n"
 
 
 def list_children(pid: int) -> list[str]:

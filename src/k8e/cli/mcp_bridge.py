@@ -14,7 +14,7 @@ import time
 from _json import make_scanner
 from _thread import allocate_lock
 
-from k8e.cli.process import Failure, OutputLost, ServiceError, print_json, read_some, write_all
+from k8e.cli.process import UNREACHABLE, Failure, OutputLost, ServiceError, print_json, read_some, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Bridge:
                 elif self._ledger.note_received(line):
                     self._write(line)
         except Failure as failure:
-            later = not first and (isinstance(failure, ServiceError) or failure.code in NOT_YET)
+            later = not first and (isinstance(failure, ServiceError) or is_early(failure))
             if self._left or later or failure.code in ("connection_lost", "daemon_stopping"):
                 return failure
             raise
@@ -206,7 +206,7 @@ class Bridge:
     def _settle(self, failure: Failure | None) -> None:
         """Answers or sends again what was pending when a connection ended."""
         ledger = self._ledger
-        if failure is not None and failure.code in NOT_YET and self._is_patient():
+        if failure is not None and is_early(failure) and self._is_patient():
             time.sleep(PAUSE)
         elif failure is not None:
             told = LOST if failure.code == "connection_lost" else failure
@@ -282,7 +282,7 @@ class Bridge:
                 failure = Failure("daemon_unreachable", "the daemon cannot be reached", detail=str(error), hint=hint)
                 passing = True
             except Failure as refusal:
-                failure, passing = refusal, refusal.code in NOT_YET
+                failure, passing = refusal, is_early(refusal)
             if not (passing and self._is_patient()):
                 self._deadline = 0.0
                 for number in list(self._ledger.pending):
@@ -303,6 +303,13 @@ class Bridge:
     def _write(self, line: bytes) -> None:
         with self._writing:
             write_all(1, line)
+
+
+def is_early(failure: Failure) -> bool:
+    """Whether nothing was done, and the next daemon may be there soon. A daemon that was killed takes connections until
+    its last thread has ended; the kernel then resets them."""
+    reset = failure.code == "connection_lost" and failure.status == UNREACHABLE
+    return reset or failure.code in NOT_YET
 
 
 def write_error(request: bytes, failure: Failure) -> bytes:
