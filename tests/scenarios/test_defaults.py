@@ -29,7 +29,7 @@ def read_cpu_seconds(folder: Path) -> float:
 
 def run(user: User, session: str, code: str, *words: str) -> Any:
     """The result, however long a busy machine takes."""
-    command = [K8E, "sandbox", "run", code, *words, "--timeout", "15m", "--session-id", session]
+    command = [str(K8E), "sandbox", "run", code, *words, "--timeout", "15m", "--session-id", session]
     done = subprocess.run(command, env=user.env, cwd=user.home, capture_output=True, timeout=900)
     return json.loads(done.stdout)
 
