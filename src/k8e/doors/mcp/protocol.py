@@ -20,8 +20,8 @@ from k8e.doors.mcp.clients import Finding, McpClient
 from k8e.doors.mcp.errors import show_error
 from k8e.doors.mcp.tools.progress import SendProgress
 from k8e.doors.mcp.tools.session_specs import NO_FOLDERS, ClientFolders, SpecResolver
+from k8e.doors.mcp.tools.texts import list_tools
 from k8e.doors.mcp.tools.tool import CallContext
-from k8e.doors.mcp.tools.wording import list_tools
 from k8e.doors.mcp.toolsets import K8E, TOOLSETS, Toolset
 
 APPROVAL: Final = {

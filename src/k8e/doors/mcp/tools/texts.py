@@ -1,4 +1,4 @@
-"""What the tools say about sessions depends on how a later call finds the session of an earlier one: the catalogue has
+"""Texts about sessions in tools: they depend on how a later call finds the session of an earlier one. The catalogue has
 the words for connections, this module the others. Plain data, no SDK."""
 
 from __future__ import annotations
