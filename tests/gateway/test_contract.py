@@ -10,6 +10,7 @@ from scripts import check_proto
 from tests.cli.machine import ROOT
 
 PROTO = (ROOT / "proto" / "sandbox" / "v1" / "sandbox.proto").read_text()
+EMPTY = "message DeleteApiKeyResponse"
 
 
 def judge(folder: Path, text: str) -> list[str]:
@@ -35,7 +36,7 @@ def test_as_it_is_there_is_nothing_to_say() -> None:
         ("STREAM_STDERR = 2", "STREAM_STDERR = 3"),
         ("returns (stream ExecFrame);\n  // As ExecStream", "returns (ExecFrame);\n  // As ExecStream"),
         ("rpc KillRun(KillRunRequest)", "rpc EndRun(KillRunRequest)"),
-        ("message KillRunResponse {}", "message KilledRun {}"),
+        ("message DeleteApiKeyResponse {}", "message DeletedApiKey {}"),
         ("  // The session that it ran in.\n", ""),
         ("double ttl = 10;", "double timeToLive = 10;"),
     ],
@@ -45,16 +46,16 @@ def test_what_would_break_a_client_is_found(tmp_path: Path, before: str, after: 
     changed = PROTO.replace(before, after)
     if before.startswith("rpc KillRun"):
         changed = changed.replace("KillRunRequest", "EndRunRequest").replace("KillRunResponse", "EndRunResponse")
-    if "KilledRun" in after:
-        changed = changed.replace("(KillRunResponse)", "(KilledRun)")
+    if "DeletedApiKey" in after:
+        changed = changed.replace("(DeleteApiKeyResponse)", "(DeletedApiKey)")
     assert judge(tmp_path, changed) != []
 
 
 def test_what_is_added_breaks_no_client(tmp_path: Path) -> None:
-    added = PROTO.replace("message KillRunResponse {}", "message KillRunResponse {\n  // More.\n  string more = 1;\n}")
+    added = PROTO.replace(f"{EMPTY} {{}}", f"{EMPTY} {{\n  // More.\n  string more = 1;\n}}")
     assert judge(tmp_path, added) == []
 
 
 def test_what_is_added_has_to_be_documented(tmp_path: Path) -> None:
-    added = PROTO.replace("message KillRunResponse {}", "message KillRunResponse {\n  string more = 1;\n}")
-    assert judge(tmp_path, added) == ["KillRunResponse.more: has no comment"]
+    added = PROTO.replace(f"{EMPTY} {{}}", f"{EMPTY} {{\n  string more = 1;\n}}")
+    assert judge(tmp_path, added) == ["DeleteApiKeyResponse.more: has no comment"]
