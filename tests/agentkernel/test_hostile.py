@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.agentkernel.house import House, link, list_tree
+from tests.agentkernel.repository import CLAUDE, git
 from tests.agentkernel.runtimes import open_machine
 from tests.cli.machine import Done, Machine, wait_until
 from tests.sandboxes import needs_root
 
 pytestmark = needs_root
-CLAUDE = ("--image", "host", "--compatibility-mode", "claude", "--no-network")
 
 
 @pytest.fixture(scope="module", params=["gvisor", "native"])
@@ -37,18 +37,6 @@ def house(machine: Machine, tmp_path: Path) -> Iterator[House]:
     house.write("README", "hello")
     yield house
     house.ak("sandbox", "remove", "cage")
-
-
-def git(house: House, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "user.name=x", "-c", "user.email=x@example.com", *words],
-        cwd=house.project,
-        env={"PATH": os.environ["PATH"], "HOME": str(house.home), "GIT_CONFIG_NOSYSTEM": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
 
 
 def attack(house: House, script: str) -> Done:

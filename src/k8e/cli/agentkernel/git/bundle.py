@@ -93,6 +93,11 @@ def is_safe(name: str) -> bool:
     )
 
 
+def join_lines(lines: Iterable[str]) -> bytes:
+    """As git reads a list on its stdin."""
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
 def name_locally(name: str, sandbox: str) -> str:
     """The ref's name in the project's repository: below refs/k8e/SANDBOX/."""
     return f"refs/k8e/{sandbox}/{name.removeprefix('refs/')}"

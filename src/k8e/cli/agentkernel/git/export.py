@@ -7,14 +7,23 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel.exec import explain
-from k8e.cli.agentkernel.git.bundle import LARGEST, MOST_REFS, Bundle, bundle_folder, is_safe, remove_old, storing
+from k8e.cli.agentkernel.git.bundle import (
+    LARGEST,
+    MOST_REFS,
+    Bundle,
+    bundle_folder,
+    is_safe,
+    join_lines,
+    remove_old,
+    storing,
+)
 from k8e.cli.agentkernel.git.repository import is_hash, read_refs
 from k8e.cli.client import LocalClient, SessionName
 from k8e.cli.process import Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from k8e.cli.agentkernel.git.repository import Repository
 
@@ -118,10 +127,6 @@ class Export:
             detail = complaint.decode("utf-8", "replace").strip()
             hint = f"look at the repository inside: agentkernel exec {self._session.session_id} git status"
             raise Failure("git_failed", "git in the sandbox failed", detail=detail, hint=hint)
-
-
-def join_lines(lines: Iterable[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def find_commits(sandbox: str, repository: Repository) -> tuple[list[str], int]:

@@ -13,7 +13,7 @@ import resource
 import subprocess
 import tempfile
 
-from k8e.cli.agentkernel.git.bundle import LARGEST, bundle_folder, name_locally, read_header, storing
+from k8e.cli.agentkernel.git.bundle import LARGEST, bundle_folder, join_lines, name_locally, read_header, storing
 from k8e.cli.agentkernel.git.repository import read_bytes
 from k8e.cli.process import Failure
 
@@ -81,7 +81,8 @@ class Quarantine:
                 self._make(folder, bundle)
                 self._check(folder, bundle, file)
                 refs = {name_locally(name, sandbox): commit for name, commit in bundle.refs.items()}
-                self._run(folder, "update-ref", "--stdin", stdin=write_updates(refs))
+                updates = (f"create {name} {commit}" for name, commit in refs.items())
+                self._run(folder, "update-ref", "--stdin", stdin=join_lines(updates))
                 self._fetch(folder, f"+refs/k8e/{sandbox}/*:refs/k8e/{sandbox}/*")
         return refs
 
@@ -105,7 +106,9 @@ class Quarantine:
 
     def _check(self, folder: str, bundle: Bundle, objects: BinaryIO) -> None:
         """`index-pack` reads from where the header ended."""
-        known = self._run(folder, "cat-file", "--batch-check=%(objectname)", stdin=join(bundle.needed)).splitlines()
+        known = self._run(
+            folder, "cat-file", "--batch-check=%(objectname)", stdin=join_lines(bundle.needed)
+        ).splitlines()
         if missing := set(bundle.needed) - {commit.decode("ascii", "replace") for commit in known}:
             hint = "run it in the folder of the project that the sandbox had"
             error = "the commits build on others that this repository does not have"
@@ -179,11 +182,3 @@ def limit_ourselves() -> None:
     for kind, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_FSIZE, _FILE), (resource.RLIMIT_CPU, _SECONDS)):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def write_updates(refs: dict[str, str]) -> bytes:
-    return "".join(f"create {name} {commit}\n" for name, commit in refs.items()).encode()
-
-
-def join(lines: list[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
