@@ -69,7 +69,8 @@ class TestRun:
             name = Path(f"/proc/{window.process.pid}/cmdline")
             wait_until(lambda: not name.read_bytes().startswith(b"setsid"))
             window.type(b"\x03")
-            assert window.finish() in (130, -signal.SIGINT)
+            # 1 is Python's own, interrupted while it imports `site`, before the first line of ours.
+            assert window.finish() in (130, -signal.SIGINT, 1)
         wait_until(lambda: not kernel.live_sessions())
 
     def test_job_control(self, shell: Window) -> None:
