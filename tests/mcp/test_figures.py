@@ -121,6 +121,14 @@ def test_notices_are_found_in_pieces_of_any_size() -> None:
     assert MAX_FIGURES == 8
 
 
+def test_a_program_that_prints_notices_without_end_takes_no_memory() -> None:
+    notices = FigureNotices()
+    for number in range(100):
+        notices.feed(Chunk(1, b"".join(NOTICE % b"%d-%d" % (number, each) for each in range(1000))))
+    assert (len(notices.paths), notices.count) == (MAX_FIGURES, 100_000)
+    assert notices.paths[-1] == "/tmp/k8e-figures/0-7.png"
+
+
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("character", ["a", "é", "€", "😀"])
 def test_no_character_is_cut_in_two(character: str, shift: int) -> None:

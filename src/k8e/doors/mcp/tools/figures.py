@@ -26,7 +26,8 @@ class FigureNotices:
     """Finds these lines in the output of one run."""
 
     def __init__(self) -> None:
-        self.paths: list[str] = []
+        self.paths: list[str] = []  # of the first ones: a program can print any number
+        self.count = 0
         self._begun = {1: b"", 2: b""}  # the last line of each stream, as far as it has come
 
     def feed(self, chunk: Chunk) -> None:
@@ -34,14 +35,15 @@ class FigureNotices:
         whole, _, begun = text.rpartition(b"\n")
         self._begun[chunk.stream] = begun[-_LONGEST:]
         if _MARK in whole:
-            found = (_LINE.fullmatch(line) for line in whole.split(b"\n"))
-            self.paths += [match[1].decode("ascii") for match in found if match]
+            found = [match[1] for line in whole.split(b"\n") if (match := _LINE.fullmatch(line))]
+            self.count += len(found)
+            self.paths += [path.decode("ascii") for path in found[: MAX_FIGURES - len(self.paths)]]
 
 
 async def read_figures(client: McpClient, session_id: str, paths: list[str]) -> tuple[ImageContent, ...]:
     """Those that are there, and are images of a size that clients can show."""
     figures = []
-    for path in paths[:MAX_FIGURES]:
+    for path in paths:
         content = bytearray()
         try:
             pieces = await client.service.files.download(client.caller, session_id, path, length=MAX_FIGURE + 1)

@@ -95,7 +95,7 @@ async def run_in_session(client: McpClient, spec: RunSpec, named: str, context: 
     if not notices.paths:
         return answer
     figures = await read_figures(client, live.session_id, notices.paths)
-    left_out = len(notices.paths) - len(figures)
+    left_out = notices.count - len(figures)
     counts = {"figures": len(figures), **({"figures_left_out": left_out} if left_out else {})}
     return replace(answer, body={**answer.body, **counts}, images=figures)
 
