@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 import re
+import tempfile
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from mcp import Client
 from mcp_types import CallToolResult, ImageContent
 
 from k8e.core.model import Chunk
-from k8e.doors.mcp.resources import OutputRecorder
+from k8e.doors.mcp.resources import ALL, EACH, MOST, OutputRecorder, OutputResource, OutputResources
 from k8e.doors.mcp.tools.figures import MAX_FIGURES, FigureNotices
 from tests.cli.machine import DEADLINE, Machine
 from tests.gateway.house import UnixConnection
@@ -142,3 +143,24 @@ def test_no_character_is_cut_in_two(character: str, shift: int) -> None:
     assert 100 - 6 <= kept <= 100
     assert set(head + tail) <= {".", character}
     recorder.drop()
+
+
+def keep(outputs: OutputResources, sizes: list[int]) -> list[OutputResource]:
+    kept = [OutputResource(tempfile.TemporaryFile(), size, size) for size in sizes]  # noqa: SIM115 - closed below
+    for number, output in enumerate(kept):
+        outputs.add(f"run-{number}", "stdout", output)
+    return kept
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_kept_outputs_are_few_and_have_few_bytes(*, shared: bool) -> None:
+    """Each is an open file, however small."""
+    outputs = OutputResources(shared=shared)
+    kept = keep(outputs, [3] * (MOST + 10))
+    assert [each.file.closed for each in kept] == [True] * 10 + [False] * MOST
+    outputs.close()
+    assert all(each.file.closed for each in kept)
+    large = ALL // EACH
+    kept = keep(outputs, [EACH] * large + [1])
+    assert [each.file.closed for each in kept] == [True] + [False] * large
+    outputs.close()

@@ -17,6 +17,7 @@ from k8e.doors.http.answers import Json, text_of
 
 EACH: Final = 16 << 20  # bytes kept of one stream; those after them are only counted
 ALL: Final = 64 << 20  # bytes kept for one connection; the oldest resources make room
+MOST: Final = 64  # resources of one connection: each holds a descriptor
 
 
 class OutputRecorder:
@@ -106,6 +107,7 @@ class OutputResources:
         cannot be guessed."""
         self._shared = shared
         self._outputs: dict[str, OutputResource] = {}
+        self._size = 0
 
     @property
     def entries(self) -> dict[str, OutputResource]:
@@ -116,8 +118,11 @@ class OutputResources:
         secret = f"{secrets.token_hex(16)}/" if self._shared else ""
         uri = f"k8e://runs/{secret}{run_id}/{stream}"
         self._outputs[uri] = output
-        while sum(each.size for each in self._outputs.values()) > ALL:
-            self._outputs.pop(next(iter(self._outputs))).file.close()
+        self._size += output.size
+        while self._size > ALL or len(self._outputs) > MOST:
+            oldest = self._outputs.pop(next(iter(self._outputs)))
+            self._size -= oldest.size
+            oldest.file.close()
         return uri
 
     def find(self, uri: str) -> OutputResource | None:
@@ -127,3 +132,4 @@ class OutputResources:
         for output in self._outputs.values():
             output.file.close()
         self._outputs.clear()
+        self._size = 0

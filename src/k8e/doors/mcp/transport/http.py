@@ -117,12 +117,14 @@ class HttpTransport:
             await _explain(call, Fault(Kind.UNAUTHENTICATED, "key_revoked", error, hint="Use another key."))
 
     def revoke(self, identity: str) -> None:
-        """Ends the sessions and requests of a key."""
+        """Ends the sessions and requests of a key, and what is kept for it."""
         for session in list(self._sessions.values()):
             if session.identity == identity:
                 session.close()
         for task in list(self._keyed.get(identity, ())):
             task.cancel()
+        if (outputs := self._outputs.pop(identity, None)) is not None:
+            outputs.close()
 
     async def _serve(self, admission: Admission, call: HttpCall) -> None:
         token = call.header(SESSION) or ""
