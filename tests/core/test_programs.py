@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from k8e.core.model import Language, RunResult, RunSpec, SessionSpec
 from k8e.core.sandbox.programs import FOLDER, MAX_CODE, MAX_WORD, find_long_program
 from k8e.core.service import Service
 from k8e.engine import Shape
+from k8e.engine.accounts import Account, find_account
 from k8e.link.model import Sandbox
 from tests.core.rig import ALICE, Rig, fault
 from tests.sandboxes import needs_root
@@ -208,6 +211,31 @@ async def test_a_user_that_is_not_there_is_refused(rig: Rig, session: str) -> No
         with fault(Kind.INVALID, "invalid_argument", "user"):
             await rig.service.runs.run(ALICE, RunSpec(session, "true", user=name))
     assert [run["user"] for run in rig.read_audit() if run["event"] == "run_started"] == []
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["passwd", "group"])
+async def test_a_large_file_of_users_does_not_hold_up_the_daemon(
+    rig: Rig, session: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def find(*args: Any) -> Account:
+        threads.append(threading.current_thread())
+        return find_account(*args)
+
+    monkeypatch.setattr("k8e.core.sandbox.users.find_account", find)
+    file = rig.engine._top(rig.sandbox_of(session)) / name
+    with file.open("a") as output:
+        output.write("a::1:1::\n" * 7000)
+    assert await who(rig.service, session, "root", "id -u") == b"0\n"
+    assert threading.main_thread() not in threads
+    with file.open("a") as output:
+        output.write("a::1:1::\n" * 300)
+    with fault(Kind.INVALID, "user_not_found", "user"):
+        await rig.service.runs.run(ALICE, RunSpec(session, "true", user="root"))
+    assert len(threads) == 1
+    assert (await rig.run(session, "true")).exit_code == 0
 
 
 @needs_root

@@ -140,7 +140,23 @@ async def test_a_run_that_does_not_start_is_not_counted(folder: Path) -> None:
             with pytest.raises(Fault) as refused:
                 await rig.service.runs.run(ALICE, RunSpec(session, argv=(b"/nowhere",)))
             assert refused.value.code == "program_not_found"
+            for background in (False, True):
+                with pytest.raises(Fault) as refused:
+                    await rig.service.runs.run(ALICE, RunSpec(session, "true", user="nobody", background=background))
+                assert refused.value.code == "user_not_found"
         assert (await rig.service.runs.run(ALICE, RunSpec(session, "true"))).exit_code == 0
+
+
+async def test_a_sandbox_is_asked_for_a_user_only_within_the_quota(folder: Path) -> None:
+    async with open_rig(folder, settings=limit(concurrent_runs=1)) as rig:
+        session = await rig.create()
+        held = await rig.service.runs.start(ALICE, RunSpec(session, "cat"))
+        for background in (False, True):
+            with pytest.raises(Fault) as refused:
+                await rig.service.runs.run(ALICE, RunSpec(session, "true", user="nobody", background=background))
+            assert refused.value.code == "too_many_runs"
+        await held.close_stdin()
+        await held.result()
 
 
 class Crowd:

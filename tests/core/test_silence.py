@@ -192,7 +192,7 @@ async def test_a_sandbox_that_keeps_talking_does_not_put_off_the_end(rig: Rig, m
     async def place_for_ever(*args: Any) -> ExecSpec:
         return replace(await place_run(*args), timeout=60)  # of which the agent does not end the command at its timeout
 
-    monkeypatch.setattr("k8e.core.runs.foreground.place_run", place_for_ever)
+    monkeypatch.setattr("k8e.core.runs.launcher.place_run", place_for_ever)
     session = await rig.create()
     run = await rig.service.runs.start(ALICE, RunSpec(session, "yes", timeout=0.5))
     async with asyncio.timeout(30):

@@ -29,7 +29,7 @@ from k8e.core.runs.endings import (
     wait_until,
 )
 from k8e.core.runs.kept_output import KeptOutput
-from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
+from k8e.core.runs.launcher import Facts, Launcher, check_run
 from k8e.core.sandbox.output import read_all, read_so_far
 from k8e.core.sessions.ends import describe_end
 from k8e.core.sessions.live import Live
@@ -73,14 +73,13 @@ class Background:
         try:
             async with asyncio.timeout_at(due):
                 opened = await self._sessions.enter(live)
-                plan = await place_run(opened, plan, spec)
+                if len(live.background) >= MAX_BACKGROUND:
+                    hint, error = "Poll or kill some of them.", f"{MAX_BACKGROUND} runs are in the background"
+                    raise Fault(Kind.EXHAUSTED, "too_many_runs", error, hint=hint)
+                plan, give_back = await self._launcher.place(opened, plan, spec)
         except TimeoutError:
             self._sessions.doubt(live)
             raise describe_silence("reaching the sandbox") from None
-        if len(live.background) >= MAX_BACKGROUND:
-            hint = "Poll or kill some of them."
-            raise Fault(Kind.EXHAUSTED, "too_many_runs", f"{MAX_BACKGROUND} runs are in the background", hint=hint)
-        give_back = self._launcher.quotas.take_run(live.payer)
         about = self._launcher.describe(caller, spec)
         launching = self._parts.tasks.spawn(self._launch(opened, plan, about, give_back, due), watched=True)
         launching.add_done_callback(lambda _: give_back())

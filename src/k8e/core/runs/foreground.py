@@ -16,7 +16,7 @@ from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import ALLOWANCE, Endings, wait_until
 from k8e.core.runs.foreground_run import TIDY, ForegroundRun
-from k8e.core.runs.launcher import Facts, Launcher, check_run, place_run
+from k8e.core.runs.launcher import Facts, Launcher, check_run
 from k8e.core.sandbox.programs import find_long_program
 from k8e.core.sessions.creation import Creation
 from k8e.core.sessions.ends import DESTROYED, FINISHED
@@ -72,10 +72,9 @@ class Foreground:
         try:
             async with asyncio.timeout_at(due):
                 opened = await self._sessions.enter(live)
-                plan = await place_run(opened, plan, spec)
+                plan, give_back = await self._launcher.place(opened, plan, spec)
         except TimeoutError:
             return await self._give_up(live, record, about)
-        give_back = self._launcher.quotas.take_run(live.payer)
         launching = self._parts.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
         launching.add_done_callback(lambda done: _when_settled(done, give_back))
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -58,6 +58,15 @@ class Launcher:
             background=background,
             started=self._parts.clock.wall(),
         )
+
+    async def place(self, opened: Opened, plan: ExecSpec, spec: RunSpec) -> tuple[ExecSpec, Callable[[], None]]:
+        """Counts the run until the returned function is called, and before its sandbox is asked for anything."""
+        give_back = self.quotas.take_run(opened.live.payer)
+        try:
+            return await place_run(opened, plan, spec), give_back
+        except BaseException:
+            give_back()
+            raise
 
     async def record(self, live: Live, record: RunRecord, about: Facts) -> tuple[RunRecord, Mark]:
         """Puts the run on record and into the audit log. Access denied after the mark was denied during the run."""

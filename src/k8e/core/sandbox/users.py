@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Final
 
@@ -9,11 +10,12 @@ from k8e.core.checks import HOST
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import Session
 from k8e.engine import Place
-from k8e.engine.accounts import MAX_FILE, Account, UnknownUser, find_account
+from k8e.engine.accounts import Account, UnknownUser, find_account
 from k8e.link.errors import AgentError, Code
 from k8e.link.model import Identity, Sandbox
 
 ROOT: Final = 0
+_MAX_FILE: Final = 64 << 10
 
 
 async def place_user(sandbox: Sandbox, place: Place, session: Session, wanted: str) -> Place:
@@ -45,7 +47,7 @@ async def place_user(sandbox: Sandbox, place: Place, session: Session, wanted: s
 async def _find(sandbox: Sandbox, wanted: str) -> Account:
     passwd, group = [await _read(sandbox, path) for path in (b"/etc/passwd", b"/etc/group")]
     try:
-        return find_account(wanted, passwd, group)
+        return await asyncio.to_thread(find_account, wanted, passwd, group)  # the sandbox chooses how long it takes
     except UnknownUser as error:
         raise Fault(
             Kind.INVALID,
@@ -59,8 +61,17 @@ async def _find(sandbox: Sandbox, wanted: str) -> Account:
 
 async def _read(sandbox: Sandbox, path: bytes) -> bytes:
     try:
-        return await sandbox.read_file(path, limit=MAX_FILE)
+        return await sandbox.read_file(path, limit=_MAX_FILE)
     except AgentError as error:
+        if error.code is Code.TOO_BIG:
+            raise Fault(
+                Kind.INVALID,
+                "user_not_found",
+                f"users are found in a {path.decode()} of at most {_MAX_FILE} bytes",
+                detail=str(error),
+                hint="Make the file smaller, or leave out the user.",
+                field="user",
+            ) from error
         if error.code is not Code.NOT_FOUND:
             raise
         return b""
