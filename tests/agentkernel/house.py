@@ -28,13 +28,20 @@ class House(Machine):
         path.write_text(content)
         return path
 
-    def ak(self, *words: str, env: dict[str, str] | None = None, cwd: Path | None = None, stdin: bytes = b"") -> Done:
+    def ak(
+        self,
+        *words: str,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: bytes = b"",
+        timeout: float = 120,
+    ) -> Done:
         done = subprocess.run(
             [AGENTKERNEL, *words],
             input=stdin,
             capture_output=True,
             env={**self.env, **(env or {})},
-            timeout=120,
+            timeout=timeout,
             cwd=cwd or self.project,
         )
         return Done(done.returncode, done.stdout, done.stderr)

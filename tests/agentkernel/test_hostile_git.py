@@ -4,6 +4,7 @@ copy of the repository. The machine's git runs nothing of it, and takes nothing 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from tests.cli.machine import Machine, wait_until
 from tests.sandboxes import needs_root
 
 SANDBOX = "cage"
+BUNDLES = ".local/state/agentkernel/git"
+PATIENCE = 400  # seconds for a pull of as much as there may be: more than the command inside has
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +33,20 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="module")
-def house(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def cage(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """One sandbox for all attacks."""
     house = House(machine.folder, tmp_path_factory.mktemp("hostile"))
     make_repository(house)
     house.ok("sandbox", "create", SANDBOX, *CLAUDE)
     yield house
     house.ok("sandbox", "remove", SANDBOX)
+
+
+@pytest.fixture
+def house(cage: House) -> House:
+    """Without what a test before left."""
+    shutil.rmtree(cage.home / BUNDLES, ignore_errors=True)
+    return cage
 
 
 def attack(house: House, script: str) -> None:
@@ -55,7 +65,7 @@ def attack(house: House, script: str) -> None:
 def expect_refusal(house: House, code: str) -> str:
     """Nothing has changed then, and the machine's git works."""
     before = look(house.project / ".git")
-    said = house.refusal("git", "pull", SANDBOX)
+    said = house.refusal("git", "pull", SANDBOX, timeout=PATIENCE)
     assert f"[{code}]" in said, said
     assert look(house.project / ".git") == before
     check(house)
@@ -69,7 +79,7 @@ def check(house: House) -> None:
     git(house, "log", "--all", "--oneline")
     assert not (house.project / "OWNED").exists()
     assert not (house.home / "OWNED").exists()
-    left = [path.name for path in (house.home / ".local/state/agentkernel/git").glob("*")]
+    left = [path.name for path in (house.home / BUNDLES).glob("*")]
     assert left == [], "what was unpacked is gone"
 
 
@@ -88,6 +98,7 @@ people = "author x <x@x> 1 +0000\\ncommitter x <x@x> 1 +0000"
 commit = put("commit", f"tree {tree}\\n{people}\\n\\nx\\n".encode())
 open(".git/refs/heads/evil", "w").write(commit + "\\n")
 """
+PEOPLE = "author x <x@x> 1 +0000\ncommitter x <x@x> 1 +0000"
 MODULE = '[submodule "{}"]\n\tpath = x\n\turl = {}\n{}'
 URL = "https://example.com/x"
 # What would harm whom checks it out: mode, name and content of a file.
@@ -155,6 +166,7 @@ LIES = {
 
 
 @needs_root
+@pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.parametrize("way", LIES)
 def test_a_git_that_lies_is_refused(house: House, way: str) -> None:
     code, refs, commits, pack = LIES[way]
@@ -289,8 +301,32 @@ def test_a_project_from_anywhere_runs_nothing_when_a_command_is_run_in_it(machin
 
 
 @needs_root
+def test_a_project_from_anywhere_names_no_program_for_objects_that_it_lacks(machine: Machine, tmp_path: Path) -> None:
+    """A partial clone gets such an object from its promisor, with the program that its configuration names; the file
+    transport, which a pull uses, runs that one."""
+    house = House(machine.folder, tmp_path)
+    make_repository(house)
+    folder = tmp_path / BUNDLES
+    folder.mkdir(parents=True)
+    git(house, "bundle", "create", "-q", str(folder / "run-1.bundle"), "refs/heads/main")
+    forged = house.write(
+        "commit", "tree {}\nparent {}\n{}\n\nx\n".format(git(house, "write-tree").strip(), "1" * 40, PEOPLE)
+    )
+    broken = git(house, "hash-object", "-w", "-t", "commit", "--literally", str(forged))
+    ref = house.project / ".git/refs/k8e/run-1/heads/main"
+    ref.parent.mkdir(parents=True)
+    ref.write_text(broken)
+    with (house.project / ".git/config").open("a") as config:
+        config.write("[core]\n\trepositoryFormatVersion = 1\n[extensions]\n\tpartialClone = o\n")
+        config.write(f'[remote "o"]\n\tpromisor = true\n\turl = /tmp\n\tuploadpack = touch {tmp_path}/OWNED;\n')
+    house.ok("git", "pull", "run-1")
+    assert git(house, "rev-parse", "refs/k8e/run-1/heads/main") == git(house, "rev-parse", "main")
+    assert not list(tmp_path.rglob("OWNED"))
+
+
+@needs_root
 def test_a_bundle_that_was_changed_is_refused(house: House) -> None:
-    folder = house.home / ".local/state/agentkernel/git"
+    folder = house.home / BUNDLES
     folder.mkdir(parents=True, exist_ok=True)
     for content in (
         b"",
@@ -309,7 +345,7 @@ def test_a_bundle_that_was_changed_is_refused(house: House) -> None:
 
 @needs_root
 def test_commits_that_nobody_asks_for_go_after_a_while(house: House) -> None:
-    folder = house.home / ".local/state/agentkernel/git"
+    folder = house.home / BUNDLES
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(25):
         (folder / f"run-{number}.bundle").write_bytes(b"x")
@@ -331,9 +367,9 @@ def test_commits_of_another_project_are_refused(house: House, machine: Machine, 
     git(other, "commit", "-q", "--allow-empty", "-m", "another history")
     done = house.ak("run", *CLAUDE, "sh", "-ec", "git commit -q --allow-empty -m x")
     name = done.stderr.split(b"git pull ")[1].split()[0].decode()
-    bundle = house.home / ".local/state/agentkernel/git" / f"{name}.bundle"
+    bundle = house.home / BUNDLES / f"{name}.bundle"
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
-    target = other.home / ".local/state/agentkernel/git"
+    target = other.home / BUNDLES
     target.mkdir(parents=True)
     bundle.rename(target / bundle.name)
     assert "[git_other_repository]" in other.refusal("git", "pull", name)
@@ -344,7 +380,7 @@ def test_a_repository_that_borrows_gets_nothing(house: House, machine: Machine, 
     """A project from anywhere can name the objects of any other repository of the user's."""
     other = House(machine.folder, tmp_path)
     git(other, "clone", "-q", "--shared", str(house.project), ".")
-    folder = tmp_path / ".local/state/agentkernel/git"
+    folder = tmp_path / BUNDLES
     folder.mkdir(parents=True)
     (folder / "run-1.bundle").write_bytes(b"# v2 git bundle\n\n")
     assert "[git_borrowed]" in other.refusal("git", "pull", "run-1")

@@ -44,6 +44,7 @@ _SAFE = {
     "fetch.fsckObjects": "true",
     "transfer.fsckObjects": "true",
     "fetch.recurseSubmodules": "false",
+    "fetch.showForcedUpdates": "false",  # it would walk the history of the project's own refs
     "fetch.writeCommitGraph": "false",
     "fetch.prune": "false",
     "fetch.pruneTags": "false",
@@ -134,6 +135,7 @@ class Quarantine:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= {"GIT_DIR": self._git_dir, "GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1"}
         environment["GIT_ALLOW_PROTOCOL"] = "file"  # whatever the project's configuration makes of the path
+        environment["GIT_NO_LAZY_FETCH"] = "1"  # from a promisor remote of the project, with the program that it names
         self._call([self._git, *options, *words, folder, refspec], environment)
 
     def _run(self, folder: str, *words: str, stdin: bytes = b"", source: BinaryIO | None = None) -> bytes:
