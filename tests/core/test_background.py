@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from k8e.core.errors import Kind
-from k8e.core.model import OUTPUT_LIMIT, Language, RunSpec, SessionSpec, Status
+from k8e.core.model import OUTPUT_LIMIT, Language, RunResult, RunSpec, SessionSpec, Status
+from k8e.core.runs.background import Background
 from tests.core.rig import ALICE, ManualClock, Rig, fault, open_rig
 from tests.sandboxes import needs_root
 
@@ -234,3 +236,24 @@ async def test_a_poll_leaves_out_what_the_caller_has_and_waits_for_more(rig: Rig
     for wrong in ({"wait": 61}, {"stdout_from": -1}, {"stderr_from": -1}):
         with fault(Kind.INVALID, "invalid_argument"):
             await poll(ALICE, run_id, **wrong)
+
+
+async def test_a_poll_that_waits_looks_seldom_and_holds_up_nothing(
+    rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    poll = Background.poll
+
+    async def count(*args: Any) -> RunResult:
+        nonlocal looks
+        looks += 1
+        return await poll(*args)
+
+    monkeypatch.setattr(Background, "poll", count)
+    run_id = await rig.start_background(session, "sleep 1000")
+    assert (await rig.service.runs.poll(ALICE, run_id, wait=2)).status is Status.RUNNING
+    assert looks <= 8  # at 0, 0.1, 0.3, 0.7, 1.5 and 2 s
+    waiting = [asyncio.create_task(rig.service.runs.poll(ALICE, run_id, wait=60)) for _ in range(20)]
+    await asyncio.sleep(0)  # they have begun
+    assert not await rig.service.runs.kill(ALICE, run_id)
+    assert {result.status for result in await asyncio.gather(*waiting)} == {Status.KILLED}

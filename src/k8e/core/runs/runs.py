@@ -27,7 +27,9 @@ from k8e.link.model import CommandInfo
 
 PIP_SECONDS: Final = 300.0
 MAX_WAIT: Final = 60.0  # of one poll
-_LOOK: Final = 0.1  # the agent tells only those who are attached that there is something new
+# The agent tells only those who are attached that there is something new: others look, less often with time.
+_FIRST_LOOK: Final = 0.1
+_LAST_LOOK: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,12 +100,14 @@ class Runs:
         checks.check_number("stdout_from", stdout_from, 0, 1 << 62)
         checks.check_number("stderr_from", stderr_from, 0, 1 << 62)
         end = asyncio.get_running_loop().time() + checks.check_number("wait", wait, 0, MAX_WAIT)
+        pause = _FIRST_LOOK
         while True:
             result = await self._poll(caller, run_id, stdout_from, stderr_from)
             rest = end - asyncio.get_running_loop().time()
             if result.status is not Status.RUNNING or result.stdout or result.stderr or rest <= 0:
                 return result
-            await asyncio.sleep(min(_LOOK, rest))
+            await asyncio.sleep(min(pause, rest))
+            pause = min(2 * pause, _LAST_LOOK)
 
     async def _poll(self, caller: Caller, run_id: str, stdout_from: int, stderr_from: int) -> RunResult:
         record, live, session_id = await self._find(caller, run_id)
