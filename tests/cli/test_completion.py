@@ -12,6 +12,7 @@ import pytest
 from tests.cli.machine import DEADLINE, K8E, Machine, wait_until
 
 AGENTKERNEL = K8E.with_name("agentkernel")
+PATIENCE = {"K8E_PATIENCE": "60"}  # a person waits two seconds behind the TAB key; these tests, for a busy machine
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],
@@ -32,7 +33,14 @@ class Shell:
         self._folder = folder
         self._count = 0
         self._screen, device = os.openpty()
-        env = {**machine.env, "TERM": "dumb", "INPUTRC": "/dev/null", "PS1": "$ ", "XDG_CONFIG_HOME": str(folder)}
+        env = {
+            **machine.env,
+            **PATIENCE,
+            "TERM": "dumb",
+            "INPUTRC": "/dev/null",
+            "PS1": "$ ",
+            "XDG_CONFIG_HOME": str(folder),
+        }
         self._process = subprocess.Popen(
             ["setsid", "--ctty", *START[name]], stdin=device, stdout=device, stderr=device, env=env, cwd=machine.home
         )
@@ -80,7 +88,9 @@ class Shell:
 
 def ask(machine: Machine, program: Path, *words: str) -> list[str]:
     command = [str(program), "completion", "words", "--", *words]
-    done = subprocess.run(command, env=machine.env, cwd=machine.home, capture_output=True, text=True, timeout=DEADLINE)
+    done = subprocess.run(
+        command, env={**machine.env, **PATIENCE}, cwd=machine.home, capture_output=True, text=True, timeout=DEADLINE
+    )
     assert done.returncode == 0, done.stderr
     return [line.partition("\t")[0] for line in done.stdout.splitlines()]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -14,6 +15,11 @@ import pytest
 from tests.clients.model import FINISHED, Call, Model, serve_model
 from tests.clients.user import User
 from tests.mcp.test_http import listening
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here"),
+    pytest.mark.timeout(1800),  # the first run on a machine downloads the programs
+]
 
 PROMPT = "Run the program in a sandbox."
 # Without a timeout of its own Gemini takes a server for dead after some seconds, which says how busy the machine is.

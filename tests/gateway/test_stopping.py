@@ -33,14 +33,14 @@ def test_a_stop_is_told_as_what_ended_the_command(machine: Machine, tmp_path: Pa
             house = House(machine)
             session = machine.run("true").json["session_id"]
             words = ("sandbox", "run", "--timeout", "1000", "--session-id", session)
-            whole = stack.enter_context(machine.start(*words, "touch whole; echo out; sleep 1000"))
-            raw = stack.enter_context(machine.start(*words, "touch raw; echo out; sleep 1000", "--raw"))
+            whole = stack.enter_context(machine.start(*words, "echo out; touch whole; sleep 1000"))
+            raw = stack.enter_context(machine.start(*words, "echo out; touch raw; sleep 1000", "--raw"))
             far = Machine(tmp_path, tmp_path)
             key = house.make_key("far", scope="admin")
             far.overrides.update(K8E_SANDBOX_ENDPOINT=house.endpoint, K8E_SANDBOX_APIKEY=key)
             remote_raw = stack.enter_context(far.start(*words, "touch far; sleep 1000", "--raw"))
             client = SandboxClient(house.endpoint, api_key=key)
-            running = pool.submit(client.exec, session, "touch library; echo out; sleep 1000", 1000)
+            running = pool.submit(client.exec, session, "echo out; touch library; sleep 1000", 1000)
             own = pool.submit(client.exec, session, "kill -TERM $$")
             assert (own.result().status, own.result().exit_code, own.result().reason) == ("killed", 143, "")
             started = {"whole", "raw", "far", "library"}

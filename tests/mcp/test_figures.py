@@ -22,6 +22,8 @@ from tests.cli.machine import DEADLINE, Machine
 from tests.gateway.house import UnixConnection
 from tests.mcp.agents import call, read, stdio_agent
 
+pytestmark = pytest.mark.timeout(900)  # matplotlib is downloaded
+
 NOTICE = b"k8e: figure saved as /tmp/k8e-figures/%s.png\n"
 SHOW = """
 import matplotlib.pyplot as plt

@@ -21,6 +21,8 @@ from tests.cli.machine import DEADLINE, K8E, ROOT, Machine
 from tests.mcp.test_http import listening
 from tests.mcp.test_tools import make_png
 
+pytestmark = pytest.mark.timeout(900)  # the first run in a checkout downloads the clients
+
 FOLDER = ROOT / "build" / "mcp-clients" / "python"
 ENVIRONMENT = dict(os.environ)  # with this machine's own pip configuration
 # The last client for which each version was the newest. The newest of them brings the packages that all need; the

@@ -8,11 +8,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from k8e.core.model import DEFAULT_TIMEOUT
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.runtime.cgroup import hierarchies
 from tests.cli.machine import K8E
 from tests.scenarios.user import User
+
+PANDAS = "pandas==2.2.3"
 
 
 def read_cpu_seconds(folder: Path) -> float:
@@ -34,11 +38,12 @@ def run(user: User, session: str, code: str, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.timeout(1800)
 def test_installing_pandas_takes_two_thirds_of_its_time_at_most(user: User) -> None:
     session = user.k8e("sandbox", "create").json["session_id"]
     cpus = user.k8e("sandbox", "get", session).json["limits"]["cpus"]
     before = read_cpu_seconds(user.folder)
-    result = run(user, session, "pip install pandas")
+    result = run(user, session, f"pip install {PANDAS}")
     used = read_cpu_seconds(user.folder) - before
     assert (result["exit_code"], result["status"]) == (0, "completed"), result
     assert "Successfully installed" in result["stdout"]
