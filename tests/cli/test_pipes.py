@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.machine import K8E, Machine
+from tests.mcp.agents import pipes
 
 SIZE = 160 << 20
 MEMORY = 48 << 20  # for data of a process that has to do with a file of SIZE
@@ -108,6 +109,8 @@ def test_a_large_file_needs_little_memory(machine: Machine, tmp_path: Path) -> N
             file.write(number.to_bytes(4, "big") * (1 << 18))
     machine.run("true")
     session = machine.session()
+    with pipes(machine) as agent:  # the daemon loads the SDK some seconds after its start if no client connects before
+        agent.start()
     Path(f"/proc/{machine.daemon_pid}/clear_refs").write_text("5")  # from now on it counts anew
     before = peak_memory(machine.daemon_pid)
     with source.open("rb") as file:

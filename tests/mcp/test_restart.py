@@ -169,9 +169,15 @@ def test_a_daemon_that_does_not_start_is_explained_and_leaves_no_dead_child(mach
         assert ask(agent, "sandbox_status")["result"]["structuredContent"]["available"]
 
 
+def choose_address(number: int) -> str:
+    """For one daemon after the other. The kernel chooses ports above 32768: it gives this one to no other test between
+    two daemons."""
+    return f"127.0.0.1:{20_000 + 2 * (os.getpid() % 5000) + number}"
+
+
 @contextlib.contextmanager
 def listener(machine: Machine) -> Iterator[Any]:
-    with machine.start("sandbox-mcp", "--http", "--http-addr", "127.0.0.1:0") as process:
+    with machine.start("sandbox-mcp", "--http", "--http-addr", choose_address(1)) as process:
         yield process
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE) == -signal.SIGINT
@@ -200,10 +206,13 @@ async def test_the_listener_comes_back_at_its_address(machine: Machine) -> None:
 
 def test_an_agent_of_a_gateway_goes_on_with_the_next_daemon(machine: Machine) -> None:
     """Its daemon may be another one, on another machine: it is waited for, and never started from here."""
-    made = machine.k8e("sandbox-apikey", "create", "far", "--tenant", "far").json
     settings = machine.folder / "k8e.toml"
     before = settings.read_text()
-    settings.write_text(before.replace("127.0.0.1:0", made["endpoint"]))  # the next one has the same address
+    address = choose_address(0)
+    settings.write_text(before.replace("127.0.0.1:0", address))
+    stop(machine.daemon_pid)
+    made = machine.k8e("sandbox-apikey", "create", "far", "--tenant", "far").json
+    assert made["endpoint"] == address
     home = machine.folder / "far"
     home.mkdir()
     place = {"K8E_RUN_DIR": str(home / "r"), "K8E_STATE_DIR": str(home / "s")}
