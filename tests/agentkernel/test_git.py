@@ -226,3 +226,23 @@ def test_a_repository_elsewhere_is_believed_only_if_it_leads_back(house: House) 
     git(house, "init", "-q", cwd=house.home)  # a home is no project, and its history no project's
     policy = json.loads(house.ok("run", "--dry-run", "--json", *CLAUDE, "true", cwd=thief))
     assert [mount["source"] for mount in policy["mounts"]] == [str(thief)]
+
+
+@pytest.mark.parametrize("folder", [".", "sub"])
+def test_a_sub_agent_sees_nothing_of_the_machines_repository(either: Machine, tmp_path: Path, folder: str) -> None:
+    """Its parent's copy was cleaned of credentials for the parent only."""
+    house = enter(either, tmp_path)
+    with (house.project / ".git/config").open("a") as config:
+        config.write('[remote "origin"]\n\turl = https://ann:pa55@example.com/x.git\n')
+    parent = f"parent-of-{len(folder)}"
+    before = look(house.project / ".git")
+    house.ok("sandbox", "create", parent, *CLAUDE, cwd=house.project / folder)
+    copies = ["/workspace/.git"] if folder == "." else ["/workspace/.git", f"{house.project}/.git"]
+    script = f"cd /workspace; ls -d README code.py; find {' '.join(copies)}; touch .git/x; ls .git; cat .git/config"
+    for words, made in (((), ["x"]), (("--read-only",), [])):
+        child = house.k8e("sandbox", "subagent", parent, *words).json["session_id"]
+        seen = house.run(script, "--session-id", child, "--raw")
+        file = "README" if folder == "." else "code.py"
+        assert seen.stdout.decode().splitlines() == [file, *copies, *made], seen
+    assert look(house.project / ".git") == before
+    house.ok("sandbox", "remove", parent)

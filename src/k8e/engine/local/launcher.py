@@ -80,7 +80,9 @@ class Launcher:
         known = record.sources
         if spec.shape.mounts and spec.shares:
             known = load_parent(self._layout.sandbox(spec.shares)).sources
-        binds, sources = attach_mounts(spec.shape.mounts, self._layout, paths, record.first_id, user, known)
+        binds, sources = attach_mounts(
+            spec.shape.mounts, self._layout, paths, record.first_id, user, known, empty=bool(spec.shares)
+        )
         if (sources, spec.shape.slots) != (record.sources, record.slots):
             replace(record, sources=sources, slots=spec.shape.slots).save(paths.record)
         if spec.shape.slots:

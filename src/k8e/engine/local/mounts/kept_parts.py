@@ -45,10 +45,10 @@ from k8e.engine.local.system.tasks import in_own_thread
 _NAMESPACES = 2  # the gofer's, and that of the sandbox process
 
 
-def keep_parts(mount: Mount, top: int, layers: Path) -> Iterator[tuple[str, bool]]:
+def keep_parts(mount: Mount, top: int, layers: Path, *, empty: bool) -> Iterator[tuple[str, bool]]:
     """Makes the kept parts mount points. `top` is open in the mount, where that is attached; copies of private parts
-    have their own files in `layers`. Yields each mount point, outer ones first, and whether it can still be written
-    to."""
+    have their own files in `layers`, and with `empty` no others. Yields each mount point, outer ones first, and whether
+    it can still be written to."""
     names = {tuple(part.split("/")) for part in mount.kept}
     points: dict[tuple[str, ...], int] = {}
     with contextlib.ExitStack() as clones:
@@ -59,8 +59,8 @@ def keep_parts(mount: Mount, top: int, layers: Path) -> Iterator[tuple[str, bool
                     break  # all of it is kept already
                 if point in points:
                     continue
-                if _mount_private(mount, points.get(point[:-1], top), point, layers):
-                    yield "/".join(point), True
+                if _mount_private(mount, points.get(point[:-1], top), point, layers, empty=empty):
+                    yield "/".join(point), mount.writable
                     continue
                 points[point] = clones.enter_context(_mount_over(mount, points.get(point[:-1], top), point))
                 # A file on the way (.git in a worktree) is kept itself: it says where the way goes on.
@@ -71,7 +71,7 @@ def keep_parts(mount: Mount, top: int, layers: Path) -> Iterator[tuple[str, bool
                 yield "/".join(point), not kept
 
 
-def _mount_private(mount: Mount, parent: int, point: tuple[str, ...], layers: Path) -> bool:
+def _mount_private(mount: Mount, parent: int, point: tuple[str, ...], layers: Path, *, empty: bool) -> bool:
     """Mounts the sandbox's own copy over a directory that is private. False for any other: what is no directory is kept
     as it is (.git in a worktree)."""
     part = "/".join(point)
@@ -82,7 +82,7 @@ def _mount_private(mount: Mount, parent: int, point: tuple[str, ...], layers: Pa
     except (NotADirectoryError, FileNotFoundError):
         return False
     with closing(handle) as found:
-        mount_over(found, layers / str(mount.private.index(part)))
+        mount_over(found, layers / str(mount.private.index(part)), empty=empty, writable=mount.writable)
     return True
 
 

@@ -14,6 +14,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from k8e.engine import WHOLE, EngineError, Mount
@@ -49,9 +50,12 @@ def attach_mounts(
     first_id: int | None,
     user: Identity,
     known: Sequence[int] = (),
+    *,
+    empty: bool = False,
 ) -> tuple[list[Bind], tuple[int, ...]]:
     """Mounts the directories below the sandbox's own. `user`: the sandbox's default user; `known`: the inodes of the
-    sources when they were first mounted, which have to be the same now. Returns the inodes, too. Raises MountRefused
+    sources when they were first mounted, which have to be the same now; `empty`: private parts have nothing of the
+    machine's. Returns the inodes, too. Raises MountRefused
     when one of the directories must not be seen."""
     binds: list[Bind] = []
     found: list[int] = []
@@ -62,7 +66,7 @@ def attach_mounts(
                 found.append(os.fstat(source).st_ino)  # without the device, whose number may change with a reboot
                 if known and found != list(known[: index + 1]):
                     raise refusal(mount, "another directory is there by now than when it was first shown")
-                binds += _attach(mount, owner, source, paths, f"mount-{index}", first_id, user)
+                binds += _attach(mount, owner, source, paths, f"mount-{index}", first_id, user, empty=empty)
             except OSError as error:
                 raise EngineError(f"mount {mount.source}", str(error)) from error
     return binds, tuple(found)
@@ -86,7 +90,15 @@ def seal_mounts(paths: SandboxPaths) -> None:
 
 
 def _attach(
-    mount: Mount, owner: Owner, source: int, paths: SandboxPaths, name: str, first_id: int | None, user: Identity
+    mount: Mount,
+    owner: Owner,
+    source: int,
+    paths: SandboxPaths,
+    name: str,
+    first_id: int | None,
+    user: Identity,
+    *,
+    empty: bool,
 ) -> Iterator[Bind]:
     target = make_mount_point(paths, name)
     attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (0 if mount.writable else MOUNT_ATTR_RDONLY)
@@ -99,13 +111,15 @@ def _attach(
             hidden = resolve_hidden(mount, source, owner)
             mount_veil(tree, hidden, veil, make_mount_point(paths, f"{name}-below"), target)
         elif WHOLE in mount.private:
-            mount_whole(tree, paths.private / name, make_mount_point(paths, f"{name}-below"), target)
+            mount_whole(tree, paths.private / name, make_mount_point(paths, f"{name}-below"), target, empty=empty)
         else:
             move_mount(tree, target)
         yield Bind(os.fspath(target), mount.target, mount.writable or WHOLE in mount.private, whole=True)
-        if mount.writable:
+        if not mount.writable:  # nothing of it can be changed: only what must not be seen is covered
+            mount = replace(mount, kept=tuple(part for part in mount.private if part != WHOLE))
+        if mount.kept:
             with placeholders(mount, owner, source, paths) as complete:
-                parts = list(keep_parts(complete, tree, paths.private / name))
+                parts = list(keep_parts(complete, tree, paths.private / name, empty=empty))
             if first_id is None:
                 # gVisor's kernel has to know the mount points: it does not ask the machine's before a rename.
                 for part, writable in parts:
