@@ -10,17 +10,20 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from k8e.cli.agentkernel.ports import Port, accept, listen, stop
 from tests.agentkernel.house import AGENTKERNEL, House
 from tests.agentkernel.runtimes import open_machine
 from tests.cli.machine import DEADLINE, Machine, wait_until
 from tests.sandboxes import needs_root
 
 pytestmark = needs_root
+RUN = ("run", "--image", "host", "--no-network", "-p", "0:8000")
 
 # Answers each connection with what it was sent, reversed, once the client has sent all; `large`: 8 MiB; `cut`: nothing.
 SERVER = r"""
@@ -62,11 +65,22 @@ def house(machine: Machine, tmp_path: Path) -> House:
 
 
 @contextlib.contextmanager
-def running(house: House, *command: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def running(house: House, *command: str, descriptors: int = 1024) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """A command in a sandbox without a network, which has said that it is there: the machine's port that leads to its
     port 8000, and the client."""
     with subprocess.Popen(
-        [AGENTKERNEL, "run", "--image", "host", "--no-network", "-p", "0:8000", *command],
+        [
+            "prlimit",
+            f"--nofile={descriptors}",
+            AGENTKERNEL,
+            "run",
+            "--image",
+            "host",
+            "--no-network",
+            "-p",
+            "0:8000",
+            *command,
+        ],
         env=house.env,
         cwd=house.project,
         stdin=subprocess.PIPE,
@@ -87,9 +101,11 @@ def running(house: House, *command: str) -> Iterator[tuple[int, subprocess.Popen
 
 
 @contextlib.contextmanager
-def serving(house: House, *words: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int]]:
+def serving(
+    house: House, *words: str, address: str = "127.0.0.1", descriptors: int = 1024
+) -> Iterator[tuple[int, int]]:
     """A server in a sandbox: its port on the machine, and the client's process."""
-    with running(house, "python3", "-c", SERVER, address, *words) as (port, process):
+    with running(house, "python3", "-c", SERVER, address, *words, descriptors=descriptors) as (port, process):
         yield port, process.pid
         process.terminate()
         assert process.wait(DEADLINE) in (128 + signal.SIGTERM, -signal.SIGKILL)
@@ -146,6 +162,38 @@ def test_without_a_server_a_client_is_told_and_nothing_is_left(house: House) -> 
         assert process.stdin
         process.stdin.close()
         assert process.wait(DEADLINE) == 0
+
+
+def test_clients_beyond_the_descriptors_do_not_close_the_port(house: House) -> None:
+    with serving(house, descriptors=48) as (port, _):
+        assert ask(port, b"abc") == b"cba"
+        with contextlib.ExitStack() as crowd:
+            for _ in range(60):
+                crowd.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE))
+
+        def is_served() -> bool:
+            try:
+                return ask(port, b"abc") == b"cba"
+            except ConnectionError:
+                return False  # while the crowd goes
+
+        wait_until(is_served)
+
+
+def test_a_client_beyond_the_limit_is_reset_at_once() -> None:
+    room = threading.Semaphore(0)
+    listener = listen(Port("127.0.0.1", 0, 8000))
+    accepting = threading.Thread(target=accept, args=(listener, "none", 8000, room))
+    accepting.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                ask(listener.getsockname()[1], b"abc")
+    finally:
+        stop(listener, socket.SHUT_RDWR)
+        accepting.join(DEADLINE)
+        listener.close()
+    assert not accepting.is_alive(), "it ends with its socket"
 
 
 def test_over_http(house: House) -> None:
