@@ -272,12 +272,9 @@ class Bridge:
         while True:
             try:
                 link = self._connect()
-                try:
-                    link.send(b"".join([AGAIN, *self._ledger.repeat()]))
-                    if self._ended:
-                        link.end_input()
-                except OSError:
-                    pass  # a part may have been read: how the connection ended says what to do
+                link.send(b"".join([AGAIN, *self._ledger.repeat()]))
+                if self._ended:
+                    link.end_input()
                 self._link = link
                 return
             except OSError as error:  # it ended at once: nothing was read

@@ -10,6 +10,7 @@ import errno
 import socket
 import struct
 import threading
+import time
 
 from k8e.cli.agentkernel.output import say
 from k8e.cli.client import LocalClient, SessionName
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 PIECE = 64 << 10
 BACKLOG = 64
+MOST = 64  # clients of one run at once: the daemon connects no more of them (k8e.core.ports)
+PAUSE = 0.1  # seconds, after a client that could not be taken
+CLOSED = (errno.EBADF, errno.EINVAL)  # as `accept` fails when its socket was closed
 RESET = struct.pack("ii", 1, 0)  # linger for no time: the client is told that the connection broke
 FORM = "HOST:SANDBOX, such as 8000:8000, 127.0.0.2:8080:80, 0.0.0.0:80:8000 or [::1]:8000:8000"
 
@@ -68,6 +72,7 @@ class Forwarding:
 
     def __init__(self, ports: list[Port]) -> None:
         self._listeners: list[tuple[socket.socket, Port]] = []
+        self._room = threading.Semaphore(MOST)
         try:
             for port in ports:
                 self._listeners.append((listen(port), port))
@@ -77,7 +82,7 @@ class Forwarding:
 
     def serve(self, session_id: str) -> None:
         for listener, port in self._listeners:
-            threading.Thread(target=accept, args=(listener, session_id, port.inside), daemon=True).start()
+            threading.Thread(target=accept, args=(listener, session_id, port.inside, self._room), daemon=True).start()
 
     def close(self) -> None:
         for listener, _ in self._listeners:
@@ -114,13 +119,32 @@ def explain(port: Port, error: OSError) -> Failure:
     return Failure("port_unavailable", f"{port.place} cannot be listened on", detail=detail, hint=hint)
 
 
-def accept(listener: socket.socket, session_id: str, inside: int) -> None:
+def accept(listener: socket.socket, session_id: str, inside: int, room: threading.Semaphore) -> None:
+    """Until the run ends. A client that cannot be taken does not end it: one that comes later may be."""
     while True:
         try:
             client, _ = listener.accept()
-        except OSError:
-            return  # closed with the run
-        threading.Thread(target=forward, args=(client, session_id, inside), daemon=True).start()
+        except OSError as error:
+            if error.errno in CLOSED:
+                return  # with the run
+            time.sleep(PAUSE)  # such as EMFILE: the clients that are there have all descriptors
+            continue
+        if not room.acquire(blocking=False):
+            reset(client)
+            continue
+        try:
+            threading.Thread(target=serve, args=(client, session_id, inside, room), daemon=True).start()
+        except RuntimeError:  # no more threads
+            reset(client)
+            room.release()
+
+
+def serve(client: socket.socket, session_id: str, inside: int, room: threading.Semaphore) -> None:
+    try:
+        forward(client, session_id, inside)
+    finally:
+        client.close()
+        room.release()
 
 
 def forward(client: socket.socket, session_id: str, inside: int) -> None:
@@ -131,16 +155,16 @@ def forward(client: socket.socket, session_id: str, inside: int) -> None:
     except (Failure, OSError):
         return reset(client)
     sending = threading.Thread(target=send_in, args=(client, connection), daemon=True)
-    sending.start()
     try:
+        sending.start()
         for piece in connection.pieces():
             client.sendall(piece)
         client.shutdown(socket.SHUT_WR)
         sending.join()
-    except (Failure, OSError):
+    except (Failure, OSError, RuntimeError):
         reset(client)
     connection.close()
-    return client.close()
+    return None
 
 
 def send_in(client: socket.socket, connection: LocalPort) -> None:
