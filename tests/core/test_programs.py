@@ -136,6 +136,9 @@ async def test_a_long_program_in_the_background_leaves_no_file(rig: Rig, session
 async def test_a_program_that_does_not_start_leaves_no_file(rig: Rig, session: str) -> None:
     with fault(Kind.INVALID, "workdir_not_found", "workdir"):
         await rig.service.runs.run(ALICE, RunSpec(session, f"true # {PADDING}", workdir="/none"))
+    words = (b"sh", b"-c", f"true # {PADDING}".encode(), *[b"x"] * 500_000)
+    with fault(Kind.INVALID, "invalid_argument", "argv"):
+        await rig.service.runs.run(ALICE, RunSpec(session, argv=words))
     assert await (await find_sandbox(rig, session)).list_dir(FOLDER) == []
 
 
@@ -242,7 +245,7 @@ async def test_a_large_file_of_users_does_not_hold_up_the_daemon(
 async def test_a_powerless_session_has_one_user(rig: Rig) -> None:
     session = await rig.create(spec=SessionSpec(shape=Shape(powerless=True)))
     assert await who(rig.service, session, "user", "id -u") == b"20001\n"
-    for name in ("root", "4711"):
+    for name in ("root", "4711", "user:0", "20001:0"):
         with fault(Kind.DENIED, "user_refused", "user"):
             await rig.service.runs.run(ALICE, RunSpec(session, "true", user=name))
 

@@ -12,10 +12,12 @@ import pytest
 from mcp import Client
 from mcp_types.version import LATEST_MODERN_VERSION
 
-from k8e.core.model import Caller, SessionSpec
+from k8e.core.errors import Fault, Kind
+from k8e.core.model import Caller, Session, SessionSpec
 from k8e.doors.mcp.clients import StatelessClient
 from k8e.doors.mcp.handles import UNUSED, Handles
 from k8e.doors.mcp.resources import OutputResources
+from k8e.settings import QuotasSettings, Settings
 from tests.cli.machine import Machine, wait_until
 from tests.core.rig import Rig, open_rig
 from tests.mcp.agents import call, fail, stdio_agent
@@ -139,3 +141,47 @@ async def test_a_handle_that_no_call_uses_ends_within_minutes(rig: Rig) -> None:
     await handles.close()
     assert await live() == set()
     await asyncio.gather(*tasks)
+
+
+async def test_a_session_that_is_refused_leaves_no_handle(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, settings=Settings(quotas=QuotasSettings(sessions=1))) as rig:
+        tasks: list[asyncio.Task[None]] = []
+        handles = Handles(rig.service, lambda work: tasks.append(asyncio.create_task(work)))
+        client = StatelessClient(rig.service, Caller(0), handles, OutputResources(shared=True))
+        made = await client.create(SessionSpec())
+        for _ in range(3):
+            other = StatelessClient(rig.service, Caller(0), handles, OutputResources(shared=True))
+            with pytest.raises(Fault) as refused:
+                await other.create(SessionSpec())
+            assert refused.value.code == "too_many_sessions"
+            other.leave(answered=True)
+        client.leave(answered=True)
+        assert list(handles._handles) == [made.tenant]
+        await asyncio.gather(*tasks)
+        await handles.close()
+        assert await rig.service.sessions.list(Caller(0)) == []
+
+
+async def test_a_session_that_cannot_be_looked_for_is_looked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[asyncio.Task[None]] = []
+    handles = Handles(rig.service, lambda work: tasks.append(asyncio.create_task(work)))
+    client = StatelessClient(rig.service, Caller(0), handles, OutputResources(shared=True))
+    made = await client.create(SessionSpec())
+    client.leave(answered=True)
+    await client.use(made.session_id, lambda name: asyncio.sleep(0, name))
+    handle = handles._handles[made.tenant]
+    first = handle.timer
+    broken = Fault(Kind.UNAVAILABLE, "state_unavailable", "the database cannot be read", hint="Try again.")
+
+    async def fail_to_list(caller: Caller) -> list[Session]:
+        raise broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.service.sessions), "list", lambda _, caller: fail_to_list(caller))
+        handles._end(made.tenant, handle)
+        await asyncio.gather(*tasks)
+    assert handle.timer is not None
+    assert handle.timer is not first
+    await handles.close()

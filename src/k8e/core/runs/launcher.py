@@ -98,6 +98,7 @@ class Launcher:
             raise translate(error, "the command", spec.argv[0]) from error
         except ValueError as error:  # a length that only the link knows
             await self._endings.withdraw(record)
+            await self.clear(opened, record, spec)
             raise Fault(Kind.INVALID, "invalid_argument", str(error), field="argv", hint=correct("argv")) from error
         except LinkError as error:
             await self._endings.conclude(opened.live, record, error)

@@ -26,7 +26,8 @@ async def place_user(sandbox: Sandbox, place: Place, session: Session, wanted: s
     tools of the image `host` are the machine's, and no command needs capabilities there.
     """
     account = await _find(sandbox, wanted)
-    if session.shape.powerless and account.uid != place.user.uid:
+    user = Identity(account.uid, account.gid, account.groups)
+    if session.shape.powerless and not _is_within(user, place.user):
         raise Fault(
             Kind.DENIED,
             "user_refused",
@@ -37,11 +38,16 @@ async def place_user(sandbox: Sandbox, place: Place, session: Session, wanted: s
     capable = account.uid == ROOT and session.image != HOST and not session.shape.powerless
     return replace(
         place,
-        user=Identity(account.uid, account.gid, account.groups),
+        user=user,
         home=_home(account),
         env=tuple((name, _own(account).get(name, value)) for name, value in place.env),
         capable=capable,
     )
+
+
+def _is_within(user: Identity, default: Identity) -> bool:
+    """Whether it is the default user, with no groups but its own."""
+    return (user.uid, user.gid) == (default.uid, default.gid) and {*user.groups} <= {*default.groups}
 
 
 async def _find(sandbox: Sandbox, wanted: str) -> Account:

@@ -226,7 +226,11 @@ class StatelessClient(McpClient):
         self._enter(name)
         self._handles.add(self.caller)
         self._made.append(self._own)
-        return await super().create(replace(spec, session_id=name, ttl=TTL))
+        try:
+            return await super().create(replace(spec, session_id=name, ttl=TTL))
+        except Fault:
+            self._handles.drop(self._own)
+            raise
 
     def _enter(self, name: str) -> None:
         """The tenant of such a session has the session's name."""

@@ -74,15 +74,22 @@ class Handles:
 
     async def _look(self, tenant: str, handle: _Handle) -> None:
         """Core ends a session that was used, when no command runs in it. Here it is forgotten after that."""
-        if any(each.tenant == tenant for each in await self._service.sessions.list(handle.caller)):
+        try:
+            sessions = await self._service.sessions.list(handle.caller)
+        except Fault:  # it is looked for again later
+            self._arm(tenant, handle)
+            return
+        if any(each.tenant == tenant for each in sessions):
             self._arm(tenant, handle)
         else:
             self._handles.pop(tenant, None)
 
     async def close(self) -> None:
         handles, self._handles = self._handles, {}
-        for tenant, handle in handles.items():
-            if handle.timer is not None:
-                handle.timer.cancel()
-            with contextlib.suppress(Fault):  # the next daemon destroys it
-                await destroy_all(self._service, handle.caller, tenant)
+        await asyncio.gather(*(self._close(tenant, handle) for tenant, handle in handles.items()))
+
+    async def _close(self, tenant: str, handle: _Handle) -> None:
+        if handle.timer is not None:
+            handle.timer.cancel()
+        with contextlib.suppress(Fault):  # the next daemon destroys it
+            await destroy_all(self._service, handle.caller, tenant)
