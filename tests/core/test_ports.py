@@ -109,3 +109,25 @@ async def test_an_open_one_is_a_use_and_ends_with_its_session(rig: Rig, clock: M
     await port.close()
     assert not rig.service.ports._open
     await rig.assert_no_trace()
+
+
+async def test_a_server_that_takes_no_connection_is_said_to_be_silent(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "_ACCEPTED", 0.5)
+    session = await rig.create()
+    code = 'import socket, time; server = socket.create_server(("127.0.0.1", 7000), backlog=0); time.sleep(1000)'
+    await rig.start_background(session, f"exec python3 -c '{code}'")
+    opened: list[OpenPort] = []
+    refused: Fault | None = None
+    while refused is None or refused.code == "port_closed":  # until it listens, and then until its queue is full
+        try:
+            opened.append(await connect(rig, session))
+        except Fault as fault:
+            refused = fault
+            await asyncio.sleep(0.01)
+    assert (refused.kind, refused.code) == (Kind.UNAVAILABLE, "port_silent")
+    assert len(rig.service.ports._open[rig.sandbox_of(session)]) == len(opened)
+    assert (await rig.run(session, "echo well")).stdout == b"well\n"
+    for port in opened:
+        await port.close()

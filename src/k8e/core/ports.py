@@ -3,6 +3,7 @@ to the sandbox's own loopback: the sandbox's network has no part in it, and a pr
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -18,6 +19,7 @@ from k8e.link.errors import AgentError, BrokenInput, Code
 from k8e.link.model import Connection
 
 MOST: Final = 64  # connections to one session at once: each takes memory of its agent
+_ACCEPTED: Final = 10.0  # within which a server takes a connection
 
 
 class Ports:
@@ -41,7 +43,12 @@ class Ports:
             await self._parts.audit.record("port_connected", caller=caller.label, port=port, **live.identity)
             with self._sessions.using(live, f"connecting to port {port}"):
                 try:
-                    connection.begin(await opened.sandbox.connect(port=port), use)
+                    async with asyncio.timeout(_ACCEPTED):
+                        connected = await opened.sandbox.connect(port=port)
+                    connection.begin(connected, use)
+                except TimeoutError:
+                    self._sessions.doubt(live)  # it may be the sandbox that is silent
+                    raise _silent(port) from None
                 except AgentError as error:
                     if error.code is Code.REFUSED:
                         raise _closed(port) from error
@@ -111,3 +118,9 @@ class OpenPort:
 def _closed(port: int) -> Fault:
     hint = "Start the server first; it listens on 127.0.0.1, ::1 or all addresses of the sandbox."
     return Fault(Kind.UNAVAILABLE, "port_closed", f"no program in the sandbox listens on port {port}", hint=hint)
+
+
+def _silent(port: int) -> Fault:
+    error = f"the server on port {port} did not take the connection within {_ACCEPTED:g} s"
+    hint = "It listens and accepts no more connections: look at what it does, or start it again."
+    return Fault(Kind.UNAVAILABLE, "port_silent", error, hint=hint)
