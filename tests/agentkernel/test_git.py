@@ -109,7 +109,9 @@ def test_a_run_that_commits_nothing_says_nothing(house: House) -> None:
         + '[remote "origin"]\n\turl = https://ann:pa55@example.com/x.git\n'
         + '[http "https://example.com/"]\n\textraheader = AUTHORIZATION: basic c2VjcmV0\n'
     )
-    done = house.ak(*RUN, "git status --short; git remote get-url origin; cat .git/config")
+    module = house.write(".git/modules/m/config", "[http] extraheader = AUTHORIZATION: basic c2VjcmV0\n")
+    done = house.ak(*RUN, "git status --short; git remote get-url origin; cat .git/config .git/modules/m/config")
+    assert b"c2VjcmV0" in module.read_bytes(), "the machine's own stays"
     assert done.code == 0
     assert done.stderr == b"", done
     assert done.stdout.startswith(b"https://example.com/x.git\n")

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from k8e.cli.agentkernel.git.bundle import is_safe
-from k8e.cli.agentkernel.git.configuration import hide_credentials
+from k8e.cli.agentkernel.git.configuration import hide_credentials, hide_secrets, list_files
+from k8e.cli.agentkernel.git.repository import CONFIG, Repository
+from k8e.cli.process import Failure
 from tests.agentkernel.house import House
 from tests.agentkernel.repository import CLAUDE, PROGRAM, git, look, make_repository
 from tests.agentkernel.runtimes import open_machine
@@ -415,3 +417,59 @@ def test_a_sandbox_that_is_removed_meanwhile_ends_the_pull(house: House) -> None
 )
 def test_addresses_are_shown_without_credentials(line: str, shown: str) -> None:
     assert hide_credentials(line) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[http] extraheader = SECRET\n\tx = 1\n", ["[http]", "\tx = 1"]),
+        ('[a] [http "https://u:SECRET@h/]=\\""]extraHeader=SECRET\n', ['[a] [http "https://h/]=\\""]']),
+        (
+            '[credential]\n\thelper = "!f() { echo password=SECRET; \\\nSECRET; }; f"\n\tx = 1',
+            ["[credential]", "\tx = 1"],
+        ),
+        ("\ufeff[github] oauthToken = SECRET\r\n", ["[github]"]),
+        ("[hub]\n\ttoken = a\x0cSECRET\n", ["[hub]"]),
+        ("[sendemail]\n\tsmtpPass = SECRET\n#\ttoken = SECRET", ["[sendemail]"]),
+        ("[http]\n\tproxy = u:SECRET@h:80\n\tproxy = h:80", ["[http]", "\tproxy = h:80"]),
+        ('[alias]\n\tx = "!f() { \\\n echo token=1; }; f"', ["[alias]", '\tx = "!f() { \\', ' echo token=1; }; f"']),
+    ],
+)
+def test_values_that_are_secrets_are_not_shown(text: str, shown: list[str]) -> None:
+    assert list(hide_secrets(text)) == shown
+
+
+def test_a_line_without_an_end_is_read_all_the_same() -> None:
+    """A project from anywhere has any configuration."""
+    assert hide_credentials("a" + "://u@h " * 100_000) == "a" + "://h " * 100_000
+    for line in ("[" * 100_000, "[]" * 100_000):
+        assert list(hide_secrets(line)) == [line]
+
+
+def test_configurations_of_submodules_and_worktrees_are_shown_without_secrets(tmp_path: Path) -> None:
+    repository = Repository(str(tmp_path), f"{tmp_path}/.git", elsewhere=False)
+    secret, plain = "[http]\n\textraheader = SECRET\n\tx = 1\n", "[core]\n\tbare = false\n"
+    hidden = (
+        "modules/a/config",
+        "modules/a/modules/objects/b/config",
+        "config.worktree",
+        "worktrees/w/config.worktree",
+    )
+    for name in (*hidden, "modules/plain/config", "config"):
+        path = tmp_path / ".git" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name("HEAD").touch()
+        path.write_text(plain if "plain" in name else secret)
+    files = {file.dest: content for file, content in list_files(repository, str(tmp_path)) or []}
+    assert set(files) == {f"/workspace/.git/{name}" for name in (*hidden, "config")}
+    assert files["/workspace/.git/modules/a/config"] == b"[http]\n\tx = 1\n"
+    assert not [name for name, content in files.items() if b"SECRET" in content]
+    for place in (".git/config", ".git/modules/a/config"):
+        (tmp_path / place).write_text(secret + "#" * CONFIG)
+        with pytest.raises(Failure, match="may have credentials"):
+            list_files(repository, str(tmp_path))
+        (tmp_path / place).unlink()
+        (tmp_path / place).symlink_to("real")
+        with pytest.raises(Failure, match="may have credentials"):
+            list_files(repository, str(tmp_path))
+        (tmp_path / place).unlink()

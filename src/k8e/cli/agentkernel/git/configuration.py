@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from k8e.cli.agentkernel.git.repository import CONFIG, Repository, read_bytes
+from k8e.cli.process import Failure
 from k8e.profiles.options import FileCopy
 
 TYPE_CHECKING = False
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
 
 INDEX = 24 << 20  # bytes of an index that is rewritten
 UNKNOWN = {"name": "agentkernel", "email": "agentkernel@localhost"}
-_SECRET = ("extraheader", "password", "token", "oauthtoken", "cookiefile", "sslkey", "sslcert")
+# Ends of keys. The programs that helpers name are not inside, and may have a password in their words.
+_SECRET = ("extraheader", "password", "smtppass", "token", "secret", "cookiefile", "sslkey", "sslcert", "helper")
 
 
 def list_files(repository: Repository, cwd: str) -> list[tuple[FileCopy, bytes]] | None:
     """None: a copy of this repository would not work here."""
-    own = read_bytes(f"{repository.git_dir}/config", CONFIG).decode("utf-8", "surrogateescape")
+    files = dict(clean_others(repository.git_dir))
+    own = read_config(f"{repository.git_dir}/config")
     if not own or os.lstat(f"{repository.git_dir}/config").st_uid != os.geteuid():
-        return [] if repository.top == cwd else None
-    files = {"config": write_config(own, find_user(os.environ), sparse=repository.top != cwd)}
+        return list_copies(repository, files) if repository.top == cwd else None
+    files["config"] = write_config(own, find_user(os.environ), sparse=repository.top != cwd)
     if repository.top != cwd:
         from k8e.cli.agentkernel.git.index import UnknownIndex, skip_others
 
@@ -36,7 +39,36 @@ def list_files(repository: Repository, cwd: str) -> list[tuple[FileCopy, bytes]]
         except UnknownIndex:
             return None
         files["info/sparse-checkout"] = b"/" + escape_pattern(os.fsencode(below)) + b"/\n"
+    return list_copies(repository, files)
+
+
+def list_copies(repository: Repository, files: Mapping[str, bytes]) -> list[tuple[FileCopy, bytes]]:
     return [(FileCopy("", f"{repository.inside}/{name}"), content) for name, content in files.items()]
+
+
+def clean_others(git_dir: str) -> Iterator[tuple[str, bytes]]:
+    """The configurations of submodules and of worktrees that have secrets: their names below `git_dir`, and their
+    content without."""
+    for parent, folders, names in os.walk(git_dir):
+        if parent == git_dir or {"HEAD", "config"} <= set(names):  # a repository: git keeps others in these only
+            folders[:] = [name for name in folders if name in ("modules", "worktrees")]
+        for name in names:
+            path = os.path.join(parent, name)
+            if name not in ("config", "config.worktree") or path == f"{git_dir}/config":
+                continue
+            own = read_config(path)
+            clean = "".join(f"{line}\n" for line in hide_secrets(own))
+            if clean.rstrip("\n") != own.rstrip("\n"):
+                yield os.path.relpath(path, git_dir), clean.encode("utf-8", "surrogateescape")
+
+
+def read_config(path: str) -> str:
+    """Raises Failure where it has something that cannot be read: then it cannot be shown without its secrets."""
+    own = read_bytes(path, CONFIG)
+    if not own and os.path.lexists(path) and (os.path.islink(path) or os.lstat(path).st_size):
+        hint = f"make it a file that you can read, of at most {CONFIG >> 20} MiB"
+        raise Failure("git_config_unreadable", "a configuration of git may have credentials", detail=path, hint=hint)
+    return own.decode("utf-8", "surrogateescape")
 
 
 def write_config(own: str, user: Mapping[str, str], *, sparse: bool = False) -> bytes:
@@ -50,24 +82,49 @@ def write_config(own: str, user: Mapping[str, str], *, sparse: bool = False) -> 
 
 
 def hide_secrets(text: str) -> Iterator[str]:
-    """Leaves out values that are secrets, and users and passwords in addresses."""
+    """Leaves out values that are secrets, and users and passwords in addresses. Of a line that begins with the name of
+    a section, that name stays."""
     hiding = False
-    for line in text.splitlines():
-        hiding = hiding or line.partition("=")[0].strip().lower() in _SECRET
+    for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n"):
+        end = 0 if hiding else find_section_end(line)
+        hiding = hiding or is_secret(line[end:])
         if not hiding:
             yield hide_credentials(line)
-        hiding = hiding and line.endswith("\\")
+        elif end:
+            yield hide_credentials(line[:end])
+        hiding = hiding and line.rstrip("\r").endswith("\\")
+
+
+def is_secret(text: str) -> bool:
+    """Also of one that is commented out."""
+    key, mark, value = text.partition("=")
+    key = key.strip(" \t\r#;").lower()
+    if not mark or not key.isalnum():  # keys have hyphens, too: none of these
+        return False
+    return key.endswith(_SECRET) or (key.endswith("proxy") and "@" in value)
+
+
+def find_section_end(line: str) -> int:
+    """Returns where the names of sections that a line begins with end; 0: it begins with none."""
+    end = index = 0
+    while index < len(line) and line[index] in " \t\r[":
+        if line[index] == "[":
+            quoted = False
+            while index < len(line) and (quoted or line[index] != "]"):
+                quoted ^= line[index] == '"'
+                index += 2 if quoted and line[index] == "\\" else 1
+            end = index + 1
+        index += 1
+    return end
 
 
 def hide_credentials(line: str) -> str:
     """`https://user:password@host/` becomes `https://host/`."""
-    before, mark, after = line.partition("://")
-    if not mark:
-        return line
-    for index, letter in enumerate(after):
-        if letter in '/ \t"?#':
-            return f"{before}://{after[:index].rpartition('@')[2]}{hide_credentials(after[index:])}"
-    return f"{before}://{after.rpartition('@')[2]}"
+    first, *others = line.split("://")
+    for index, after in enumerate(others):
+        end = next((place for place, letter in enumerate(after) if letter in '/ \t"?#'), len(after))
+        others[index] = after[:end].rpartition("@")[2] + after[end:]
+    return "://".join((first, *others))
 
 
 def find_user(environ: Mapping[str, str]) -> dict[str, str]:
