@@ -228,7 +228,8 @@ def test_an_agent_of_a_gateway_goes_on_with_the_next_daemon(machine: Machine) ->
                 end(machine.daemon_pid)
                 answer = agent.read()
                 assert (answer["id"], answer["error"]["data"]["code"]) == (running, code)
-                number = agent.begin_call("sandbox_run", code="cat note || echo new")
+                # More than fits on the way to a gateway that is not there yet.
+                number = agent.begin_call("sandbox_run", code=f"cat note || echo new # {'x' * (2 << 20)}")
                 assert machine.k8e("sandbox", "status").json["available"]
                 assert agent.read_answer(number)["stdout"] == "new\n"
     finally:

@@ -272,9 +272,12 @@ class Bridge:
         while True:
             try:
                 link = self._connect()
-                link.send(b"".join([AGAIN, *self._ledger.repeat()]))
-                if self._ended:
-                    link.end_input()
+                try:
+                    link.send(b"".join([AGAIN, *self._ledger.repeat()]))
+                    if self._ended:
+                        link.end_input()
+                except OSError:
+                    pass  # a part may have been read: how the connection ended says what to do
                 self._link = link
                 return
             except OSError as error:  # it ended at once: nothing was read

@@ -53,7 +53,8 @@ class RemoteLink:
         self._put(None)
 
     def _put(self, piece: bytes | None) -> None:
-        while not self._ended:
+        """When the bridge connects again, no thread reads yet, and only the call itself knows of its end."""
+        while not self._ended and self._call.is_active():
             try:
                 return self._pieces.put(piece, timeout=LOOK)
             except queue.Full:
