@@ -136,6 +136,35 @@ def test_a_connection_that_a_dying_daemon_took_and_never_read_is_made_again(mach
         assert agent.read_answer(number)["stdout"] == "hi\n"
 
 
+def test_a_call_that_is_refused_for_its_size_is_not_sent_again(machine: Machine) -> None:
+    """The connection ends in order, although the daemon does not."""
+    settings = machine.folder / "k8e.toml"
+    before = settings.read_text()
+    settings.write_text(f'{before}[quotas]\nrequest_bytes = "66m"\n')
+    stop(machine.daemon_pid)
+
+    def begin(agent: Pipes, number: int, code: str) -> None:
+        meta = {"progressToken": number, "test/padding": "x" * (40 << 20)}
+        params = {"name": "sandbox_run", "arguments": {"code": code, "timeout": 1000}, "_meta": meta}
+        agent.write({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+
+    try:
+        with pipes(machine) as other, pipes(machine) as agent:
+            other.start()
+            agent.start()
+            begin(other, 71, "echo started; sleep 1000")
+            assert other.read()["params"]["message"] == "started\n"
+            begin(agent, 72, "echo done")
+            refusal, answer = agent.read(), agent.read()
+            assert refusal["error"]["data"]["code"] == "too_many_bytes"
+            assert (answer.get("id"), answer["error"]["data"]["code"]) == (72, "too_many_bytes")
+            assert answer["error"]["data"]["hint"]
+            assert run(agent, "echo hi")["stdout"] == "hi\n"
+    finally:
+        settings.write_text(before)
+        stop(machine.daemon_pid)
+
+
 def list_children(pid: int) -> list[str]:
     """Their states."""
     states = []

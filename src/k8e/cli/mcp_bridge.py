@@ -3,8 +3,9 @@ message of the agent goes to the next daemon.
 
 For that it knows a little of what it carries: the handshake, which it repeats to the next daemon, and the requests
 without an answer. A daemon that is told to stop answers every request that it has read, and then ends the connection in
-order: requests without an answer were not read, and are sent to the next daemon. A connection that breaks says nothing:
-each such request may have run, is never sent again, and the agent is told. `json` takes longer to import than
+order: requests without an answer were not read, and are sent to the next daemon. So does one that has no memory for a
+request, after it has said so: then they are refused, as the next daemon has no more. A connection that breaks says
+nothing: each such request may have run, is never sent again, and the agent is told. `json` takes longer to import than
 everything else here; `_json` is the C inside it.
 """
 
@@ -42,6 +43,7 @@ PAUSE = 0.1
 CLOSED = -32000  # JSON-RPC's code for a connection that has ended
 # The daemon is about to end, or does not run yet: nothing was done.
 NOT_YET = ("daemon_stopping", "daemon_not_running", "unreachable")
+NO_ROOM = "too_many_bytes"
 LOST = Failure(
     "connection_lost",
     "the daemon went away before it had answered",
@@ -74,6 +76,7 @@ class Ledger:
     def __init__(self) -> None:
         self.pending: dict[str, bytes] = {}  # requests without an answer, by id
         self.unsent: set[str] = set()  # those that no daemon has got
+        self.refusal: Failure | None = None  # of a request that the daemon has not read to its end, and so has no id
         self._handshake: dict[str, bytes] = {}  # by method
         self._asked = ""  # the id of the handshake
         self._repeated = False  # the next answer to the handshake is not for the agent
@@ -98,6 +101,7 @@ class Ledger:
         """Whether the line is for the agent."""
         message = read_message(line)
         if "method" in message or message.get("id") is None:
+            self.refusal = read_refusal(message) or self.refusal
             return True
         number = repr(message["id"])
         if self._repeated and number == self._asked:
@@ -113,6 +117,7 @@ class Ledger:
             self._repeated = True
             lines = list(self._handshake.values())
         self.unsent.clear()
+        self.refusal = None
         return [*lines, *self.pending.values()]
 
 
@@ -206,7 +211,10 @@ class Bridge:
     def _settle(self, failure: Failure | None) -> None:
         """Answers or sends again what was pending when a connection ended."""
         ledger = self._ledger
-        if failure is not None and is_early(failure) and self._is_patient():
+        if failure is None and ledger.refusal is not None:
+            for number in list(ledger.pending):  # it was for one of them, and nothing was done for any
+                self._refuse(number, ledger.refusal)
+        elif failure is not None and is_early(failure) and self._is_patient():
             time.sleep(PAUSE)
         elif failure is not None:
             told = LOST if failure.code == "connection_lost" else failure
@@ -313,6 +321,15 @@ def is_early(failure: Failure) -> bool:
     its last thread has ended; the kernel then resets them."""
     reset = failure.code == "connection_lost" and failure.status == UNREACHABLE
     return reset or failure.code in NOT_YET
+
+
+def read_refusal(message: dict[str, Any]) -> Failure | None:
+    """The error with which a daemon that has no memory for a request ends the connection."""
+    error = message.get("error")
+    data = error.get("data") if isinstance(error, dict) else None
+    if not (isinstance(error, dict) and isinstance(data, dict) and data.get("code") == NO_ROOM):
+        return None
+    return Failure(NO_ROOM, error["message"], detail=data["detail"], hint=data["hint"])
 
 
 def write_error(request: bytes, failure: Failure) -> bytes:
