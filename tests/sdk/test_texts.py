@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 import sandbox_client
-from sandbox_client._errors import Effect, find_effect, translate
+from sandbox_client._errors import _ASKS, Effect, find_effect, translate
 from sandbox_client._hints import HINTS
 from tests.sdk.conftest import TYPESCRIPT
 
@@ -196,3 +196,12 @@ def test_a_call_that_is_not_known_counts_as_one_that_changes_something() -> None
         Effect.RUNS,
         Effect.CHANGES,
     ]
+
+
+def test_both_sdks_know_the_same_calls_that_only_ask() -> None:
+    source = (TYPESCRIPT / "src" / "errors.ts").read_text()
+    listed = re.search(r"const ASKS = new Set\((.*?)\);", source, re.DOTALL)
+    assert listed is not None
+    names = re.findall(r"\w+", listed[1])
+    assert "GetTree" in names
+    assert set(names) == _ASKS

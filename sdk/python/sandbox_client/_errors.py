@@ -50,7 +50,7 @@ class Effect(enum.Enum):
 _ASKS: Final = frozenset(
     (
         *("GetSession", "ListSessions", "PollRun", "Ps", "Log", "ReadFile", "DownloadFile", "ListFiles"),
-        *("ListApprovals", "ListImages", "Status"),
+        *("GetTree", "ListApprovals", "ListImages", "Status"),
     )
 )
 _RUNS: Final = frozenset(("Exec", "ExecStream", "ExecInteractive", "PipInstall"))

@@ -32,9 +32,10 @@ export const CONNECTION_LOST = "connection_lost";
 /** What a call does at the gateway, which decides what a lost answer means: "asks" changes nothing, however often. */
 export type Effect = "asks" | "changes" | "runs";
 
-const ASKS = new Set(
-  "GetSession ListSessions PollRun Ps Log ReadFile DownloadFile ListFiles ListApprovals ListImages Status".split(" "),
-);
+const ASKS = new Set([
+  ...["GetSession", "ListSessions", "PollRun", "Ps", "Log", "ReadFile", "DownloadFile", "ListFiles", "GetTree"],
+  ...["ListApprovals", "ListImages", "Status"],
+]);
 const RUNS = new Set(["Exec", "ExecStream", "ExecInteractive", "PipInstall"]);
 
 /** A method that is not known here changes something. */
