@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +16,8 @@ from sandbox_client import (
     PermissionDenied,
     SandboxClient,
 )
-from tests.cli.machine import Machine
-from tests.sdk.conftest import RUNTIME
+from tests.cli.machine import DEADLINE, Machine
+from tests.sdk.conftest import RUNTIME, serving, stop
 
 ECHO = "while read line; do echo got $line; done; exit 5"
 
@@ -119,3 +121,27 @@ def test_a_file_is_written_as_its_user_would(client: SandboxClient, session: str
     for mode in ("w", "a"):
         with pytest.raises(PermissionDenied):
             client.write_file(session, "file", "x", mode=mode)
+
+
+async def test_a_lost_connection_does_not_keep_a_writer_without_a_reader() -> None:
+    """It waits behind pieces that the command does not read, and no task or thread reads the output."""
+    content = bytes(64 << 20)
+    with serving() as machine:
+        pid = machine.daemon_pid
+        with SandboxClient() as client, ThreadPoolExecutor(1) as pool:
+            async with AsyncSandboxClient() as other:
+                session = client.create_session(RUNTIME)
+                command = ["sleep", "1000"]
+                with client.exec_interactive(session, command) as run:
+                    async with other.exec_interactive(session, command) as awaited:
+                        feeding = pool.submit(run.write, content)
+                        writing = asyncio.create_task(awaited.write(content))
+                        await asyncio.to_thread(stop, pid, signal.SIGKILL)
+                        try:
+                            async with asyncio.timeout(DEADLINE):
+                                await writing
+                                await asyncio.wrap_future(feeding)
+                        finally:
+                            writing.cancel()
+                        run.close_stdin()
+                        await awaited.close_stdin()

@@ -43,6 +43,8 @@ class AsyncInteractiveRun:
 
     async def __aenter__(self) -> Self:
         self._call = await self._begin(self._request, self._inputs())
+        # However the call ends: gRPC then takes no more pieces, and a writer would wait for ever.
+        self._call.add_done_callback(lambda _: self._end())
         self._frames = aiter(self._call)
         try:
             first = await anext(self._frames, None)

@@ -43,6 +43,8 @@ class InteractiveRun:
 
     def __enter__(self) -> Self:
         self._call = self._begin(self._request, self._inputs())
+        # However the call ends: gRPC then takes no more pieces, and a writer would wait for ever.
+        self._call.add_done_callback(lambda _: self._end())
         self._frames = iter(self._call)
         try:
             first = next(self._frames, None)
