@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tests.agentkernel.repository import CLAUDE, git, look, make_repository
 from tests.agentkernel.runtimes import open_machine
 from tests.cli.machine import Machine, wait_until
 from tests.sandboxes import needs_root
+from tests.sdk.conftest import stop
 
 pytestmark = needs_root
 RUN = ("run", *CLAUDE, "sh", "-ec")
@@ -210,6 +212,44 @@ def test_a_client_that_is_killed_leaves_no_sandbox(house: House) -> None:
         assert run.stdout is not None
         assert run.stdout.readline() == b"done\n"
         run.kill()
+    wait_until(lambda: house.object("sandbox", "list")["sandboxes"] == [])
+
+
+def test_commits_of_a_run_that_is_not_followed_to_its_end_are_kept_or_said_to_be_lost(house: House) -> None:
+    commit = "git checkout -qb $0; git commit -q --allow-empty -m x; echo done; while echo more; do sleep 0.2; done"
+
+    def begin(branch: str, stdout: int) -> subprocess.Popen[bytes]:
+        command = [str(AGENTKERNEL), *RUN, commit, branch]
+        return subprocess.Popen(
+            command,
+            env=house.env,
+            cwd=house.project,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+        )
+
+    with begin("piped", subprocess.PIPE) as run:  # as in `agentkernel run ... | head -1`
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == b"done\n"
+        run.stdout.close()
+        name = find_name(run.stderr.read())
+    assert run.returncode == -signal.SIGPIPE
+    assert house.object("git", "pull", name)["refs"][0]["ref"] == f"refs/k8e/{name}/heads/piped"
+    with open("/dev/full", "wb") as full, begin("full", full.fileno()) as run:
+        assert run.stderr is not None
+        said = run.stderr.read()
+        assert b"[output_lost]" in said
+    assert house.object("git", "pull", find_name(said))["refs"][0]["ref"].endswith("/heads/full")
+    with begin("lost", subprocess.PIPE) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == b"done\n"
+        stop(house.daemon_pid, signal.SIGKILL)
+        said = run.stderr.read()
+    assert b"[connection_lost]" in said
+    assert b"if it committed, that is lost with its sandbox\n" in said
     wait_until(lambda: house.object("sandbox", "list")["sandboxes"] == [])
 
 

@@ -12,7 +12,7 @@ from k8e.cli.agentkernel.options import OPTIONS, CommandOptions
 from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import describe_session, prepare, tell_new
 from k8e.cli.client import LocalClient
-from k8e.cli.process import Failure, ServiceError
+from k8e.cli.process import Failure, OutputLost, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,15 +113,27 @@ def execute(options: RunOptions, command: list[str], plan: Plan, forwarding: For
 
         return advise_on_denial(denial, plan, options)
 
-    if forwarding is not None:
-        forwarding.serve(stream.session_id)
-    try:
-        # The list of a sandbox that is kept can be changed, as the service's own hint says.
-        code = ForegroundRun(stream, own_terminal, None if options.keep else advise).follow()
+    def offer() -> None:
         if plan.repository is not None:
             from k8e.cli.agentkernel.git.offer import offer_commits
 
             offer_commits(stream.session_id, plan.repository, begun, stays=options.keep)
+
+    if forwarding is not None:
+        forwarding.serve(stream.session_id)
+    try:
+        # The list of a sandbox that is kept can be changed, as the service's own hint says.
+        run = ForegroundRun(stream, own_terminal, None if options.keep else advise)
+        try:
+            code = run.follow()
+        except (BrokenPipeError, OutputLost):
+            offer()  # the sandbox is there until we leave
+            raise
+        except Failure:
+            if plan.repository is not None and not options.keep:
+                say("if it committed, that is lost with its sandbox")
+            raise
+        offer()
         return code
     finally:
         if forwarding is not None:
