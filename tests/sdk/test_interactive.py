@@ -143,5 +143,6 @@ async def test_a_lost_connection_does_not_keep_a_writer_without_a_reader() -> No
                                 await asyncio.wrap_future(feeding)
                         finally:
                             writing.cancel()
+                            machine.k8e("sandbox", "status")  # the next daemon cleans up
                         run.close_stdin()
                         await awaited.close_stdin()
