@@ -115,6 +115,8 @@ def test_another_spelling_of_a_call_is_no_way_around(file: Path) -> None:
 
 
 def test_what_a_thread_starts_inherits_it(file: Path) -> None:
+    file.chmod(0o600)  # other tests may have left any mode
+
     def start() -> None:
         pid = os.posix_spawn("/bin/chmod", ["chmod", "4755", os.fspath(file)], {})
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -97,7 +97,7 @@ def test_a_child_that_asks_for_more_is_refused(user: User) -> None:
         (["--allowed-hosts", "a.example,evil.example"], "beyond_parent", "allowed_hosts"),
         (["--allowed-hosts", "b.example"], "beyond_parent", "allowed_hosts"),
         (["--memory", "257m"], "beyond_parent", "limits.memory"),
-        (["--cpus", "0.6"], "beyond_parent", "limits.cpus"),
+        (["--cpus", "1.1"], "beyond_parent", "limits.cpus"),
         (["--ttl", "2h"], "beyond_parent", "ttl"),
         (["--workspace-path", "/etc"], "invalid_argument", "workspace_path"),
         (["--workspace-path", "../x"], "invalid_argument", "workspace_path"),
