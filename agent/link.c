@@ -262,6 +262,8 @@ static void channel_frame(const struct header *h, const uint8_t *payload)
     case CANCEL:
         if (channel_is_command(c))
             return link_fail();
+        if (c->finished) /* it came too late: the result says what was done */
+            return;
         if (c->kind->cancel)
             c->kind->cancel(c);
         return channel_finish(c, CANCELED, 0);

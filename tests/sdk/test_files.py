@@ -132,6 +132,15 @@ def test_of_a_source_that_cannot_be_read_no_part_becomes_a_file(
     assert capfd.readouterr().err == ""
 
 
+def test_uploads_that_break_off_again_and_again_leave_nothing(client: SandboxClient, session: str) -> None:
+    """Whichever comes first at the daemon: the end of the stream or the end of the call."""
+    for number in range(40):
+        source: IO[bytes] = Broken()  # type: ignore[assignment]
+        with pytest.raises(OSError, match="the disk is gone"):
+            client.upload(session, source, f"part-{number}")
+    assert not [each for each in client.list_files(session) if "part-" in each.path]
+
+
 async def test_so_it_does_for_the_awaited_client(machine: Machine, session: str) -> None:
     async with AsyncSandboxClient() as mine:
         source: IO[bytes] = Broken()  # type: ignore[assignment]

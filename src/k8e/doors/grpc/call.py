@@ -185,6 +185,14 @@ class Call:
             await self._open()
             await self._context.write(message.SerializeToString())
 
+    async def check_client(self) -> None:
+        """Raises if the client has broken off the call, which gRPC's reader cannot tell from its last message: nothing
+        can be sent to it any more."""
+        try:
+            await self._open()
+        except grpc.aio.BaseError as error:
+            raise grpc.aio.UsageError("the client has left") from error
+
     async def _open(self) -> None:
         """Sends the initial metadata before the first message. gRPC would send both together and note only afterwards
         that it has: a call that is ended while its first message waits for a slow reader could not be told why, because

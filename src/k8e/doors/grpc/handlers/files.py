@@ -116,3 +116,4 @@ async def _take_parts(call: Call) -> AsyncIterator[bytes]:
             raise malformed("a later message has no content")
         if message.content:
             yield message.content
+    await call.check_client()  # of an upload that was broken off no part becomes a file
