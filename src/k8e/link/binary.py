@@ -25,8 +25,8 @@ from k8e.link.errors import LinkError
 # SHA-256 of the release builds, written by `make pin` after a change of the agent. The wheel build refuses any other.
 PINNED: Mapping[str, str] = MappingProxyType(
     {
-        "x86_64": "8ead994180e393e91fb7f0db96bd3fae2a4336a7d02bd97b7de79146ba3d8ec2",
-        "aarch64": "a6893147c12ad84811fd29c6ce594e44f490226d0b5b228e642a57113705ae89",
+        "x86_64": "c6a7d9c64af13928d81186822d10f6d68c66a1b2069d2885c9c182dc0fd50c8a",
+        "aarch64": "f88214c1a1002b8370a0d0b2f2a48d6916bf0c10238bbf877a638b6e8102c4fc",
     }
 )
 
