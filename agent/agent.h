@@ -1,5 +1,5 @@
 /* k8e-agent: pid 1 of a sandbox. One thread, one epoll loop (main.c); a connection to the host (link.c) that carries
- * channels; a channel is a command (exec.c, command.c, supervisor.c; parked.c for those that wait for their program) or an
+ * channels; a channel is a command (exec.c, command.c, supervisor.c; parked.c and template.c for those that wait for their program) or an
  * operation on files and sockets (files.c, write.c, walk.c, socket.c). Bytes flow through rings (ring.c) that are flow control and memory for a lost link in one.
  *
  * Everything that is sent is derived from channel state when the socket has room (channel_pump), so nothing queues. */
@@ -133,7 +133,8 @@ uint32_t code_of(int error);
 
 /* link.c ---------------------------------------------------------------------------------------------------------- */
 
-void link_listen(int fd);
+void link_listen(int fd); /* -1: for those only whom link_admit lets in */
+void link_admit(int fd);   /* in the agent of pods (pod/): a connection as the listener would accept it */
 void link_flush(void);
 bool link_connected(void);
 bool link_room(uint32_t control); /* is there room for control frames of that many bytes */
@@ -190,8 +191,10 @@ struct launch {
     _Atomic uint32_t begin_wanted; /* a parked one has its program: its timeout counts from now on */
     uint64_t offered_us;           /* when it was offered one, before that process could know of it; 0: it never was */
     _Atomic uint32_t end_wanted; /* 1 + grace in ms */
+    _Atomic int next_wanted;       /* the pid of a template's copy, as that says, which is to be the next command */
+    _Atomic uint32_t last_wanted;  /* a template is not needed any more: the command that runs is its last */
     _Atomic uint64_t signals[SCOPES];
-    /* the report, valid after the byte that announces it: 's' started, 'f' failed, 'e' ended */
+    /* the report, valid after the byte that announces it: 's' started, 'f' failed, 'e' ended; 'r': the next may begin */
     int pid, failed_stage, failed_error, status, cause;
     uint64_t wall_us, user_us, system_us, max_rss_kib;
 };
@@ -204,6 +207,7 @@ void each_number(const char *directory, void (*visit)(int, void *), void *contex
 void signal_tree(int number, int then); /* every descendant of this process; then: a second signal, or 0 */
 void kill_tree(void);     /* stops it first, so that it cannot grow meanwhile */
 void kill_children(void); /* what is left, or came since */
+bool has_other_children(int one, int other);
 
 /* files.c, write.c, walk.c, socket.c --------------------------------------------------------------------------------------- */
 

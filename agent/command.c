@@ -132,7 +132,7 @@ static void announce(struct command *k)
 {
     struct channel *c = &k->channel;
     uint8_t payload[32];
-    uint32_t state = (k->exited ? STATE_ENDED : 0u) | (k->handed_over ? STATE_HANDED_OVER : 0u);
+    uint32_t state = (k->exited ? STATE_ENDED : 0u) | (k->handed_over ? STATE_HANDED_OVER : 0u) | (k->copy ? STATE_COPY : 0u);
     uint8_t *p = put32(put32(payload, k->pid), state);
     put64(put64(put64(p, c->in.ring.end), c->out[0].sent), c->out[1].sent);
     channel_opened(c, payload, sizeof payload);
@@ -195,7 +195,7 @@ void command_report(struct command *k, char what)
 void command_reaped(pid_t pid)
 {
     for (struct channel *c = channels.next; c != &channels; c = c->next) {
-        if (!channel_is_command(c) || as_command(c)->supervisor != pid)
+        if (!channel_is_command(c) || as_command(c)->supervisor != pid || as_command(c)->lent)
             continue;
         struct command *k = as_command(c);
         /* What it reported may still be unread: at most two bytes and the end. */
@@ -255,8 +255,10 @@ void stderr_ready(struct source *source, uint32_t events) { output_ready(source,
 
 void command_watch(struct command *k, int report)
 {
-    source_open(&k->report, report, read_report);
-    source_watch(&k->report, EPOLLIN);
+    if (report >= 0) {
+        source_open(&k->report, report, read_report);
+        source_watch(&k->report, EPOLLIN);
+    }
     for (int i = 0; i < 2; i++)
         source_watch(&k->channel.out[i].source, EPOLLIN);
 }
@@ -280,7 +282,7 @@ static void drop(struct channel *c)
 {
     struct command *k = as_command(c);
     source_close(&k->report);
-    if (k->launch)
+    if (k->launch && !k->lent)
         munmap(k->memory, k->memory_size);
     command_count--;
 }
@@ -329,6 +331,7 @@ static void send_signal(struct command *k, uint32_t number, uint32_t scope)
     else if (BIT(number) & stops)
         atomic_fetch_and(&k->launch->signals[scope], ~BIT(SIGCONT));
     atomic_fetch_or(&k->launch->signals[scope], BIT(number));
+    k->disturbed = true;
     kill(k->supervisor, SIGUSR1);
 }
 
@@ -351,6 +354,7 @@ void command_frame(struct channel *c, uint8_t type, const uint8_t *payload)
         if (reachable) {
             uint32_t grace = get32(payload);
             atomic_store(&l->end_wanted, grace < UINT32_MAX ? grace + 1 : grace);
+            k->disturbed = true;
             kill(k->supervisor, SIGUSR1);
         }
         return;

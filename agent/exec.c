@@ -149,7 +149,7 @@ static int open_terminal(struct command *k, int stdio[3])
     return 0;
 }
 
-static int open_pipes(struct command *k, int stdio[3])
+int command_pipes(struct command *k, int stdio[3])
 {
     struct channel *c = &k->channel;
     int ends[2];
@@ -190,7 +190,7 @@ int command_open(struct command *k, int *report)
 {
     struct launch *l = k->launch;
     int stdio[3] = {-1, -1, -1}, ends[2] = {-1, -1};
-    int error = l->flags & EXEC_PTY ? open_terminal(k, stdio) : open_pipes(k, stdio);
+    int error = l->flags & EXEC_PTY ? open_terminal(k, stdio) : command_pipes(k, stdio);
     if (!error && pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         error = errno;
     if (!error) {

@@ -442,18 +442,26 @@ static void read_guest(struct source *source, uint32_t events)
         welcome(g);
 }
 
-static void accept_guest(struct source *source, uint32_t events)
+static void add_guest(int fd)
 {
-    (void)events;
-    int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0)
-        return;
     struct guest *g = &guests[next_guest];
     next_guest = (next_guest + 1) % GUESTS;
     source_close(&g->source); /* the oldest makes way */
     g->length = 0;
     source_open(&g->source, fd, read_guest);
     source_watch(&g->source, EPOLLIN);
+}
+
+#ifdef K8E_POD
+void link_admit(int fd) { add_guest(fd); }
+#endif
+
+static void accept_guest(struct source *source, uint32_t events)
+{
+    (void)events;
+    int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0)
+        add_guest(fd);
 }
 
 static uint8_t *map(size_t size)

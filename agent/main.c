@@ -18,6 +18,9 @@
 #include <unistd.h>
 
 #include "agent.h"
+#ifdef K8E_POD
+#include "pod/pod.h"
+#endif
 
 static int epoll_fd;
 static struct source signals;
@@ -117,6 +120,7 @@ static void block_signals(void)
 
 /* Start ----------------------------------------------------------------------------------------------------------- */
 
+#ifndef K8E_POD
 static int listen_at(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -178,6 +182,7 @@ static void parse_instance(const char *text)
         instance[i] = (uint8_t)(high << 4 | low);
     }
 }
+#endif
 
 static void check_surroundings(void)
 {
@@ -230,6 +235,9 @@ static void run(void)
             die("epoll_wait");
         if (count == 0 && timeout == 1000) {
             link_release_memory();
+#ifdef K8E_POD
+            pod_release_memory();
+#endif
             fresh = false;
         } else {
             fresh = true;
@@ -253,6 +261,9 @@ static void run(void)
 
 int main(int argc, char **argv)
 {
+#ifdef K8E_POD
+    pod_parse(argc, argv);
+#else
     int listener = -1;
     bool named = false;
     const char *path = NULL, *fd = NULL;
@@ -277,6 +288,7 @@ int main(int argc, char **argv)
     errno = 0;
     if (!named || (path == NULL) == (fd == NULL))
         die("usage: k8e-agent (--listen PATH | --fd N) --instance HEX");
+#endif
     check_surroundings();
     raise_files();
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -290,13 +302,23 @@ int main(int argc, char **argv)
         die("/");
     setgroups(0, NULL); /* not allowed in every user namespace, where there are none to begin with */
     umask(0); /* modes are as asked for; commands have a mask of their own */
+#ifdef K8E_POD
+    link_listen(-1);
+    pod_listen(pod_listener());
+#else
     listener = path ? listen_at(path) : inherit(fd);
     link_listen(listener);
+#endif
     run();
     link_close(SHUTTING_DOWN);
+#ifdef K8E_POD
+    pod_flush();
+#endif
     commands_end_all();
     channels_sweep();
+#ifndef K8E_POD
     if (path)
         unlink(path);
+#endif
     return 0;
 }

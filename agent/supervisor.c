@@ -95,6 +95,10 @@ RAW static long change_user(const struct launch *l)
     long error = 0;
     if (l->gid != OWN_ID) {
         error = raw(SYS_setgroups, l->group_count, l->groups);
+        /* An agent without the right to it is itself the only user that it can start commands as, with the groups that
+         * it was given: a pod's, where nothing may be root. */
+        if (error == -EPERM && !l->group_count && raw(SYS_getegid) == (long)l->gid)
+            error = 0;
         if (error >= 0)
             error = raw(SYS_setresgid, l->gid, l->gid, l->gid);
     }
@@ -204,7 +208,16 @@ RAW static void arrange_descriptors(const struct launch *l)
         each_number("/proc/self/fd", close_one, (void *)(uintptr_t)l);
 }
 
-RAW static void deliver(struct launch *l, bool main_gone)
+/* What a supervisor has below it: a command, or a template and one command after the other. l->pid stays what it was when
+ * a command has ended: the agent may hear of its start and of its end at once. */
+struct below {
+    int command;    /* 0: none, or it was reaped */
+    int template;   /* the pid of what makes copies of itself */
+    bool main_gone; /* the command was reaped, which is not reported yet */
+    bool left;      /* all but the template may be what the last command has left behind */
+};
+
+RAW static void deliver(struct launch *l, const struct below *b)
 {
     for (int scope = 0; scope < SCOPES; scope++) {
         uint64_t wanted = atomic_exchange(&l->signals[scope], 0);
@@ -213,14 +226,14 @@ RAW static void deliver(struct launch *l, bool main_gone)
                 continue;
             if (scope == SCOPE_TREE)
                 signal_tree(number, 0);
-            else if (!main_gone) /* not reaped yet, so the pid is still its own */
-                raw(SYS_kill, scope == SCOPE_GROUP ? -l->pid : l->pid, number);
+            else if (b->command) /* not reaped yet, so the pid is still its own */
+                raw(SYS_kill, scope == SCOPE_GROUP ? -b->command : b->command, number);
         }
     }
 }
 
 /* Reaps; returns true when there are no children left. */
-RAW static bool reap(struct launch *l, bool *main_gone)
+RAW static bool reap(struct launch *l, struct below *b)
 {
     for (;;) {
         int status;
@@ -230,8 +243,11 @@ RAW static bool reap(struct launch *l, bool *main_gone)
             return true;
         if (pid <= 0)
             return false;
-        if (pid == l->pid) {
-            *main_gone = true;
+        if (pid == b->template)
+            b->template = 0;
+        if (pid == b->command) {
+            b->command = 0;
+            b->main_gone = true;
             l->status = status;
             l->user_us = (uint64_t)usage.ru_utime.tv_sec * 1000000 + (uint64_t)usage.ru_utime.tv_usec;
             l->system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000 + (uint64_t)usage.ru_stime.tv_usec;
@@ -285,6 +301,37 @@ RAW static bool exec_over(void)
     return raw(SYS_ppoll, &end, 1, &now, 0, 8) > 0;
 }
 
+/* A template that is not needed any more. */
+RAW static void release(struct below *b)
+{
+    if (b->template)
+        raw(SYS_kill, b->template, SIGKILL);
+    b->template = 0;
+}
+
+/* A copy of the template says that it waits for a program. It is the command from here on, if it is our child, and if all
+ * that an earlier command has left behind is gone: whatever is below us belongs to one command and the template. Else
+ * there will be no other command; returns false if nothing below us is a command's, and all of it is to end. */
+RAW static bool welcome(struct launch *l, int copy, struct below *b)
+{
+    if (!b->template) { /* the command so far was the template itself */
+        b->template = b->command;
+        b->command = 0;
+    }
+    if (!b->command && copy != b->template && raw(SYS_waitid, P_PID, copy, 0, WEXITED | WNOHANG | WNOWAIT, 0) >= 0) {
+        if (!has_other_children(b->template, copy)) {
+            l->pid = b->command = copy;
+            b->left = false;
+            atomic_store(&l->begin_wanted, 0); /* one that we hear of only now was for the command before */
+            report('r');
+            return true;
+        }
+        raw(SYS_kill, copy, SIGKILL);
+    }
+    release(b);
+    return b->left;
+}
+
 RAW static int supervisor_main(void *argument)
 {
     struct launch *l = argument;
@@ -301,7 +348,8 @@ RAW static int supervisor_main(void *argument)
     enum { RUNNING, TERMINATING, KILLING } phase = RUNNING;
     uint64_t deadline = l->timeout_ms ? started + (uint64_t)l->timeout_ms * 1000 : 0;
     uint64_t grace = (uint64_t)l->grace_ms * 1000;
-    bool starting = true, main_gone = false;
+    bool starting = true;
+    struct below below = {l->pid, 0, false, false};
     for (;;) {
         if (starting && exec_over()) {
             if (l->failed_stage) {
@@ -311,12 +359,26 @@ RAW static int supervisor_main(void *argument)
             starting = false;
             report('s');
         }
-        bool empty = reap(l, &main_gone);
-        if (main_gone && !starting && (phase == RUNNING || empty))
-            break;
-        deliver(l, main_gone);
+        bool empty = reap(l, &below);
+        if (below.main_gone && !starting && (phase == RUNNING || empty)) {
+            l->wall_us = now_us() - (l->offered_us ? l->offered_us : started);
+            report('e');
+            below.main_gone = false;
+            below.left = true;
+            deadline = 0;
+        }
+        int copy = atomic_exchange(&l->next_wanted, 0);
+        if (copy && !welcome(l, copy, &below) && phase == RUNNING) {
+            phase = TERMINATING;
+            deadline = 1; /* long past */
+        }
+        if (atomic_exchange(&l->last_wanted, 0))
+            release(&below);
+        if (!below.command && !below.main_gone && !starting && (phase == RUNNING ? !below.template : empty))
+            return 0;
+        deliver(l, &below);
         uint64_t now = now_us();
-        if (atomic_exchange(&l->begin_wanted, 0)) {
+        if (atomic_exchange(&l->begin_wanted, 0) && below.command) {
             started = now;
             deadline = l->timeout_ms ? started + (uint64_t)l->timeout_ms * 1000 : 0;
             grace = (uint64_t)l->grace_ms * 1000;
@@ -328,6 +390,7 @@ RAW static int supervisor_main(void *argument)
             l->cause = end ? BY_END : BY_TIMEOUT;
             phase = TERMINATING;
             deadline = now + grace;
+            release(&below); /* whatever it does about a signal: no command waits for its end */
             if (grace)
                 signal_tree(SIGTERM, SIGCONT); /* a stopped process hears nothing until it continues */
         } else if (phase == TERMINATING && end && now + grace < deadline) {
@@ -343,9 +406,6 @@ RAW static int supervisor_main(void *argument)
         }
         wait_for_news(now, deadline, starting);
     }
-    l->wall_us = now_us() - (l->offered_us ? l->offered_us : started);
-    report('e');
-    return 0;
 }
 
 long supervisor_start(struct launch *l)

@@ -192,3 +192,21 @@ RAW void kill_children(void)
     }
     raw(SYS_close, fd);
 }
+
+struct strangers { int self, one, other; bool found; };
+
+RAW static void note_stranger(int pid, void *context)
+{
+    struct strangers *s = context;
+    bool runs;
+    if (pid != s->one && pid != s->other && !s->found)
+        s->found = parent_of(pid, &runs) == s->self;
+}
+
+/* Whether this process has children besides those two. */
+RAW bool has_other_children(int one, int other)
+{
+    struct strangers s = {(int)raw(SYS_getpid, 0), one, other, false};
+    each_number("/proc", note_stranger, &s);
+    return s.found;
+}

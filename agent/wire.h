@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define AGENT_VERSION "0.3.0"
-#define GENERATION 3
+#define GENERATION 4
 #define MAGIC 0x4145384bu
 
 enum {
@@ -26,7 +26,7 @@ enum {
     EXEC_FIXED = 52,
     FILE_FIXED = 40,
     PARK_FIXED = 8,
-    MAX_PARKED = 4,
+    MAX_PARKED = 12,
 };
 
 enum frame_type {
@@ -97,7 +97,7 @@ enum code {
 enum stage { STAGE_REQUEST = 1, STAGE_RESOURCES, STAGE_USER, STAGE_LIMITS, STAGE_CWD, STAGE_EXEC };
 enum goodbye { SUPERSEDED = 1, PROTOCOL_ERROR, NO_COMMON_GENERATION, SHUTTING_DOWN };
 enum exec_flag { EXEC_PTY = 1, EXEC_NO_STDIN = 2, EXEC_DETACHED = 4, EXEC_KEEP_CAPABILITIES = 8, EXEC_PARKED = 16, EXEC_FLAGS = 31 };
-enum opened_state { STATE_ENDED = 1, STATE_HANDED_OVER = 2 };
+enum opened_state { STATE_ENDED = 1, STATE_HANDED_OVER = 2, STATE_COPY = 4 };
 enum how { EXITED = 1, SIGNALLED = 2 };
 enum cause { BY_ITSELF = 0, BY_TIMEOUT = 1, BY_END = 2 };
 enum scope { SCOPE_PROCESS, SCOPE_GROUP, SCOPE_TREE, SCOPES };

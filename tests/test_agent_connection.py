@@ -101,7 +101,7 @@ class TestHandshake:
             answer = link.receive()
         assert answer.type == HELLO
         magic, generation, zero = struct.unpack_from("<IHH", answer.payload)
-        assert (magic, generation, zero) == (0x4145384B, 3, 0)
+        assert (magic, generation, zero) == (0x4145384B, 4, 0)
         assert answer.payload[8:24] == nonce
         assert answer.payload[24:40] == sandbox.instance
         assert 1 <= len(answer.payload[40:]) <= 64
@@ -112,7 +112,7 @@ class TestHandshake:
                 link.send(bytes([byte]))
             assert link.receive().type == HELLO
 
-    @pytest.mark.parametrize(("low", "high"), [(4, 9), (0, 2), (9, 4)])
+    @pytest.mark.parametrize(("low", "high"), [(5, 9), (0, 3), (9, 5)])
     def test_without_a_common_generation_says_so_and_ends(self, sandbox: Launched, low: int, high: int) -> None:
         with RawLink.waiting(sandbox.socket) as link:
             link.send(hello(bytes(16), low, high))
@@ -125,7 +125,7 @@ class TestHandshake:
     def test_with_a_wider_range_picks_its_own_generation(self, sandbox: Launched) -> None:
         with RawLink.waiting(sandbox.socket) as link:
             link.send(hello(bytes(16), 0, 65535))
-            assert struct.unpack_from("<H", link.receive().payload, 4) == (3,)
+            assert struct.unpack_from("<H", link.receive().payload, 4) == (4,)
 
     @pytest.mark.parametrize(
         "first",

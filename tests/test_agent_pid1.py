@@ -287,6 +287,17 @@ class TestSurroundings:
             assert (caught.value.stage, caught.value.code) == (Stage.USER, Code.INVALID)
             assert (await run(subject, "id", "-u", identity=ROOT)).stdout == b"0\n"
 
+    async def test_without_a_right_to_change_users_it_runs_commands_as_itself_and_no_other(self) -> None:
+        """A pod, where nothing may be root."""
+        alone = ("--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL")
+        async with open_sandbox("bare", Variation(bwrap=alone, inherit_listener=True)) as linked:
+            subject = Subject(sandbox=linked.link, directory=b"/tmp", user=Identity(1000, 1000))
+            assert (await run(subject, "sh", "-c", "id -u; id -g")).stdout == b"1000\n1000\n"
+            for other in (Identity(0, 0), Identity(1001, 1000), Identity(1000, 1001), Identity(1000, 1000, (5,))):
+                with pytest.raises(NotStarted) as caught:
+                    await run(subject, "true", identity=other)
+                assert caught.value.stage is Stage.USER
+
     @pytest.mark.parametrize(
         "arguments",
         [

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/vfs.h>
 #include <time.h>
 
 #include "../raw.h"
@@ -45,6 +46,8 @@ static int64_t wall_clock(void)
 }
 
 /* What start-up depended on --------------------------------------------------------------------------------------- */
+
+static size_t read_file(const char *path, char **content);
 
 static struct stamp look(const char *path, bool itself)
 {
@@ -108,6 +111,30 @@ void watch_lookup(const char *name)
         }
         path += length + (path[length] == ':');
     }
+}
+
+void watch_loaded(const char *path)
+{
+    struct statfs s;
+    memset(&s, 0, sizeof s);
+    /* The machine's own tools are the same for all that starts in here. A look at each would take 30 us in gVisor. */
+    if (strncmp(path, "/usr/", 5) == 0 && raw(SYS_statfs, path, &s) == 0 && (s.f_flags & 1 /* read-only */))
+        return;
+    watch_path(path);
+}
+
+/* The program's file and the libraries that are mapped by now. Not those that a program loads later. */
+static void watch_mappings(void)
+{
+    char *maps;
+    read_file("/proc/self/maps", &maps);
+    for (char *line = maps, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        char *name = strchr(line, '/');
+        if (name)
+            watch_loaded(name);
+    }
+    free(maps);
 }
 
 /* A change in the clock tick in which something was read leaves no trace, so what is that young is not relied on. Who
@@ -196,11 +223,24 @@ int list_regions(struct region *regions, int room, bool all)
         bool heap = special && memcmp(special, "[heap]", 6) == 0;
         own = ours || (own && !name && !special);
         if (writable && (own || heap || (all && !special)) && count < room)
-            regions[count++] = (struct region){start, stop};
+            regions[count++] = (struct region){start, stop, !name};
         line = end + 1;
     }
     free(maps);
     return count;
+}
+
+bool has_shared_memory(void)
+{
+    char *maps;
+    bool found = false;
+    read_file("/proc/self/maps", &maps);
+    for (const char *line = maps, *end; !found && (end = strchr(line, '\n')); line = end + 1) {
+        const char *rights = memchr(line, ' ', (size_t)(end - line));
+        found = rights && rights[2] == 'w' && rights[4] == 's';
+    }
+    free(maps);
+    return found;
 }
 
 bool in_regions(const struct region *regions, int count, uintptr_t address, size_t length)
@@ -284,11 +324,13 @@ static void hide_preload(void)
 
 /* The conversation ------------------------------------------------------------------------------------------------ */
 
-static void say(char what)
+void say(const void *bytes, size_t count)
 {
-    if (raw(SYS_write, CONTROL_FD, &what, 1) != 1)
+    if (raw(SYS_write, CONTROL_FD, bytes, count) != (long)count)
         give_up();
 }
+
+static void say_one(char what) { say(&what, 1); }
 
 static void hear(void *to, size_t length)
 {
@@ -314,34 +356,58 @@ static char *hear_text(uint32_t length)
     return text;
 }
 
-static _Noreturn void decline(void)
+static _Noreturn void decline(char why)
 {
-    say(DECLINED);
+    say_one(why);
     give_up();
 }
 
-void wait_for_task(struct task *task)
+static bool is_settled, is_child;
+
+/* Notes what start-up has depended on; from here on others with our uid cannot look in or reach through /proc. Returns
+ * whether they have left us alone. */
+static bool settle(void)
 {
     watch_lookup(arguments[0]);
+    watch_mappings();
     if (!settled())
         give_up();
     uint64_t end_of_variables = layout.env_end;
     read_layout();
     layout.env_end = end_of_variables;
-    /* Others with our uid cannot look in or reach through /proc while we wait. */
     raw(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
-    say(READY);
+    bool unaltered = is_unaltered();
+    note_attributes();
+    is_settled = true;
+    return unaltered;
+}
+
+void become_template(const struct fork_steps *steps)
+{
+    if (settle() && can_fork()) {
+        fork_children(steps);
+        is_child = true;
+    }
+}
+
+void wait_for_task(struct task *task)
+{
+    if (!is_settled)
+        settle();
+    say_ready(is_child);
     struct handover order;
     hear(&order, sizeof order);
     *task = (struct task){.no_stdin = order.no_stdin, .code_length = order.code_length};
     task->cwd = hear_text(order.cwd_length);
     task->code = hear_text(order.code_length);
-    if (!unchanged() || raw(SYS_chdir, task->cwd) < 0)
-        decline();
+    if (!unchanged() || !is_unaltered())
+        decline(OUTDATED);
+    if (raw(SYS_chdir, task->cwd) < 0)
+        decline(DECLINED);
     if (order.no_stdin) {
         long null = raw(SYS_openat, AT_FDCWD, "/dev/null", O_RDONLY | O_CLOEXEC, 0);
         if (null < 0 || raw(SYS_dup3, null, 0, 0) < 0)
-            decline();
+            decline(DECLINED);
         raw(SYS_close, null);
     }
     raw(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0, 0);
@@ -350,7 +416,7 @@ void wait_for_task(struct task *task)
 void take_task(const struct task *task)
 {
     show_arguments(task);
-    say(TAKEN);
+    say_one(TAKEN);
     raw(SYS_close, CONTROL_FD);
     free(task->cwd);
     free(task->code);
@@ -370,7 +436,9 @@ static bool prepare_shell(const char *name)
 /* Nothing of its own start-up has run yet: all of it will see the right arguments. */
 static int held_main(int argc, char **argv, char **envp)
 {
+    static const struct fork_steps steps;
     struct task task;
+    become_template(&steps);
     wait_for_task(&task);
     char *code = malloc(task.code_length + 1);
     if (!code)
@@ -392,6 +460,7 @@ __attribute__((constructor)) static void enter(int argc, char **argv, char **env
     raw(SYS_fcntl, CONTROL_FD, F_SETFD, FD_CLOEXEC);
     placeholder = argv[argc - 1];
     hide_preload();
+    note_attributes();
     began = wall_clock();
     is_python = prepare_python();
     is_shell = !is_python && prepare_shell(argv[0]);

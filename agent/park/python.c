@@ -46,6 +46,8 @@ struct status { int type; const char *function, *message; int exit_code; }; /* P
 FUNCTIONS(DECLARE)
 static object *none, *false_;
 
+static struct fork_steps fork_steps; /* as os.fork has them */
+
 enum { CONFIG_ROOM = 16384, CONFIG_SEARCHED = 2048, MAX_REGIONS = 256 };
 
 bool prepare_python(void)
@@ -58,6 +60,12 @@ bool prepare_python(void)
         memcpy(&name, &symbol, sizeof symbol); \
     } while (0);
     FUNCTIONS(FIND)
+    static const char *const names[] = {"PyOS_BeforeFork", "PyOS_AfterFork_Parent", "PyOS_AfterFork_Child"};
+    void (**steps[])(void) = {&fork_steps.before, &fork_steps.in_parent, &fork_steps.in_child};
+    for (int i = 0; i < 3; i++) {
+        void *symbol = find_symbol(names[i]);
+        memcpy(steps[i], &symbol, sizeof symbol);
+    }
     none = find_symbol("_Py_NoneStruct");
     false_ = find_symbol("_Py_FalseStruct");
     return none && false_;
@@ -66,27 +74,55 @@ bool prepare_python(void)
 /* What start-up depended on --------------------------------------------------------------------------------------- */
 
 /* Calls with the name of a path object; anything else is passed over. */
-static void watch_object(object *path, bool not_of_system)
+static void watch_object(object *path, void (*watch)(const char *))
 {
     object *bytes = path && path != none ? PyUnicode_EncodeFSDefault(path) : NULL;
     const char *name = bytes ? PyBytes_AsString(bytes) : NULL;
-    if (name && name[0] == '/' && !(not_of_system && strncmp(name, "/usr/", 5) == 0))
-        watch_path(name);
+    if (name && name[0] == '/')
+        watch(name);
     if (bytes)
         Py_DecRef(bytes);
     PyErr_Clear();
 }
 
-static void watch_attribute(object *holder, const char *name, bool not_of_system)
+static void watch_attribute(object *holder, const char *name, void (*watch)(const char *))
 {
     object *value = PyObject_GetAttrString(holder, name);
-    watch_object(value, not_of_system);
+    watch_object(value, watch);
     if (value)
         Py_DecRef(value);
     PyErr_Clear();
 }
 
 struct entry { uint64_t inode, offset; uint16_t length; uint8_t type; char name[]; };
+
+static bool has_own_code; /* some that is not the system's was run: it may depend on more than the files that are watched */
+
+/* The system's, or put there by k8e. */
+static bool is_of_system(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return strncmp(path, "/usr/", 5) == 0 || (slash && strncmp(slash + 1, "k8e_", 4) == 0);
+}
+
+/* Whether a .pth file has lines that are run. */
+static bool has_code(const char *path)
+{
+    static const char word[] = "import";
+    char text[1024];
+    size_t same = 0; /* of the line's beginning and the word; more: this line is another */
+    bool found = false;
+    long fd = raw(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0), count = 0;
+    while (fd >= 0 && !found && (count = raw(SYS_read, fd, text, sizeof text)) > 0)
+        for (long i = 0; i < count && !found; i++) {
+            found = same == sizeof word - 1 && (text[i] == ' ' || text[i] == '\t');
+            bool new_line = ((unsigned char)text[i] < ' ' && text[i] != '\t') || (text[i] & 0x80); /* or a mark in front of one */
+            same = new_line ? 0 : same < sizeof word - 1 && text[i] == word[same] ? same + 1 : sizeof word;
+        }
+    if (fd >= 0)
+        raw(SYS_close, fd);
+    return found;
+}
 
 /* The .pth files of a directory: they are read at start-up, and may run code. */
 static void watch_configuration(const char *directory)
@@ -107,7 +143,8 @@ static void watch_configuration(const char *directory)
             memcpy(path, directory, length);
             path[length] = '/';
             memcpy(path + length + 1, e->name, size + 1);
-            watch_path(path);
+            watch_loaded(path);
+            has_own_code = has_own_code || (!is_of_system(path) && has_code(path));
         }
     raw(SYS_close, fd);
 }
@@ -151,14 +188,45 @@ static void watch_start(void)
     }
     object *modules = PyImport_GetModuleDict(), *name, *module;
     for (pysize at = 0; PyDict_Next(modules, &at, &name, &module);) {
-        watch_attribute(module, "__file__", true);
-        watch_attribute(module, "__cached__", true);
+        watch_attribute(module, "__file__", watch_loaded);
+        watch_attribute(module, "__cached__", watch_loaded);
     }
     object *site = PyDict_GetItemString(modules, "site");
     if (site) {
-        watch_attribute(site, "USER_SITE", false); /* which is passed over as long as it does not exist */
-        watch_attribute(site, "USER_BASE", false);
+        watch_attribute(site, "USER_SITE", watch_path); /* which is passed over as long as it does not exist */
+        watch_attribute(site, "USER_BASE", watch_path);
     }
+}
+
+/* Children -------------------------------------------------------------------------------------------------------- */
+
+/* Modules that do not come with Python may keep what must not be the same in two processes, such as the state of a random
+ * generator, or depend on what has changed since. The system's own, for which that is known, may be there, but those in C. */
+static bool has_other_modules(void)
+{
+    object *modules = PyImport_GetModuleDict(), *name, *module, *os = PyDict_GetItemString(modules, "os");
+    object *library = os ? PyObject_GetAttrString(os, "__file__") : NULL;
+    object *base = library ? PyUnicode_EncodeFSDefault(library) : NULL;
+    const char *own = base ? PyBytes_AsString(base) : NULL, *slash = own ? strrchr(own, '/') : NULL;
+    bool found = !slash || !fork_steps.in_child;
+    for (pysize at = 0; !found && PyDict_Next(modules, &at, &name, &module);) {
+        object *file = PyObject_GetAttrString(module, "__file__");
+        object *bytes = file && file != none ? PyUnicode_EncodeFSDefault(file) : NULL;
+        const char *path = bytes ? PyBytes_AsString(bytes) : NULL;
+        size_t length = path ? strlen(path) : 0;
+        found = path && strncmp(path, own, (size_t)(slash + 1 - own)) != 0 &&
+                (!is_of_system(path) || (length > 3 && strcmp(path + length - 3, ".so") == 0));
+        if (bytes)
+            Py_DecRef(bytes);
+        if (file)
+            Py_DecRef(file);
+        PyErr_Clear();
+    }
+    if (base)
+        Py_DecRef(base);
+    if (library)
+        Py_DecRef(library);
+    return found;
 }
 
 /* The command ----------------------------------------------------------------------------------------------------- */
@@ -257,6 +325,8 @@ int python_main(int argc, char **argv, char **envp)
     watch_start();
     wchar_t **command = find_command();
     struct task task;
+    if (!has_own_code && !has_other_modules())
+        become_template(&fork_steps);
     wait_for_task(&task);
     set_command(command, task.code);
     if (task.no_stdin)

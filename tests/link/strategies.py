@@ -130,7 +130,9 @@ outcomes = st.builds(
     endings,
     st.builds(Outcome, st.none(), st.none(), st.sampled_from(Cause), u64, u64, seconds, seconds, seconds, u64),
 )
-attachments = st.builds(Attachment, u32, st.booleans(), u64, u64, u64, st.booleans())
+attachments = st.builds(Attachment, u32, st.booleans(), u64, u64, u64, st.booleans(), st.booleans()).map(
+    lambda any_: any_._replace(copied=any_.copied and any_.handed_over)
+)
 
 
 def _command(

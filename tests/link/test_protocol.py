@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -168,3 +169,29 @@ def test_our_own_mistakes_are_not_the_peers(frame: f.Frame) -> None:
 
 def test_a_data_header_is_the_beginning_of_its_frame() -> None:
     assert encode_data_header(5, 0, 7, 3) + b"abc" == encode(f.Data(5, 0, 7, b"abc"))
+
+
+def test_an_idle_reader_keeps_no_buffer_and_readers_share_one() -> None:
+    whole = encode(f.Data(7, 1, 0, b"x" * 40_000))
+    list(FrameReader(Side.AGENT).feed(whole))
+    tracemalloc.start()
+    try:
+        readers = [FrameReader(Side.AGENT) for _ in range(100)]
+        for reader in readers:
+            assert [encode(frame) for frame in reader.feed(whole)] == [whole]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1000 * len(readers)
+
+
+def test_halves_of_frames_that_arrive_in_turn_are_put_together() -> None:
+    wholes = [encode(f.Data(7, 1, 0, bytes([number]) * 1000)) for number in range(3)]
+    readers = [FrameReader(Side.AGENT) for _ in wholes]
+    for reader, whole in zip(readers, wholes, strict=True):
+        assert list(reader.feed(whole[:500])) == []
+    for reader, whole in zip(readers, wholes, strict=True):
+        assert reader.buffered == 500
+        (frame,) = reader.feed(whole[500:])
+        assert encode(frame) == whole
+        assert reader.buffered == 0

@@ -46,6 +46,23 @@ async def test_a_quarter_of_the_window_is_acknowledged_when_it_is_consumed() -> 
     assert acks == [WINDOW // 4, WINDOW // 2]
 
 
+async def test_all_that_waits_is_read_at_once_and_acknowledged_once() -> None:
+    stream, acks = make()
+    for offset in range(0, WINDOW, WINDOW // 4):
+        stream.receive(offset, bytes(WINDOW // 4))
+    assert await stream.read_all() == (bytes(WINDOW // 4),) * 4
+    assert (acks, stream.queued, stream.position) == ([WINDOW], 0, WINDOW)
+    stream.receive(WINDOW, b"more")
+    stream.reattach(stream.resume_offset())
+    stream.receive(2 * WINDOW, b"after a gap")
+    stream.finish(2 * WINDOW + 11)
+    assert await stream.read_all() == (b"more",)
+    assert stream.dropped == 0
+    assert await stream.read_all() == (b"after a gap",)
+    assert stream.dropped == WINDOW - 4
+    assert await stream.read_all() == ()
+
+
 async def test_more_than_the_window_is_refused() -> None:
     stream, _ = make()
     stream.receive(0, bytes(WINDOW))
@@ -199,7 +216,11 @@ async def test_however_often_it_is_resumed_at_most_two_windows_wait() -> None:
     assert len(await read_rest(stream)) == sent
 
 
-@given(st.lists(st.tuples(st.integers(1, WINDOW), st.sampled_from(["data", "read", "resume", "gap"])), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, WINDOW), st.sampled_from(["data", "read", "read all", "resume", "gap"])), max_size=40
+    )
+)
 def test_position_always_tells_which_byte_comes_next(steps: list[tuple[int, str]]) -> None:
     """Byte n of the stream is n % 251, so a byte at a wrong place is noticed."""
 
@@ -212,8 +233,9 @@ def test_position_always_tells_which_byte_comes_next(steps: list[tuple[int, str]
                 if with_room > 0:
                     offset = stream.received
                     stream.receive(offset, bytes((offset + index) % 251 for index in range(with_room)))
-            elif step == "read" and stream.queued:
-                chunk = await read(stream)
+            elif step.startswith("read") and stream.queued:
+                pieces = await stream.read_all() if step == "read all" else (await read(stream),)
+                chunk = b"".join(pieces)
                 position = stream.position - len(chunk)
                 got += len(chunk)
                 assert chunk == bytes((position + index) % 251 for index in range(len(chunk)))
@@ -317,3 +339,45 @@ async def test_resumed_input_begins_where_it_can(received: int) -> None:
     stream.acknowledge(2)
     with pytest.raises(ProtocolViolation):
         stream.resume(received)
+
+
+class TestKept:
+    """The last bytes that were read are never acknowledged."""
+
+    KEEP = WINDOW // 8
+
+    def make(self) -> tuple[Inbound, Acks]:
+        acks = Acks()
+        return Inbound(WINDOW, acks, 0, self.KEEP), acks
+
+    async def test_what_lies_before_is_acknowledged_in_steps(self) -> None:
+        stream, acks = self.make()
+        for number in range(10):
+            stream.receive(number * self.KEEP, bytes(self.KEEP))
+            await read(stream)
+        assert acks == [number * self.KEEP for number in range(1, 10)]
+
+    async def test_what_is_kept_counts_as_part_of_the_window(self) -> None:
+        stream, acks = self.make()
+        for number in range(20):
+            stream.receive(number * self.KEEP, bytes(self.KEEP))
+            await read(stream)
+        stream.receive(20 * self.KEEP, bytes(WINDOW - self.KEEP))
+        assert acks[-1] == 19 * self.KEEP
+        with pytest.raises(ProtocolViolation):
+            stream.receive(20 * self.KEEP + WINDOW - self.KEEP, b"x")
+
+    async def test_nothing_is_acknowledged_within_a_gap(self) -> None:
+        """Or bytes that never came would count as kept, and an honest agent as one that sends too much."""
+        stream, acks = self.make()
+        stream.reattach(0)
+        stream.receive(0, bytes(WINDOW // 2))
+        await read(stream)
+        before = list(acks)
+        after_gap = 10 * WINDOW
+        stream.receive(after_gap, bytes(self.KEEP // 2))  # what lay between was dropped
+        await read(stream)
+        assert acks == before
+        stream.receive(after_gap + self.KEEP // 2, bytes(self.KEEP // 2))
+        await read(stream)
+        assert acks == [*before, after_gap]

@@ -7,12 +7,14 @@ import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from k8e.core.model import Caller, Language, RunResult, RunSpec, SessionSpec
 from k8e.core.sandbox.programs import MAX_WORD
 from k8e.core.service import Service
+from k8e.core.sessions import interpreters
 from k8e.core.sessions.interpreters import BASH, NODE, PYTHON, suits
 from k8e.core.store.store import Store
 from k8e.engine import Limits, Runtime
@@ -20,7 +22,7 @@ from k8e.engine.local.engine import LocalEngine
 from k8e.link.model import ExecSpec, Rlimit, TerminalSize
 from k8e.settings import PoolSettings
 from tests.engine.answers import plant_answers
-from tests.engine.rig import find_report
+from tests.engine.rig import eventually, find_report
 from tests.parking.conftest import make_folder
 from tests.runtimes import do_without
 
@@ -113,6 +115,18 @@ async def run_parked(service: Service, session: str, code: str, language: Langua
             await asyncio.sleep(0.3)
 
 
+async def test_node_programs_without_a_pause_find_one() -> None:
+    async with serve() as service:
+        spec = SessionSpec(runtime=Runtime.NATIVE, limits=LIMITS)
+        session = (await service.sessions.create(ALICE, spec)).session_id
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(3):  # the first of these parks another, and they take turns
+                handed_over = False
+                while not handed_over:
+                    result, handed_over = await run(service, session, "console.log(process.pid)", Language.NODE)
+                    assert (result.stderr, result.exit_code) == (b"", 0)
+
+
 async def test_a_session_has_one_waiting_and_the_next_behind_it() -> None:
     async with serve() as service:
         spec = SessionSpec(runtime=Runtime.NATIVE, limits=LIMITS, env={"WHO": "me"})
@@ -138,6 +152,31 @@ async def test_a_session_has_one_waiting_and_the_next_behind_it() -> None:
         assert (await run_parked(service, session, "import mine; print(mine.x)")).stdout == b"42\n"
 
 
+async def test_the_first_ones_wait_while_another_caller_waits_for_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy: list[bool] = []
+    park_one = interpreters.park_one
+    monkeypatch.setattr(interpreters, "_COURTESY", 1 << 20)
+    async with serve() as service:
+
+        async def look(*given: Any) -> bool:
+            busy.append(service._pool.busy)
+            return await park_one(*given)
+
+        monkeypatch.setattr(interpreters, "park_one", look)
+        with service._pool.foreground():
+            session = await service.sessions.create(ALICE, SessionSpec(runtime=Runtime.NATIVE, limits=LIMITS))
+            (watch,) = service._interpreters._watches.values()
+
+            async def has_waited() -> bool:
+                return watch.courtesy < 1 << 20
+
+            await eventually(has_waited, "its turn came, and was put off")
+            assert busy == []
+        await run_parked(service, session.session_id, "print(1)")
+        assert busy
+        assert not any(busy)
+
+
 async def test_a_warm_sandbox_has_them_before_its_session() -> None:
     async with serve(PoolSettings()) as service:
         spec = SessionSpec()  # the usual kind, of which there always is one
@@ -148,7 +187,6 @@ async def test_a_warm_sandbox_has_them_before_its_session() -> None:
         for language, code in (
             (Language.BASH, "echo 1"),
             (Language.PYTHON, "print(1)"),
-            (Language.NODE, "console.log(1)"),
         ):
             session = (await service.sessions.create(ALICE, spec)).session_id
             if not service.metrics.claims.get("warm"):

@@ -18,10 +18,6 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
 PREFIX: Final = "k8e_"
 _ID, _FINGERPRINT, _SECRET, _SUM = 8, 32, 32, 4
 _PURPOSE: Final = b"k8e-login-v1\0"
@@ -63,11 +59,16 @@ class ApiKey:
 
     @property
     def public(self) -> bytes:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         key = Ed25519PrivateKey.from_private_bytes(self.secret).public_key()
         return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
     def sign_login(self, request: bytes) -> bytes:
         """`request` is the certificate request, DER."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         key = Ed25519PrivateKey.from_private_bytes(self.secret)
         return key.sign(state_login(self.fingerprint, self.key_id, request))
 
@@ -79,6 +80,9 @@ def state_login(fingerprint: bytes, key_id: bytes, request: bytes) -> bytes:
 
 
 def verify_login(public: bytes, signature: bytes, statement: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
     except InvalidSignature:

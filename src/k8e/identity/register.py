@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -39,9 +40,11 @@ class Register:
     """Keeps the keys in memory, and writes each change to the file before it returns. Methods may block; any thread may
     call them."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError or ValueError when the file cannot be used: then the gateway refuses all callers."""
+    def __init__(self, path: Path, keep: Callable[[bytes], None] | None = None) -> None:
+        """`keep` gets what the file will have, and keeps it elsewhere first, or raises OSError. Raises OSError or
+        ValueError when the file cannot be used: then the gateway refuses all callers."""
         self._path = path
+        self._keep = keep
         self._lock = threading.Lock()
         self._keys: dict[str, KeyRecord] = {}
         if os.path.lexists(path):
@@ -79,6 +82,8 @@ class Register:
         revoked = sorted((record.revoked, key_id) for key_id, record in keys.items() if record.revoked is not None)
         for _, key_id in revoked[:-_REVOKED_KEPT]:
             del keys[key_id]
-        content = json.dumps({"keys": [asdict(record) for record in keys.values()]}, indent=1)
-        replace_file(self._path, content.encode() + b"\n", 0o600)
+        content = json.dumps({"keys": [asdict(record) for record in keys.values()]}, indent=1).encode() + b"\n"
+        if self._keep is not None:
+            self._keep(content)
+        replace_file(self._path, content, 0o600)
         self._keys = keys

@@ -79,9 +79,10 @@ class Channel:
         if request.type in _WITH_INPUT:
             self.outbound = Outbound()
 
-    def _make_inbound(self, stream: int, window: int, start: int = 0, *, hold: bool = False) -> Inbound:
-        acknowledge = None if hold else lambda offset: self._sender.post(Ack(self.id, stream, offset))
-        return Inbound(window, acknowledge, start)
+    def _make_inbound(self, stream: int, window: int, start: int = 0, *, hold: bool = False, keep: int = 0) -> Inbound:
+        silent = hold and not keep
+        acknowledge = None if silent else lambda offset: self._sender.post(Ack(self.id, stream, offset))
+        return Inbound(window, acknowledge, start, keep)
 
     @property
     def output(self) -> Inbound:

@@ -95,11 +95,11 @@ class AgentLink(Files):
         return AgentProcess(self._mux, channel, spec)
 
     async def attach(
-        self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False
+        self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False, keep: int = 0
     ) -> AgentProcess:
         if self._mux.find(command) is not None:
             raise AgentError(Code.BUSY, subject=f"command {command:016x} is attached here already")
-        channel = CommandChannel(self._mux, command, None, (stdout_from, stderr_from), hold=hold)
+        channel = CommandChannel(self._mux, command, None, (stdout_from, stderr_from), hold=hold, keep=keep)
         try:
             async with deadline(self._mux.timing.reply, f"attaching to {channel.subject}"):
                 await self._mux.begin(channel)

@@ -28,9 +28,10 @@ class CommandChannel(Channel):
         subject: str = "",
         *,
         hold: bool = False,
+        keep: int = 0,
     ) -> None:
         """Without a spec the command runs already: the channel attaches to it and reads its output from `starts` on.
-        With `hold` the agent keeps what was read."""
+        With `hold` the agent keeps what was read, or the last `keep` bytes of it."""
         self._hold = hold
         self._may_be_parked = spec is not None and spec.parked
         self._directory = spec.cwd if spec is not None else b""
@@ -43,8 +44,8 @@ class CommandChannel(Channel):
             window = effective_window(spec.window)
         super().__init__(sender, request, subject or f"command {command:016x}")
         self.inbound = {
-            OUTPUT: self._make_inbound(OUTPUT, window, starts[0], hold=hold),
-            ERRORS: self._make_inbound(ERRORS, window, starts[1], hold=hold),
+            OUTPUT: self._make_inbound(OUTPUT, window, starts[0], hold=hold, keep=keep),
+            ERRORS: self._make_inbound(ERRORS, window, starts[1], hold=hold, keep=keep),
         }
         self.outbound = Outbound()
         self.attachment: Attachment | None = None  # the first one
@@ -177,6 +178,11 @@ class AgentProcess:
     def handed_over(self) -> bool:
         assert self._channel.attachment is not None
         return self._channel.attachment.handed_over
+
+    @property
+    def copied(self) -> bool:
+        assert self._channel.attachment is not None
+        return self._channel.attachment.copied
 
     @property
     def stdout(self) -> Inbound:

@@ -133,9 +133,9 @@ class LinkConnection(asyncio.BufferedProtocol):
 
     # Called by the multiplexer
 
-    def post(self, frame: Frame) -> None:
+    def post(self, *frames: Frame) -> None:
         if self._transport is not None and self.failure is None:
-            self._transport.write(encode(frame))
+            self._transport.write(b"".join(map(encode, frames)))
 
     def post_content(self, header: bytes, content: bytes) -> None:
         if self._transport is not None and self.failure is None:
@@ -212,18 +212,23 @@ class LinkConnection(asyncio.BufferedProtocol):
 
     # Keepalive
 
-    def start_keepalive(self, quiet: float, patience: float) -> None:
-        """Sends a PING after `quiet` seconds of silence, and ends the connection after `patience` more."""
-        if self._keepalive is None and self.failure is None:
+    def start_keepalive(self, quiet: float, patience: float, wanted: Callable[[], bool]) -> None:
+        """Sends a PING after `quiet` seconds of silence, and ends the connection after `patience` more; until it finds
+        that this is not wanted any more."""
+        if self.failure is None:
             self._heard = True
-            self._beat(quiet, patience)
+            if self._keepalive is None:
+                self._beat(quiet, patience, wanted)
 
     def stop_keepalive(self) -> None:
         if self._keepalive is not None:
             self._keepalive.cancel()
             self._keepalive = None
 
-    def _beat(self, quiet: float, patience: float, asked: bool = False) -> None:
+    def _beat(self, quiet: float, patience: float, wanted: Callable[[], bool], asked: bool = False) -> None:
+        if not wanted():
+            self._keepalive = None
+            return
         if asked and not self._heard:
             self.end(LinkTimeout(f"the agent was silent for {quiet + patience} s"))
             return
@@ -232,4 +237,4 @@ class LinkConnection(asyncio.BufferedProtocol):
             self._ping()
         self._heard = False
         loop = asyncio.get_running_loop()
-        self._keepalive = loop.call_later(patience if asking else quiet, self._beat, quiet, patience, asking)
+        self._keepalive = loop.call_later(patience if asking else quiet, self._beat, quiet, patience, wanted, asking)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, Unpack
 
@@ -185,6 +185,10 @@ class ByteReader(Protocol):
     async def read(self) -> bytes:
         """The next bytes, b"" at the end."""
 
+    async def read_all(self) -> tuple[bytes, ...]:
+        """All bytes that have arrived, in pieces, up to where some were dropped; waits for the first. Empty at the
+        end."""
+
     @property
     def position(self) -> int:
         """The offset in the whole stream at which the last read ended; dropped bytes count."""
@@ -197,6 +201,9 @@ class ByteReader(Protocol):
     def dropped(self) -> int:
         """Bytes lost while no caller was attached."""
 
+    def divert(self, sink: Callable[[bytes], object]) -> None:
+        """Passes what is queued and all that arrives to `sink`, at once: there is nothing left to `read`."""
+
 
 class Process(Protocol):
     """A started command. `wait` returns only when both streams are read to the end or discarded."""
@@ -208,6 +215,10 @@ class Process(Protocol):
     @property
     def handed_over(self) -> bool:
         """Whether a parked interpreter took this command."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether that is a template's copy: the next one waits for another command already."""
 
     @property
     def stdout(self) -> ByteReader: ...
@@ -251,17 +262,20 @@ class Sandbox(Protocol):
     """A way into one sandbox: runs commands and handles files."""
 
     async def start(self, spec: ExecSpec) -> Process: ...
-    async def attach(self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False) -> Process:
+    async def attach(
+        self, command: int, stdout_from: int = 0, stderr_from: int = 0, *, hold: bool = False, keep: int = 0
+    ) -> Process:
         """Attaches to a command. With `hold` the agent keeps the output of an ended command until `release`, so that
         the caller can store it first and read it again. A hold does not survive a lost connection, and a command that
-        still runs waits when its window is full."""
+        still runs waits when its window is full; unless the agent is to keep only the last `keep` bytes that were
+        read (at most a quarter of the window)."""
 
     async def commands(self) -> Sequence[CommandInfo]: ...
     async def park(self, spec: ExecSpec, loader: bytes, *, keep: float | None = None) -> None:
         """Starts an interpreter that waits for code in place of its last argument, with `loader` (a library in the
-        sandbox) preloaded; returns when it waits. It replaces an older one of the same kind, and ends after `keep`
-        seconds without use. A matching start with `parked` is handed to it. AgentError UNSUPPORTED when it cannot be
-        parked."""
+        sandbox) preloaded; returns when it waits. It ends after `keep` seconds without use. Up to four that were
+        parked alike wait beside each other; others of the same kind are replaced. A matching start with `parked` is
+        handed to it. AgentError UNSUPPORTED when it cannot be parked."""
 
     async def release(self, command: int) -> None: ...
     def read_stream(

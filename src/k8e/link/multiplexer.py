@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, cast
 
 from k8e.link.channel import Channel, State
 from k8e.link.codec.frames import ChannelFrame, Frame, FrameType, Order, Result
@@ -23,6 +25,8 @@ from k8e.link.streams import Notifier
 _FINAL: Final = (ProtocolViolation, GoodbyeReceived)
 # RELEASE is not answered, so the latest are repeated over a new connection in case they were lost.
 _RELEASES_REPEATED: Final = 256
+# Seconds in which a RELEASE waits for another frame to go with: alone it would wake the agent for nothing.
+_RELEASE_DELAY: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,31 @@ class Timing:
     last_backoff: float = 0.1
 
 
-@asynccontextmanager
-async def deadline(seconds: float | None, what: str) -> AsyncIterator[None]:
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise  # the timeout of a caller further up
-        raise LinkTimeout(f"{what}: nothing within {seconds} s") from None
+class deadline:  # noqa: N801 - used like asyncio.timeout
+    """Ends the block after so many seconds, with LinkTimeout. A class, because every command waits within one, and a
+    generator would cost it twice as much."""
+
+    __slots__ = ("_limit", "_seconds", "_what")
+
+    def __init__(self, seconds: float | None, what: str) -> None:
+        self._seconds = seconds
+        self._what = what
+        self._limit = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        over = False
+        try:
+            await self._limit.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            over = True
+        # Else a TimeoutError is that of a caller further up, and goes on.
+        if over or (isinstance(error, TimeoutError) and self._limit.expired()):
+            raise LinkTimeout(f"{self._what}: nothing within {self._seconds} s") from None
 
 
 class Multiplexer:
@@ -64,6 +83,8 @@ class Multiplexer:
         self._connection: LinkConnection | None = None
         self._channels: dict[int, Channel] = {}
         self._released: deque[int] = deque(maxlen=_RELEASES_REPEATED)
+        self._unsent: list[Frame] = []  # RELEASEs
+        self._releasing: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._backoff = timing.first_backoff
         self._connected_at = 0.0
@@ -80,6 +101,7 @@ class Multiplexer:
             raise
 
     async def close(self) -> None:
+        self._send_releases()
         connection, self._connection = self._connection, None
         self._fail(LinkLost("the link was closed"))
         tasks = list(self._tasks)
@@ -115,10 +137,14 @@ class Multiplexer:
 
     async def _dial(self, seconds: float) -> LinkConnection:
         async with deadline(seconds, "dialling"):
-            stream = await self._dialer()
+            dialled = await self._dialer()
         connection = LinkConnection(self._instance, self._receive, self._pump_all, self._lost)
+        if isinstance(dialled, socket.socket):
+            stream, protocol = dialled, cast("asyncio.BaseProtocol", connection)
+        else:
+            stream, protocol = dialled.socket, dialled.carry(connection)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: connection, sock=stream)
+            await asyncio.get_running_loop().create_connection(lambda: protocol, sock=stream)
             await connection.complete_handshake(seconds)
         except BaseException:
             connection.end(LinkLost("given up during the handshake"))
@@ -132,11 +158,11 @@ class Multiplexer:
         self.generation = connection.agent.generation if connection.agent else self.generation
         self._connected_at = asyncio.get_running_loop().time()
         self._useful = False
-        for command in self._released:
-            connection.post(Order(command, FrameType.RELEASE))
+        self._unsent.clear()
+        connection.post(*(Order(command, FrameType.RELEASE) for command in self._released))
         for channel in self._channels.values():
             channel.resume()
-        self._adjust_keepalive()
+        self._start_keepalive()
         self.changed.notify()
 
     def _lost(self, connection: LinkConnection, reason: LinkError) -> None:
@@ -215,7 +241,7 @@ class Multiplexer:
         await self.connected()
         self._channels[channel.id] = channel
         channel.begin()
-        self._adjust_keepalive()
+        self._start_keepalive()
 
     def drop(self, channel: Channel) -> None:
         """Gives up a channel that is not a command. The channel stays, and discards what still arrives, until the agent
@@ -239,8 +265,17 @@ class Multiplexer:
             raise
 
     def release(self, command: int) -> None:
+        """Sent with the next frame, or a moment later."""
         self._released.append(command)
-        self.post(Order(command, FrameType.RELEASE))
+        self._unsent.append(Order(command, FrameType.RELEASE))
+        if self._releasing is None:
+            self._releasing = asyncio.get_running_loop().call_later(_RELEASE_DELAY, self._send_releases)
+
+    def _send_releases(self) -> None:
+        if self._releasing is not None:
+            self._releasing.cancel()
+            self._releasing = None
+        self.post()
 
     def _receive(self, frame: ChannelFrame) -> None:
         channel = self._channels.get(frame.id)
@@ -250,16 +285,11 @@ class Multiplexer:
         channel.receive(frame)
         if isinstance(frame, Result) and channel.state is State.DONE:
             del self._channels[frame.id]
-            self._adjust_keepalive()
 
-    def _adjust_keepalive(self) -> None:
+    def _start_keepalive(self) -> None:
         """Watches for silence only while a request is outstanding: an idle link costs no timer."""
-        if self._connection is None:
-            return
-        if self._channels:
-            self._connection.start_keepalive(self.timing.quiet, self.timing.pong)
-        else:
-            self._connection.stop_keepalive()
+        if self._connection is not None and self._channels:
+            self._connection.start_keepalive(self.timing.quiet, self.timing.pong, lambda: bool(self._channels))
 
     def _pump_all(self) -> None:
         for channel in self._channels.values():
@@ -267,9 +297,12 @@ class Multiplexer:
 
     # Sender
 
-    def post(self, frame: Frame) -> None:
+    def post(self, *frames: Frame) -> None:
+        if self._unsent:
+            frames = (*self._unsent, *frames)
+            self._unsent.clear()
         if self._connection is not None:
-            self._connection.post(frame)
+            self._connection.post(*frames)
 
     def post_content(self, header: bytes, content: bytes) -> None:
         if self._connection is not None:

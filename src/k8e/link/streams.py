@@ -48,9 +48,13 @@ def _join_small(queue: deque[bytes], content: bytes) -> None:
 class Inbound:
     """Bytes from the sandbox. Holds at most a window of them, and another one after a reattachment."""
 
-    def __init__(self, window: int, acknowledge: Callable[[int], None] | None, start: int = 0) -> None:
-        """Without `acknowledge` the agent keeps what was read and sends it again on the next attachment."""
+    def __init__(self, window: int, acknowledge: Callable[[int], None] | None, start: int = 0, keep: int = 0) -> None:
+        """Without `acknowledge` the agent keeps what was read and sends it again on the next attachment. `keep`: the
+        last so many bytes of what was read are never acknowledged."""
         self.window = window
+        self._keep = keep
+        self._step = min(window // 4, keep or window)  # bytes that are acknowledged at once
+        self._solid = start  # where the last gap ended that was crossed
         self._start = start
         self.position = start  # of the next byte for the consumer
         self.dropped = 0
@@ -158,6 +162,7 @@ class Inbound:
             _, length = self._gaps.popleft()
             self.position += length
             self.dropped += length
+            self._solid = self.position
 
     # Called by the consumer
 
@@ -168,18 +173,39 @@ class Inbound:
 
     async def read(self) -> bytes:
         """Returns the next bytes, b"" at the end. Bytes that arrived before the link failed can still be read."""
-        self._cross_gap()
-        while not self._queue:
-            if self.complete:
-                return b""
-            if self.error is not None:
-                raise self.error.with_traceback(None)
-            await self._changed.wait()
-            self._cross_gap()
+        if not await self._wait():
+            return b""
         content = self._queue.popleft()
         self.queued -= len(content)
         self._consume(len(content))
         return content
+
+    async def read_all(self) -> tuple[bytes, ...]:
+        """Returns all that is here, up to the next gap, in the pieces in which it came: joining them would cost a copy.
+        Empty at the end."""
+        if not await self._wait():
+            return ()
+        length = self._gaps[0][0] - self.position if self._gaps else self.queued
+        pieces = [self._queue.popleft()]
+        taken = len(pieces[0])
+        while taken < length:
+            pieces.append(self._queue.popleft())
+            taken += len(pieces[-1])
+        self.queued -= taken
+        self._consume(taken)
+        return tuple(pieces)
+
+    async def _wait(self) -> bool:
+        """Until there is something to read; False at the end."""
+        self._cross_gap()
+        while not self._queue:
+            if self.complete:
+                return False
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            await self._changed.wait()
+            self._cross_gap()
+        return True
 
     def divert(self, sink: Callable[[bytes], object]) -> None:
         """Passes what is queued and all that arrives to `sink`, called from the connection's reader."""
@@ -201,10 +227,13 @@ class Inbound:
         self.position += length
         if self._acknowledge is None:
             return
-        if (self.position - self._acked) * 4 >= self.window and not self.ended and self.error is None:
-            self._acked = self.position
-            self._outstanding = self.queued
-            self._acknowledge(self.position)
+        # What is kept must not reach over a gap: then it would be counted as more bytes than there are.
+        through = self.position - self._keep
+        due = through - self._acked >= self._step and through >= self._solid
+        if due and not self.ended and self.error is None:
+            self._acked = through
+            self._outstanding = self._keep + self.queued
+            self._acknowledge(through)
 
 
 class Outbound:

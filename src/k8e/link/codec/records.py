@@ -22,6 +22,7 @@ _SIGNALLED: Final = 2
 _UNREADABLE: Final = 1
 _ENDED: Final = 1
 _HANDED_OVER: Final = 2
+_COPY: Final = 4
 _CAUSES: Final = {0: Cause.ITSELF, 1: Cause.TIMEOUT, 2: Cause.ENDED}
 _TYPES: Final = {ord(kind.value): kind for kind in FileType}
 
@@ -117,9 +118,10 @@ class Attachment(NamedTuple):
     stdout_start: int
     stderr_start: int
     handed_over: bool = False  # to an interpreter that was parked
+    copied: bool = False  # which is a template's copy
 
     def encode(self) -> bytes:
-        state = _ENDED * self.ended | _HANDED_OVER * self.handed_over
+        state = _ENDED * self.ended | _HANDED_OVER * self.handed_over | _COPY * self.copied
         return _OPENED.pack(self.pid, state, self.received, self.stdout_start, self.stderr_start)
 
 
@@ -127,10 +129,16 @@ def parse_attachment(payload: bytes) -> Attachment:
     if len(payload) != _OPENED.size:
         _refuse("OPENED has the wrong size")
     pid, state, received, stdout_start, stderr_start = _OPENED.unpack(payload)
-    if state > _ENDED | _HANDED_OVER:
+    if state > _ENDED | _HANDED_OVER | _COPY or state & _COPY > 2 * (state & _HANDED_OVER):
         _refuse("OPENED is malformed")
     return Attachment(
-        pid, bool(state & _ENDED), received, stdout_start, stderr_start, handed_over=bool(state & _HANDED_OVER)
+        pid,
+        bool(state & _ENDED),
+        received,
+        stdout_start,
+        stderr_start,
+        handed_over=bool(state & _HANDED_OVER),
+        copied=bool(state & _COPY),
     )
 
 

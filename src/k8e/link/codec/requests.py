@@ -97,10 +97,10 @@ def encode_exec(spec: ExecSpec) -> bytes:
     parts = [fixed]
     parts += [_U32.pack(_check_range("identity.groups", group, OWN_ID - 1)) for group in spec.identity.groups]
     parts += [_encode_rlimit(limit) for limit in spec.rlimits]
-    texts = [_check_text("cwd", spec.cwd)]
-    texts += [_check_text(f"argv[{index}]", word) for index, word in enumerate(spec.argv)]
-    texts += [_encode_variable(name, value) for name, value in spec.env]
-    for text in texts:
+    texts = [spec.cwd, *spec.argv, *(_join_variable(name, value) for name, value in spec.env)]
+    for index, text in enumerate(texts):
+        if b"\0" in text:
+            raise ValueError(f"{_name_text(spec, index)} contains a NUL byte")
         parts.append(_U32.pack(len(text)))
         parts.append(text)
     payload = b"".join(parts)
@@ -129,10 +129,19 @@ def _encode_rlimit(limit: Rlimit) -> bytes:
     )
 
 
-def _encode_variable(name: bytes, value: bytes) -> bytes:
+def _join_variable(name: bytes, value: bytes) -> bytes:
     if not name or b"=" in name:
         raise ValueError(f"env has the name {name!r}")
-    return _check_text(f"env[{name!r}]", name + b"=" + value)
+    return b"%b=%b" % (name, value)
+
+
+def _name_text(spec: ExecSpec, index: int) -> str:
+    """The field of a text of EXEC: only one that is refused needs it."""
+    if index == 0:
+        return "cwd"
+    if index <= len(spec.argv):
+        return f"argv[{index - 1}]"
+    return f"env[{spec.env[index - 1 - len(spec.argv)][0]!r}]"
 
 
 def encode_attach(stdout_from: int, stderr_from: int) -> bytes:
