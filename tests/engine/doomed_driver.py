@@ -9,7 +9,8 @@ that many seconds. Where the steps are is not written down anywhere: a child tha
     {"do": "create", "name": "x", "shares": "y"}              "grounds": a directory as in grounds.py, which is mounted
     {"do": "destroy", "name": "x", "after": 0.05}             -> {"ended": "killed"} or finished
 
-"stop" and "start" are told in the same way, and "bind", with "grounds", of one that was made with slots.
+"stop" and "start" are told in the same way, and "bind", with "grounds", of one that was made with slots. With "victim"
+it is not the child that is killed at the step, but every process of that sandbox: the child goes on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -30,6 +32,7 @@ from typing import Any
 import k8e.engine
 from k8e.engine import Runtime, SandboxSpec, Shape
 from k8e.engine.local import LocalEngine
+from k8e.engine.local.vm.runtime import USUAL_VMS, VmOptions
 from k8e.policy import HostList
 from tests.engine.grounds import Grounds
 from tests.engine.rig import LIMITS, find_report
@@ -46,9 +49,10 @@ EGRESS = HostList.parse(["192.0.2.7", "198.51.100.0/24", "2001:db8::7", "name.in
 class Steps:
     """Every function of the engine that is entered, in order, the first time it is."""
 
-    def __init__(self, doom: str | None) -> None:
+    def __init__(self, doom: str | None, victims: Callable[[], Iterable[int]]) -> None:
         self.seen: list[str] = []
         self._doom = doom
+        self._victims = victims
 
     def notice(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(SOURCE):
@@ -58,7 +62,8 @@ class Steps:
         if step not in self.seen and "<" not in step and "RootFiles._" not in step and module not in PURE:
             self.seen.append(step)
             if step == self._doom:
-                os.kill(os.getpid(), signal.SIGKILL)
+                for pid in self._victims():
+                    os.kill(pid, signal.SIGKILL)
 
 
 async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> None:
@@ -75,7 +80,8 @@ async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> N
 
 
 def run_child(engine: LocalEngine, order: dict[str, Any], runtime: Runtime, report: int) -> None:
-    steps = Steps(order.get("step"))
+    victim = order.get("victim")
+    steps = Steps(order.get("step"), lambda: engine._cgroups.processes(victim) if victim else [os.getpid()])
     threading.setprofile(steps.notice)
     sys.setprofile(steps.notice)
     started = time.monotonic()
@@ -113,7 +119,10 @@ def obey(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> dict[s
 def main() -> None:
     state, run, name = sys.argv[1:]
     runtime = Runtime(name)
-    engine = LocalEngine(Path(state), Path(run))
+    virtual = USUAL_VMS
+    if folder := os.environ.get("K8E_TEST_GUEST"):
+        virtual = VmOptions(Path(folder), emulation=True, kvm=Path("/nonexistent"))
+    engine = LocalEngine(Path(state), Path(run), virtual=virtual)
 
     async def prepare() -> None:
         """Makes what every child begins with: a runtime that was tried and a disk to copy."""

@@ -9,11 +9,12 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from k8e.engine import SandboxSpec
 from k8e.engine.conformance import CHECKS, Check, Subject, run_check
 from k8e.engine.local import LocalEngine
 from tests.engine.driver import Driver
@@ -36,8 +37,10 @@ def is_allowed(rig: Rig, name: str, address: str) -> bool:
     return any(address in text for text in texts)
 
 
-@pytest.fixture(scope="module")
-async def subject(rig: Rig, driver: Driver) -> AsyncIterator[Subject]:
+@contextlib.asynccontextmanager
+async def open_subject(
+    rig: Rig, driver: Driver | None, spec: SandboxSpec, again: Callable[[], LocalEngine]
+) -> AsyncIterator[Subject]:
     async def in_force(name: str, address: str) -> bool:
         return await asyncio.to_thread(is_allowed, rig, name, address)
 
@@ -56,29 +59,36 @@ async def subject(rig: Rig, driver: Driver) -> AsyncIterator[Subject]:
         await rig.unless_dead(name, room.python("blocks = []\nwhile True: blocks.append(b'x' * (1 << 22))"))
 
     async def crash(action: str, name: str, seconds: float) -> float:
+        assert driver is not None
         answer = await driver.ask(do=action, name=name, after=seconds)
         assert answer["ended"] in ("finished", "killed"), answer
         return float(answer.get("seconds", seconds))
 
-    layout = rig.engine.layout
     directory = Path(tempfile.mkdtemp(prefix="k8e-contract-", dir="/tmp"))
     try:
         os.chown(directory, OWNER, OWNER)
         subject = Subject(
             engine=rig.engine,
-            spec=rig.spec(),
-            again=lambda: LocalEngine(layout.state, layout.run),
+            spec=spec,
+            again=again,
             in_force=in_force,
             have_refused=have_refused,
             kill=kill,
             directory=directory,
             starve=starve,
-            crash=crash,
+            crash=crash if driver is not None else None,
         )
         yield subject
         rig.names.update(subject.names)
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+async def subject(rig: Rig, driver: Driver) -> AsyncIterator[Subject]:
+    layout = rig.engine.layout
+    async with open_subject(rig, driver, rig.spec(), lambda: LocalEngine(layout.state, layout.run)) as subject:
+        yield subject
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from k8e.engine.local.runtime.host_filter import build_filter
 from k8e.engine.local.system.calls import seccomp
-from k8e.engine.local.system.tasks import in_own_thread
+from k8e.engine.tasks import in_own_thread
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a filter without no_new_privs needs root")
 

@@ -17,8 +17,8 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local.runtime.cgroup import Cgroups
-from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.local.system.tool import bound_to, run_tool
+from k8e.engine.tasks import finish_in_thread
 from tests.engine.rig import Rig
 from tests.engine.traces import CGROUPS
 
@@ -177,14 +177,15 @@ os._exit(0)
     def test_die_with_their_parent(self, tmp_path: Path) -> None:
         code = """
 import asyncio, sys
-from k8e.engine.local.system.tool import try_tool
-asyncio.run(try_tool("sh", "-c", "echo begun; exec sleep 1000", deadline=60, quiet=True))
+from k8e.engine.local.system.tool import try_runtime
+asyncio.run(try_runtime("sh", "-c", "echo begun; exec sleep 1000", deadline=60))
 """
         os.mkfifo(tmp_path / "said")
         code = code.replace("echo begun", f"echo begun > {tmp_path}/said")
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
             assert (tmp_path / "said").read_text() == "begun\n"
-            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+            threads = Path(f"/proc/{parent.pid}/task").iterdir()
+            children = [pid for thread in threads for pid in (thread / "children").read_text().split()]
             handles = [os.pidfd_open(int(pid)) for pid in children]
             assert handles
             parent.kill()
@@ -235,3 +236,41 @@ def _commands_about(folder: Path) -> bytes:
             if os.fsencode(folder) in words:
                 found += words
     return found
+
+
+class TestOpenFiles:
+    def test_a_group_that_was_made_again_is_another_one(self, group: Cgroups) -> None:
+        """Commands read a group's files through descriptors that stay open."""
+        assert not group.alive("box")
+        with sleeper() as first:
+            join(group, first.pid)
+            assert group.alive("box")
+            group.remove("box")
+        assert not group.alive("box")
+        assert group.oom_kills("box") == 0
+        for path in all_groups(group.name):
+            (path / "box").mkdir()
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                if (path / file).exists() and not (path.parent / "cgroup.controllers").exists():
+                    (path / "box" / file).write_text((path / file).read_text())
+        assert not group.alive("box")
+        with sleeper() as second:
+            join(group, second.pid)
+            assert group.alive("box")
+
+    def test_no_more_stay_open_than_that(self, group: Cgroups) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(300):
+            for path in all_groups(group.name):
+                (path / f"box-{number}").mkdir()
+        try:
+            assert not any(group.alive(f"box-{number}") for number in range(300))
+            assert not any(group.oom_kills(f"box-{number}") for number in range(300))
+            assert len(os.listdir("/proc/self/fd")) - before == 256
+            group.let_go("box-299")
+            assert len(os.listdir("/proc/self/fd")) - before in (254, 255)
+        finally:
+            group.close()
+            for number in range(300):
+                group.remove(f"box-{number}")
+        assert len(os.listdir("/proc/self/fd")) == before

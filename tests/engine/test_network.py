@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from k8e.engine import Observation
+from k8e.engine import Observation, Refusal
+from k8e.engine.local.network.network import Attachment
 from k8e.link.model import AGENT, ExecOptions
 from tests.engine.rig import ROOT, Rig, Room
 
@@ -210,3 +211,38 @@ async def test_who_asks_about_a_sandbox_that_is_being_destroyed_does_not_bring_i
     await rig.engine.destroy(name)
     assert len(questions) == 1
     assert not network.knows(name)
+
+
+async def test_refusals_are_asked_for_when_the_sandbox_has_sent_something_and_else_not(
+    rig: Rig, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = own_addresses()[-1]
+    if address in ("127.0.0.1", "::1"):
+        pytest.skip("this machine has no address but loopback")
+    network, asked = rig.engine._network, []
+    take_refused = network._take_refused
+
+    def count(attachment: Attachment) -> list[Refusal]:
+        asked.append(attachment)
+        return take_refused(attachment)
+
+    async def observe() -> list[str]:
+        return [refusal.address for refusal in (await rig.engine.observe(room.name)).refusals]
+
+    monkeypatch.setattr(network, "_take_refused", count)
+    monkeypatch.setattr(network._watch, "has_news", lambda: False)  # other engines of this machine change their rules
+    await observe()
+    for port in (4, 5):
+        asked.clear()
+        for _ in range(12):  # gVisor's kernel may send something by itself, once or twice; each time two looks follow
+            await room.output("true")
+            assert await observe() == []
+        assert len(asked) < 8
+        asked.clear()
+        await room.python(f"import socket; socket.socket(socket.{family(address)}).connect_ex(({address!r}, {port}))")
+        assert await observe() == [address]
+        assert len(asked) == 1
+
+
+def family(address: str) -> str:
+    return "AF_INET6" if ":" in address else "AF_INET"

@@ -30,6 +30,9 @@ echo stashed >> work.txt
 git stash -q
 git worktree add -q /tmp/other -b other
 git -C /tmp/other commit -q --allow-empty -m other
+git clone -q --bare . /tmp/away.git
+git remote add away /tmp/away.git
+git fetch -q away
 git gc -q
 git log --format=%s -1 branch
 """

@@ -175,7 +175,8 @@ async def test_the_next_daemon_goes_on_with_them(rig: Rig, tmp_path: Path) -> No
             assert await house.run(session, "echo $A") == "1\n"
             await house.clear()
         async with open_house(follower, tmp_path, 0) as house:
-            assert await follower.engine.list() == []
+            # One to try a runtime with may come and go.
+            assert [each for each in await follower.engine.list() if not each.startswith("probe-")] == []
     finally:
         await follower.engine.close()
 

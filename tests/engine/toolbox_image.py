@@ -16,6 +16,7 @@ COREUTILS = (
     *("cat", "chmod", "chown", "cp", "cut", "dd", "echo", "env", "false", "head", "id", "install", "ln", "ls", "mkdir"),
     *(
         "mkfifo",
+        "mknod",
         "mktemp",
         "mv",
         "od",

@@ -7,7 +7,7 @@ for one is derived from that id, so that `destroy` can clean up after any crash 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -77,12 +77,14 @@ PLAIN = Shape()
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     runtime: Runtime
-    image: str = "host"  # or the digest of one of the engine's images
+    image: str = "host"  # or the digest of one of the engine's images, or what `Images.refer` names
     limits: Limits = Limits()
     hostname: str = "sandbox"
     egress: HostList = NOTHING  # in force before the first process of the sandbox starts
     shape: Shape = PLAIN
     shares: str = ""  # the sandbox whose workspace is this one's too, live in both directions
+    life: float = 0.0  # seconds after which it may end by itself, unless it is prolonged; 0: the engine's own choice
+    tenant: str = ""  # of the gateway, for engines that keep tenants apart; empty: a user of the daemon's machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """All that sandboxes can have together, elsewhere than on this machine."""
+
+    cpus: float
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeReport:
     """Whether a runtime works here, found out by starting a sandbox with it."""
 
@@ -144,6 +155,7 @@ class RuntimeReport:
     reason: str = ""  # why not
     hint: str = ""  # what to install or do
     notes: tuple[str, ...] = ()  # e.g. which network stack is used
+    emulated: bool = False  # a virtual machine without the processor's help: everything in it is some ten times slower
 
 
 class EngineError(Exception):
@@ -160,6 +172,10 @@ class EngineError(Exception):
 
 class MountRefused(EngineError):
     """A directory of the machine is not mounted: its owner may not see it, or no sandbox may."""
+
+
+class SharingRefused(EngineError):
+    """A sandbox of this runtime cannot have the workspace of another one."""
 
 
 class Sandboxes(Protocol):
@@ -186,6 +202,10 @@ class Sandboxes(Protocol):
     async def measure(self, sandbox: str) -> Usage:
         """A sandbox that is not there takes nothing."""
 
+    async def prolong(self, sandbox: str, life: float) -> None:
+        """It may end by itself after that many seconds from now, and not before. It is for engines whose sandboxes go
+        on when the daemon's machine is gone; others do nothing. One that is not there stays so."""
+
     async def set_egress(self, sandbox: str, hosts: HostList) -> None:
         """In force when it returns, with no moment in between: new connections follow the new list, those that it
         does not allow any more are cut. On EngineError the old list is in force."""
@@ -210,9 +230,20 @@ class Engine(Sandboxes, Protocol):
     async def probe(self) -> Sequence[RuntimeReport]:
         """All known runtimes, the strongest first. Slow the first time, remembered after."""
 
+    async def choose(self, wanted: Runtime | None = None) -> RuntimeReport:
+        """The one that is wanted, or the strongest that works; an unavailable one where none does. It does not wait for
+        those that take long to try, unless they are needed."""
+
     async def edition(self, spec: SandboxSpec) -> str:
         """Names what a sandbox made like this now is made of (content, agent, runtime, ...): one that was made earlier
         is as good as a new one if this has not changed. EngineError when none could be made."""
+
+    async def keep_ready(self, wanted: Mapping[SandboxSpec, int]) -> Mapping[SandboxSpec, int] | None:
+        """Has so many of each kind ready from now on, and none of others, so that `create` is fast. Returns how many
+        are ready now, or None: this engine has none ready by itself, and core makes warm sandboxes."""
+
+    async def measure_room(self) -> Room | None:
+        """None: sandboxes are on this machine, and it has what it has."""
 
     async def default_egress(self) -> HostList:
         """The hosts that a session may reach that named none: the machine's package registries and code hosts."""

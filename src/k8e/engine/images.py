@@ -60,6 +60,10 @@ class Images(Protocol):
     async def build_base(self, report: Report) -> Image:
         """A Debian with Python, Node, git and common tools, from the packages of this machine's distribution."""
 
+    def refer(self, reference: str) -> str:
+        """Names what a sandbox of that reference is made of where it need not be pulled before, because the nodes of a
+        cluster do so by themselves. Empty: sandboxes are made only of what was pulled, imported or built."""
+
     async def find(self, digest: str) -> Image | None: ...
 
     async def retain(self, digests: Collection[str]) -> int:

@@ -42,6 +42,12 @@ def list_attempts(ground: Ground, *, native: bool) -> list[Attempt]:
     return attempts
 
 
+def list_ways_out() -> Iterator[tuple[str, Make]]:
+    """What has nothing to do with a project: mounts, namespaces, the kernel's other interfaces, the network."""
+    yield from _mounts()
+    yield from _ways_out(native=True)
+
+
 def _in_project(call: str, *arguments: Argument) -> Make:
     return lambda attempt, ground: attempt.call(call, ground.open(attempt, ground.project), *arguments)
 

@@ -1,5 +1,5 @@
-/* Makes system calls where another process stands: in its namespaces and its root, with its ids, capabilities, filters
- * and open descriptors. Each attempt is made by a child of its own, because a filter may end it.
+/* Makes system calls where another process stands: in its namespaces and its root, with its ids, limits, capabilities,
+ * filters and open descriptors. Each attempt is made by a child of its own, because a filter may end it.
  *
  *   probe PID SCRIPT    PID 0: where it was started
  *
@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -20,6 +21,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -32,6 +34,8 @@ static int filter_count;
 static char zeros[MAX_CALLS][4096];
 static int zeros_used;
 static uint64_t effective, permitted, inheritable, bounding;
+static unsigned user, group; /* in its user namespace */
+static struct rlimit limits[RLIM_NLIMITS];
 
 static void check(int good, const char *what) {
     if (!good) {
@@ -75,6 +79,33 @@ static void read_capabilities(pid_t pid) {
     fclose(status);
 }
 
+/* An id of the machine, as it is called in the namespace of the process. */
+static unsigned map_id(pid_t pid, const char *map, unsigned id) {
+    char path[64];
+    unsigned inside, outside, count;
+    snprintf(path, sizeof path, "/proc/%d/%s", pid, map);
+    FILE *file = fopen(path, "re");
+    check(file && fscanf(file, "%u %u %u", &inside, &outside, &count) == 3 && id - outside < count, path);
+    fclose(file);
+    return id - outside + inside;
+}
+
+static void read_ids(pid_t pid) {
+    char path[64], line[256];
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    FILE *status = fopen(path, "re");
+    check(status != NULL, path);
+    while (fgets(line, sizeof line, status)) {
+        sscanf(line, "Uid: %u", &user);
+        sscanf(line, "Gid: %u", &group);
+    }
+    fclose(status);
+    user = map_id(pid, "uid_map", user);
+    group = map_id(pid, "gid_map", group);
+    for (int i = 0; i < RLIM_NLIMITS; i++)
+        check(prlimit(pid, i, NULL, &limits[i]) == 0, "limits");
+}
+
 static void take_descriptors(pid_t pid) {
     char path[64];
     int numbers[512], count = 0;
@@ -98,6 +129,7 @@ static void enter(pid_t pid) {
     char path[64];
     read_filters(pid);
     read_capabilities(pid);
+    read_ids(pid);
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     check(pidfd >= 0, "pidfd");
     move(pidfd, PIDFD);
@@ -120,6 +152,12 @@ static void become(void) {
     for (int bit = 0; bit < 64; bit++)
         if (!(bounding >> bit & 1))
             prctl(PR_CAPBSET_DROP, bit, 0, 0, 0);
+    for (int i = 0; i < RLIM_NLIMITS; i++)
+        setrlimit(i, &limits[i]); /* one that is higher than ours stays as it is */
+    if (user || group) {
+        check(prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) == 0 && setgroups(0, NULL) == 0, "groups");
+        check(setresgid(group, group, group) == 0 && setresuid(user, user, user) == 0, "ids");
+    }
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2];
     for (int half = 0; half < 2; half++)

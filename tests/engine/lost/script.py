@@ -13,7 +13,8 @@ SOURCE = Path(__file__).with_name("probe.c")
 
 # Of x86_64.
 CALLS = {
-    "write": 1, "socket": 41, "connect": 42, "execve": 59, "fchmod": 91, "pivot_root": 155, "chroot": 161,
+    "write": 1, "ioctl": 16, "pwrite64": 18, "socket": 41, "connect": 42, "execve": 59, "ftruncate": 77, "fchmod": 91,
+    "setresuid": 117, "pivot_root": 155, "chroot": 161, "fallocate": 285, "prlimit64": 302,
     "mount": 165, "umount2": 166, "init_module": 175, "fsetxattr": 190, "add_key": 248, "openat": 257, "mkdirat": 258,
     "mknodat": 259, "fchownat": 260, "unlinkat": 263, "linkat": 265, "symlinkat": 266, "fchmodat": 268, "unshare": 272,
     "utimensat": 280, "name_to_handle_at": 303, "open_by_handle_at": 304, "setns": 308, "renameat2": 316, "bpf": 321,

@@ -27,6 +27,7 @@ from k8e.engine.local.network.network import Network
 from k8e.engine.local.network.refusals import MORE
 from k8e.engine.local.network.rules import KEPT_REFUSALS, MAX_ADDRESSES, wire_sets
 from k8e.engine.local.network.table import Table
+from k8e.engine.local.network.wires import open_wire
 from k8e.policy import HostList
 from tests.egress.internet import Internet
 from tests.egress.namespaces import run_ip
@@ -61,23 +62,19 @@ async def test_what_is_listed_is_reached_and_nothing_else(network: Network, inte
     assert network.refusals("x") == [], "each is told once"
 
 
-async def test_rules_are_in_force_before_the_interface_is_there(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rules_are_in_force_before_the_interface_is_there(network: Network) -> None:
     seen: list[tuple[int, int, bool]] = []
-    lay = network_module._open
 
-    def look_first(attachment: network_module.Attachment, sandbox: str) -> None:
+    def look_first(wire: Wire, sandbox: str) -> int:
         table = Table(f"k8e_{TAG}")
-        there = attachment.wire.interface in table.wires()
-        blocks, live = table.elements(f"blocks4_{attachment.wire.index}"), table.elements("live")
+        there = wire.interface in table.wires()
+        blocks, live = table.elements(f"blocks4_{wire.index}"), table.elements("live")
         table.close()
         seen.append((len(blocks), len(live), there))
-        assert not os.path.exists(f"/proc/sys/net/ipv4/conf/{attachment.wire.interface}")
-        lay(attachment, sandbox)
+        assert not os.path.exists(f"/proc/sys/net/ipv4/conf/{wire.interface}")
+        return open_wire(wire, sandbox)
 
-    monkeypatch.setattr(network_module, "_open", look_first)
-    await open_with(network, "x", "45.90.40.7:80")
+    await network.open("x", HostList.parse(["45.90.40.7:80"]), "sandbox", lay=look_first)
     assert seen == [(1, 1, True)]
 
 

@@ -21,6 +21,10 @@ async def check_reports_tell_what_works_and_why_not(subject: Subject) -> None:
         holds(f"{report.runtime.value} works or has a hint", report.available or bool(report.hint))
     chosen = next((report for report in reports if report.runtime is subject.spec.runtime), None)
     holds("the runtime that is used here is one of them", chosen is not None and chosen.available)
+    for report in reports:
+        equal(f"{report.runtime.value}, asked for alone", await subject.engine.choose(report.runtime), report)
+    strongest = next(report for report in reports if report.available)
+    equal("the strongest that works", await subject.engine.choose(), strongest)
 
 
 @check()
@@ -170,14 +174,20 @@ async def check_a_place_to_work_is_the_default_users(subject: Subject) -> None:
 
 
 @check()
-async def check_run_is_memory_and_roots(subject: Subject) -> None:
+async def check_run_is_memory(subject: Subject) -> None:
     """Core keeps there what must reach no file of the machine."""
     async with subject.made() as name:
         sandbox, _ = await subject.engine.attach(name)
         await sandbox.write_file(b"/run/note", b"secret", mode=0o600, identity=AGENT)
         equal("its content", await sandbox.read_file(b"/run/note", identity=AGENT), b"secret")
-        equal("what kind of file system it is", await subject.run(name, "stat -f -c %T /run"), "tmpfs\n")
+        equal("what kind of file system it is", await subject.run(name, "stat -f -c %T /run"), f"{subject.run_kind}\n")
+
+
+@check(needs="apart")
+async def check_what_the_agent_keeps_in_run_is_its_own(subject: Subject) -> None:
+    async with subject.made() as name:
         sandbox, place = await subject.engine.attach(name)
+        await sandbox.write_file(b"/run/note", b"secret", mode=0o600, identity=AGENT)
         code, _, _ = await run_script(sandbox, place, "cat /run/note")
         holds("the default user cannot read it", code != 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,11 @@ from k8e.link.model import ExecSpec, Sandbox
 
 PATIENCE = 20.0  # for what a kernel does in its own time
 GONE = Observation(alive=False, oom_kills=0)
+
+
+async def remove_directory(kept: str) -> None:
+    holds("its files are kept", await asyncio.to_thread(Path(kept).is_dir))
+    await asyncio.to_thread(shutil.rmtree, kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +37,19 @@ class Subject:
     # "crash": another daemon creates, stops, starts or destroys a sandbox, and is killed after so many seconds if it is
     # not done by then. Returns how long it took.
     crash: Callable[[str, str, float], Awaitable[float]] | None = None
+    run_kind: str = "tmpfs"  # what `stat` calls the file system of /run
+    agent_apart: bool = True  # "apart": the agent is another user than the default one
+    discard: Callable[[str], Awaitable[None]] = (
+        remove_directory  # what `set_aside` kept; AssertionError: it is not there
+    )
     names: set[str] = field(default_factory=set)  # of all that checks made
     durations: dict[str, float] = field(default_factory=dict)  # of what `crash` does, in seconds
 
     @property
     def provides(self) -> frozenset[str]:
         offers = {"kill": self.kill, "mounts": self.directory, "oom": self.starve, "crash": self.crash}
-        return frozenset(name for name, offer in offers.items() if offer is not None)
+        offered = {name for name, offer in offers.items() if offer is not None}
+        return frozenset(offered | ({"apart"} if self.agent_apart else set()))
 
     def new_name(self) -> str:
         name = f"c{secrets.token_hex(4)}"

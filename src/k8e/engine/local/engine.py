@@ -1,4 +1,5 @@
-"""The local engine: sandboxes on this machine, each a bundle under an OCI runtime on a disk and a wire of its own.
+"""The local engine: sandboxes on this machine, each a bundle under an OCI runtime, or a virtual machine, on a disk and
+a wire of its own.
 
 Making one leaves traces in a fixed order: directory, network, disk, mount, bundle, container (with its cgroups).
 Everything is named after the sandbox, and `destroy` looks for each kind of trace instead of remembering what was made,
@@ -14,11 +15,11 @@ import hashlib
 import importlib.metadata
 import os
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from k8e.damage import Damage, Damaged, Damages
 from k8e.engine import (
@@ -28,12 +29,14 @@ from k8e.engine import (
     Observation,
     Place,
     Refusal,
+    Room,
     Runtime,
     RuntimeReport,
     SandboxSpec,
     Usage,
 )
 from k8e.engine.images import Images
+from k8e.engine.links import Links
 from k8e.engine.local.disk import disk
 from k8e.engine.local.dns.resolv_conf import Server
 from k8e.engine.local.engine_locks import EngineLock
@@ -41,7 +44,6 @@ from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images.limits import USUAL, ImageLimits
 from k8e.engine.local.launcher import Launcher
 from k8e.engine.local.layout import Layout, SandboxPaths
-from k8e.engine.local.links import Links
 from k8e.engine.local.mounts.kept_parts import pin_mounts
 from k8e.engine.local.mounts.mounts import seal_mounts
 from k8e.engine.local.mounts.slots import TRAY, fill_slots, list_bindings
@@ -53,17 +55,27 @@ from k8e.engine.local.roots.roots import Roots
 from k8e.engine.local.roots.templates import Templates
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.engine.local.runtime.probes import RuntimeProbes
-from k8e.engine.local.runtime.runtime import OciRuntime
-from k8e.engine.local.system.tasks import cancel_and_wait, finish, finish_in_thread
+from k8e.engine.local.runtime.runtime import LocalRuntime, OciRuntime, find_runtimes
 from k8e.engine.local.toolchain.registries import CA_BUNDLE
+from k8e.engine.local.vm.firecracker import find_firecracker
+from k8e.engine.local.vm.kvm import KvmFailures
+from k8e.engine.local.vm.launcher import VmLauncher, refuse_shape
+from k8e.engine.local.vm.machines import Machines
+from k8e.engine.local.vm.runtime import USUAL_VMS, VmOptions, VmRuntime, explain_end, find_kata
+from k8e.engine.local.vm.silence import Hung, judge_silence
+from k8e.engine.tasks import Makings, finish, finish_in_thread
 from k8e.link.binary import agent_binary, loader_library
-from k8e.link.errors import LinkError
+from k8e.link.errors import LinkError, ProtocolViolation
 from k8e.link.model import ExecSpec, Sandbox
 from k8e.policy import Address, HostList
 
 _PROBE_DEADLINE = 30.0
 _LONGEST_SOCKET = 107  # the kernel's limit; runsc puts its control socket somewhere else when it does not fit
 _PROBE_LIMITS = Limits(cpus=1.0, memory=256 << 20, pids=64, disk=disk.MIN_DISK * 2, inodes=8192)
+
+
+class _Silence(EngineError):
+    """A sandbox that was tried did not answer in time."""
 
 
 class LocalEngine:
@@ -78,6 +90,7 @@ class LocalEngine:
         pool: Pool | None = None,
         nameservers: Sequence[Address | Server] = (),
         image_limits: ImageLimits = USUAL,
+        virtual: VmOptions = USUAL_VMS,
     ) -> None:
         # The kernel names mounts by where they really are, and by that we find them again.
         self.layout = Layout(state_dir.resolve(), run_dir.resolve())
@@ -101,16 +114,20 @@ class LocalEngine:
             mirrors=self._mirrors,
             damages=self._damages,
         )
+        self._virtual = virtual
+        self._kvm_failures = KvmFailures(self.layout.state)
         self._launcher = Launcher(self.layout, self._cgroups, self._roots, self._network)
+        self._vm_launcher = VmLauncher(self.layout, self._cgroups, self._roots, self._images.store, self._network)
+        self._machines = Machines(self.layout, self._records, self._cgroups)
         self._removal = Removal(
             *(self.layout, self._cgroups, self._network), records=self._records, ids=self._ids, damages=self._damages
         )
         self._engine_lock = EngineLock(self.layout, damages=self._damages)
         self._engine_lock.take()
-        self._links = Links(self.layout, self._records)
+        self._links = Links(self._machines.open_link)
         self._places: dict[str, Place] = {}
-        self._creating: dict[str, asyncio.Task[None]] = {}
-        self._probes = RuntimeProbes(self._try_out)
+        self._makings = Makings()
+        self._probes = RuntimeProbes(self._find_runtimes, self._try_out)
 
     def _mirrors(self) -> frozenset[str]:
         known = self._templates.known_registries
@@ -121,20 +138,44 @@ class LocalEngine:
     async def probe(self) -> Sequence[RuntimeReport]:
         return await self._probes.reports()
 
-    def runtime(self, runtime: Runtime) -> OciRuntime:
+    async def choose(self, wanted: Runtime | None = None) -> RuntimeReport:
+        return await self._probes.choose(wanted)
+
+    def runtime(self, runtime: Runtime) -> LocalRuntime:
         """The program behind a runtime that was found available."""
         return self._probes.found(runtime)
 
-    async def _try_out(self, runtime: OciRuntime) -> None:
-        name = f"probe-{runtime.name.value}-{secrets.token_hex(4)}"
+    async def _find_runtimes(self, runtime: Runtime) -> Sequence[LocalRuntime]:
+        if runtime is Runtime.FIRECRACKER:
+            return await find_firecracker(self._virtual)
+        if runtime is Runtime.KATA:
+            return await find_kata(self._virtual)
+        return await find_runtimes(runtime)
+
+    async def _try_out(self, runtime: LocalRuntime) -> None:
+        if not isinstance(runtime, VmRuntime) or runtime.emulated:
+            await self._try_sandbox(runtime)
+            return
+        tried = (runtime.binary, *runtime.flags, await runtime.version())
+        if cause := await asyncio.to_thread(self._kvm_failures.recall, runtime.name.value, tried):
+            raise EngineError("probe", f"{cause}, when it was last tried")
         try:
-            async with asyncio.timeout(_PROBE_DEADLINE):
+            await self._try_sandbox(runtime)
+        except _Silence as error:
+            await finish_in_thread(self._kvm_failures.remember, runtime.name.value, tried, error.cause)
+            raise
+
+    async def _try_sandbox(self, runtime: LocalRuntime) -> None:
+        name = f"probe-{runtime.name.value}-{secrets.token_hex(4)}"
+        deadline = runtime.patience if isinstance(runtime, VmRuntime) else _PROBE_DEADLINE
+        try:
+            async with asyncio.timeout(deadline):
                 await self._create(name, SandboxSpec(runtime.name, limits=_PROBE_LIMITS), runtime)
                 sandbox, _ = await self.attach(name)
                 process = await sandbox.start(ExecSpec.of(*self._network.reach_resolver(name), stdin=False))
                 outcome = await process.wait()
         except TimeoutError as error:
-            raise EngineError("probe", f"no answer in {_PROBE_DEADLINE:g} s") from error
+            raise _Silence("probe", f"no answer in {deadline:g} s") from error
         except LinkError as error:
             raise EngineError("probe", str(error)) from error
         finally:
@@ -158,35 +199,23 @@ class LocalEngine:
         runtime, _ = await self._probes.require(spec.runtime)
         await self._create(sandbox, spec, runtime)
 
-    async def _create(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
+    async def _create(self, sandbox: str, spec: SandboxSpec, runtime: LocalRuntime) -> None:
         self._engine_lock.take()  # if it was given up by `close`
+        virtual = isinstance(runtime, VmRuntime)
+        if virtual:
+            refuse_shape(spec)
         if len(os.fsencode(self.layout.runtime_root("gvisor"))) + len(f"/runsc-k8e-{sandbox}.sock") > _LONGEST_SOCKET:
             raise EngineError("run directory", f"{self.layout.run} is too long for the sockets below it")
-        template = await self._roots.of(spec.image).template(spec.limits)
-        if sandbox in self._creating:
-            raise EngineError("sandbox", f"{sandbox} exists already")
-        await self._take_on(sandbox, self._make(sandbox, spec, runtime, template))
+        template = await self._roots.of(spec.image).template(spec.limits, journal=virtual)
+        await self._makings.do(sandbox, self._make(sandbox, spec, runtime, template), taken="exists already")
 
-    async def _take_on(self, sandbox: str, making: Coroutine[Any, Any, None]) -> None:
-        """Makes, starts or binds it in a task, which `stop` and `destroy` end first."""
-        work = self._creating[sandbox] = asyncio.create_task(making)
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if work.cancelled():
-                raise EngineError("sandbox", f"{sandbox} was stopped or destroyed while it was being made") from None
-            await cancel_and_wait(work)
-            raise
-        finally:
-            del self._creating[sandbox]
-
-    async def _make(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template) -> None:
+    async def _make(self, sandbox: str, spec: SandboxSpec, runtime: LocalRuntime, template: disk.Template) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
             async with self._links.lock(sandbox):  # a destroy that came first would take away what it finds
                 # Not in a thread: cancelled there, it could still happen afterwards.
                 os.mkdir(paths.top, 0o700)
-                os.chmod(paths.top, 0o711 if runtime.native else 0o700)  # whatever the umask is
+                os.chmod(paths.top, 0o711 if runtime.own_ids else 0o700)  # whatever the umask is
         except FileExistsError as error:
             raise EngineError("sandbox", f"{sandbox} exists already") from error
         except OSError as error:
@@ -200,24 +229,47 @@ class LocalEngine:
             raise
 
     async def _build(
-        self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, template: disk.Template, paths: SandboxPaths
+        self, sandbox: str, spec: SandboxSpec, runtime: LocalRuntime, template: disk.Template, paths: SandboxPaths
     ) -> None:
-        id_range = self._ids.take() if runtime.native else None
+        id_range = self._ids.take() if runtime.own_ids else None
         record = Record(spec.runtime.value, spec.image, secrets.token_bytes(16).hex(), id_range, spec.hostname)
         record.save(paths.record)
         await self._bring_up(sandbox, spec, runtime, record, template)
 
     async def _bring_up(
-        self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, record: Record, template: disk.Template | None
+        self, sandbox: str, spec: SandboxSpec, runtime: LocalRuntime, record: Record, template: disk.Template | None
     ) -> None:
         """From a directory with a record to an agent that answers."""
-        await self._launcher.launch(sandbox, spec, runtime, record, template)
         try:
-            await self._links.open(sandbox)
-        except LinkError as error:
-            raise EngineError("agent", f"no answer from the sandbox: {error}") from error
+            await self._launch(sandbox, spec, runtime, record, template)
+        except Hung:  # of no use to ask it to halt
+            async with self._ended(sandbox):
+                await self._removal.stop(sandbox)
+            await self._launch(sandbox, spec, runtime, record, template=None)
+        if isinstance(runtime, VmRuntime):
+            await self._machines.set_clock(sandbox)
         if spec.shape.mounts or spec.shares:
             await finish_in_thread(self._hold_mounts, sandbox, spec.shape.mounts, runtime.native)
+
+    async def _launch(
+        self, sandbox: str, spec: SandboxSpec, runtime: LocalRuntime, record: Record, template: disk.Template | None
+    ) -> None:
+        if isinstance(runtime, VmRuntime):
+            place = await self._vm_launcher.launch(sandbox, spec, runtime, record, template)
+        else:
+            assert isinstance(runtime, OciRuntime), "there are two kinds"
+            place = await self._launcher.launch(sandbox, spec, runtime, record, template)
+        self._places[sandbox] = place
+        began = time.monotonic()
+        try:
+            await self._links.open(sandbox, partial(self._machines.open_link, starting=record))
+        except LinkError as error:
+            said = await asyncio.to_thread(explain_end, self.layout.sandbox(sandbox))
+            if isinstance(runtime, VmRuntime) and not isinstance(error, ProtocolViolation):
+                pids, seconds = self._cgroups.processes(sandbox), time.monotonic() - began
+                raise await asyncio.to_thread(judge_silence, pids, seconds, said) from error
+            cause = f"no answer from the sandbox: {error}{f' ({said})' if said else ''}"
+            raise EngineError("agent", cause) from error
 
     def _hold_mounts(self, sandbox: str, mounts: Sequence[Mount], native: bool) -> None:
         """Before any command: what is kept is kept against gVisor's processes, too."""
@@ -227,9 +279,7 @@ class LocalEngine:
         seal_mounts(paths)
 
     async def bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
-        if sandbox in self._creating:
-            raise EngineError("sandbox", f"{sandbox} is being made")
-        await self._take_on(sandbox, self._bind(sandbox, mounts))
+        await self._makings.do(sandbox, self._bind(sandbox, mounts), taken="is being made")
 
     async def _bind(self, sandbox: str, mounts: Sequence[Mount]) -> None:
         paths = self.layout.sandbox(sandbox)
@@ -274,6 +324,8 @@ class LocalEngine:
     async def observe(self, sandbox: str) -> Observation:
         # The kernel answers from memory, sooner than a thread could be told; this is on the way of every command.
         alive, oom_kills = self._cgroups.alive(sandbox), self._cgroups.oom_kills(sandbox)
+        if alive:
+            oom_kills += await self._machines.count_kills(sandbox)
         refusals: tuple[Refusal, ...] = ()
         unknown = ""
         if not self._links.is_ending(sandbox):  # else its network goes, and is not to be brought back
@@ -288,6 +340,19 @@ class LocalEngine:
 
     async def measure(self, sandbox: str) -> Usage:
         return await asyncio.to_thread(self._cgroups.measure, sandbox)
+
+    async def prolong(self, sandbox: str, life: float) -> None:
+        """No sandbox outlives this machine, and its daemon is started again."""
+
+    async def measure_room(self) -> Room | None:
+        return None
+
+    async def keep_ready(self, wanted: Mapping[SandboxSpec, int]) -> Mapping[SandboxSpec, int] | None:
+        return None
+
+    async def boot_trace(self, sandbox: str) -> str:
+        """Of a virtual machine, as its guest tells it: which step was reached when. For measurements."""
+        return await self._machines.boot_trace(sandbox)
 
     # Network ---------------------------------------------------------------------------------------------------------
 
@@ -325,24 +390,21 @@ class LocalEngine:
     # Stopping and starting -------------------------------------------------------------------------------------------
 
     async def stop(self, sandbox: str) -> None:
-        work = self._creating.get(sandbox)
-        if work is not None:
-            await cancel_and_wait(work)
+        await self._makings.end(sandbox)
         await self._stop(sandbox)
 
     async def _stop(self, sandbox: str) -> None:
         async with self._ended(sandbox):
+            await self._machines.halt(sandbox)
             await self._removal.stop(sandbox)
 
     async def start(self, sandbox: str, spec: SandboxSpec) -> None:
         runtime, _ = await self._probes.require(spec.runtime)
         await self._templates.content()  # with which the agent is where bundles say that it is
         self._engine_lock.take()
-        if sandbox in self._creating:
-            raise EngineError("sandbox", f"{sandbox} is being started already")
-        await self._take_on(sandbox, self._wake(sandbox, spec, runtime))
+        await self._makings.do(sandbox, self._wake(sandbox, spec, runtime), taken="is being started already")
 
-    async def _wake(self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime) -> None:
+    async def _wake(self, sandbox: str, spec: SandboxSpec, runtime: LocalRuntime) -> None:
         paths = self.layout.sandbox(sandbox)
         try:
             former = self._records.load(sandbox)
@@ -368,9 +430,7 @@ class LocalEngine:
     # Ending ----------------------------------------------------------------------------------------------------------
 
     async def destroy(self, sandbox: str) -> None:
-        work = self._creating.get(sandbox)
-        if work is not None:
-            await cancel_and_wait(work)
+        await self._makings.end(sandbox)
         await self._destroy(sandbox)
 
     async def _destroy(self, sandbox: str) -> None:
@@ -386,6 +446,8 @@ class LocalEngine:
         async with self._links.ended(sandbox):
             self._places.pop(sandbox, None)
             yield
+            self._machines.forget(sandbox)
+            self._cgroups.let_go(sandbox)
 
     def damages(self) -> Sequence[Damage]:
         return self._damages.take()
@@ -396,11 +458,12 @@ class LocalEngine:
     async def close(self) -> None:
         """Removes what is half made; what is made lives on."""
         await self._probes.close()
-        for work in list(self._creating.values()):
-            await cancel_and_wait(work)
+        await self._makings.close()
         await self._templates.close()
+        await self._vm_launcher.close()
         await self._links.close()
         await self._network.close()
+        self._cgroups.close()
         if not await self.list():
             await asyncio.to_thread(self._cgroups.remove_all)
             self._engine_lock.release()

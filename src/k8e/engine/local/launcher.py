@@ -7,15 +7,14 @@ to it. The caller clears up when something fails on the way.
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import os
 import platform
 import resource
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from k8e.engine import SandboxSpec, Shape
+from k8e.engine import Place, SandboxSpec, Shape
 from k8e.engine.local.disk import disk, fsck
 from k8e.engine.local.disk.cleanup import empty_folder
 from k8e.engine.local.dns.resolv_conf import resolv_conf_for_sandbox
@@ -27,16 +26,15 @@ from k8e.engine.local.network.network import Network
 from k8e.engine.local.record import Record
 from k8e.engine.local.roots.root_files import RootFiles
 from k8e.engine.local.roots.roots import Root, Roots
-from k8e.engine.local.runtime.bundle import Bind, BundleSpec, build_config
+from k8e.engine.local.runtime.bundle import NOTHING, Bind, BundleSpec, build_config, write_bundle
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.engine.local.runtime.runtime import OciRuntime
 from k8e.engine.local.runtime.seccomp import build_profile
-from k8e.engine.local.system.tasks import do_both, finish_in_thread
+from k8e.engine.tasks import do_both, finish_in_thread
 from k8e.link.binary import agent_binary, loader_library
 from k8e.link.model import Identity
 
 _START_DEADLINE = 60.0
-_NOTHING = "nothing"
 
 
 class Launcher:
@@ -46,22 +44,33 @@ class Launcher:
         self._roots = roots
         self._network = network
 
+    @functools.cached_property
+    def _programs(self) -> tuple[str, str]:
+        """The agent and its loader, as this daemon's templates have placed them."""
+        found = (agent_binary().sha256, loader_library().sha256)
+        return os.fspath(self._layout.agents / found[0]), os.fspath(self._layout.agents / found[1])
+
     async def launch(
         self, sandbox: str, spec: SandboxSpec, runtime: OciRuntime, record: Record, template: disk.Template | None
-    ) -> None:
+    ) -> Place:
         """Returns when the runtime has started the agent. `template`: what a new sandbox's disk is copied from; None
         mounts the disk that a stopped sandbox has."""
         paths, root = self._layout.sandbox(sandbox), self._roots.of(record.image)
         mounting = self._mount_root(paths, root, record, spec.shape, template)
         try:
             (wire, namespace), _ = await do_both(self._network.open(sandbox, spec.egress, spec.hostname), mounting)
-            user = (await root.place(paths)).user
-            binds = await finish_in_thread(self._bind, spec, record, paths, user)
-            config = self._bundle(sandbox, spec, runtime, record, namespace, root, await root.hidden(), binds)
-            await finish_in_thread(write_start_files, paths, record, wire, again=template is None)
-            await finish_in_thread(write_bundle, paths, build_config(config))
+            place, hidden = await root.place(paths), await root.hidden()
+
+            def prepare() -> None:
+                binds = self._bind(spec, record, paths, place.user)
+                write_start_files(paths, record, wire, again=template is None)
+                config = self._bundle(sandbox, spec, runtime, record, namespace, root, hidden, binds)
+                write_bundle(paths, build_config(config))
+
+            await finish_in_thread(prepare)
             await runtime.start(self._layout, sandbox, paths, _START_DEADLINE, set_ids=may_set_ids(spec.shape))
-            await finish_in_thread(self._cgroups.allow_bursts, sandbox)
+            self._cgroups.allow_bursts(sandbox)  # a few words to the kernel: not worth a thread
+            return place
         finally:
             self._network.let_go(sandbox)
 
@@ -111,8 +120,8 @@ class Launcher:
         return BundleSpec(
             sandbox=spec,
             root=os.fspath(paths.root),
-            agent=os.fspath(self._layout.agents / agent_binary().sha256),
-            loader=os.fspath(self._layout.agents / loader_library().sha256),
+            agent=self._programs[0],
+            loader=self._programs[1],
             link=os.fspath(paths.link),
             instance=bytes.fromhex(record.instance),
             cgroup=self._cgroups.path_of(sandbox),
@@ -125,7 +134,7 @@ class Launcher:
             network=namespace,
             binds=binds,
             hidden=hidden,
-            nothing=os.fspath(paths.bundle / _NOTHING),
+            nothing=os.fspath(paths.bundle / NOTHING),
             mounting=mounting,
         )
 
@@ -151,9 +160,3 @@ def write_start_files(paths: SandboxPaths, record: Record, wire: Wire, *, again:
         os.chown(paths.link, record.first_id, record.first_id, follow_symlinks=False)
         # The runtime enters as root of the sandbox; other users of the machine have no business here.
         paths.disk.chmod(0o700)
-
-
-def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
-    paths.bundle.mkdir(mode=0o700)
-    (paths.bundle / "config.json").write_text(json.dumps(config))
-    (paths.bundle / _NOTHING).touch(mode=0o444)

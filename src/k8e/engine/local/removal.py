@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 from k8e.damage import Damages
 from k8e.engine import EngineError
@@ -20,7 +22,7 @@ from k8e.engine.local.network.network import Network
 from k8e.engine.local.record import IdRanges, Records, all_sandboxes
 from k8e.engine.local.runtime.cgroup import Cgroups
 from k8e.engine.local.runtime.runtime import forget_sandbox, known_sandboxes
-from k8e.engine.local.system.tasks import finish_in_thread
+from k8e.engine.tasks import do_both, finish_in_thread
 
 
 class Removal:
@@ -58,8 +60,7 @@ class Removal:
 
     async def destroy(self, sandbox: str) -> None:
         id_range = self._records.find_id_range(sandbox)
-        await self._halt(sandbox)
-        await asyncio.to_thread(remove_tree, self._layout.sandbox(sandbox).top)
+        await self._halt(sandbox, last=remove_tree)
         self._ids.release(id_range)
 
     async def set_aside(self, sandbox: str) -> str:
@@ -80,18 +81,31 @@ class Removal:
         self._ids.release(id_range)
         return os.fspath(kept)
 
-    async def _halt(self, sandbox: str) -> None:
-        """Everything but its directory goes."""
-        paths = self._layout.sandbox(sandbox)
-        await asyncio.to_thread(self._cgroups.kill, sandbox)
-        await asyncio.to_thread(forget_sandbox, self._layout, sandbox)
-        await self._network.remove(sandbox)
-        await unmount_below(paths.top)
-        try:
-            await asyncio.to_thread(remove_placeholders, paths, self._damages)
-        except OSError as error:
-            raise EngineError("mounts", f"what was made for them cannot be removed now: {error}") from error
-        await asyncio.to_thread(self._cgroups.remove, sandbox)
+    async def _halt(self, sandbox: str, *, last: Callable[[Path], None] | None = None) -> None:
+        """Everything but its directory goes. `last`: what is to become of that, when nothing else is left of it on the
+        disk. Its wire is removed meanwhile, because the kernel takes its time for that."""
+        await finish_in_thread(self._kill, sandbox)
+        marks = await self._network.detach(sandbox)  # from here on nothing of ours writes into the directory
+        await do_both(self._network.remove_wires(sandbox, marks), self._clear(sandbox, last))
+
+    def _kill(self, sandbox: str) -> None:
+        self._cgroups.kill(sandbox)
+        forget_sandbox(self._layout, sandbox)
+
+    async def _clear(self, sandbox: str, last: Callable[[Path], None] | None) -> None:
+        top = self._layout.sandbox(sandbox).top
+        await unmount_below(top)
+
+        def remove() -> None:
+            try:
+                remove_placeholders(SandboxPaths(top), self._damages)
+            except OSError as error:
+                raise EngineError("mounts", f"what was made for them cannot be removed now: {error}") from error
+            self._cgroups.remove(sandbox)
+            if last is not None:
+                last(top)
+
+        await finish_in_thread(remove)
 
 
 def _remove_start_files(paths: SandboxPaths) -> None:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.layout import SandboxPaths
-from k8e.engine.local.system.calls import DIRECTORY, UMOUNT_NOFOLLOW, opened, read_mounts, umount2
+from k8e.engine.local.system.calls import DIRECTORY, UMOUNT_NOFOLLOW, opened, read_mounts_below, umount2
+from k8e.engine.tasks import finish_in_thread
 
 _BUSY_PAUSE = 0.01  # nothing tells when a mount stops being busy
 
 
 def mounts_below(top: Path) -> list[Path]:
     """Lists the mount points at and below a directory, the innermost first."""
-    found = [mount.point for mount in read_mounts() if mount.point == top or top in mount.point.parents]
-    return sorted(found, key=lambda path: len(path.parts), reverse=True)
+    return sorted(read_mounts_below(top), key=lambda path: len(path.parts), reverse=True)
 
 
 def unmount(point: Path) -> bool:
@@ -39,12 +39,18 @@ def unmount(point: Path) -> bool:
 async def unmount_below(top: Path, deadline: float = 10.0) -> None:
     """A process that is dying, perhaps one that a killed runtime left, can hold a mount for a moment longer."""
     end = time.monotonic() + deadline
-    while points := await asyncio.to_thread(mounts_below, top):
-        busy = [point for point in points if not await asyncio.to_thread(unmount, point)]
-        if busy and time.monotonic() > end:
+    while busy := await finish_in_thread(unmount_all, top):
+        if time.monotonic() > end:
             raise EngineError("disk", f"{busy[0]} is still in use after {deadline:g} s")
-        if busy:
-            await asyncio.sleep(_BUSY_PAUSE)
+        await asyncio.sleep(_BUSY_PAUSE)
+
+
+def unmount_all(top: Path) -> list[Path]:
+    """Unmounts what is not in use, also what came to light below something else. Returns what is in use."""
+    while points := mounts_below(top):
+        if busy := [point for point in points if not unmount(point)]:
+            return busy
+    return []
 
 
 def remove_mount_points(folder: Path) -> None:

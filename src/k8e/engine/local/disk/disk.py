@@ -36,8 +36,9 @@ _OPTIONS = "noinit_itable"
 _ATTEMPTS = 64  # another process may take the device that was found free
 
 
-async def make_template(content: Path, size: int, inodes: int, target: Path) -> None:
-    """Makes a filesystem whose root directory is `content`. It appears under its name only when it is complete."""
+async def make_template(content: Path, size: int, inodes: int, target: Path, *, journal: bool = False) -> None:
+    """Makes a filesystem whose root directory is `content`. It appears under its name only when it is complete.
+    `journal`: for a virtual machine's kernel, whose disk the machine never mounts, nor repairs, once it was used."""
     partial = target.with_suffix(f".{os.getpid()}")
     try:
         with partial.open("wb") as file:
@@ -45,7 +46,7 @@ async def make_template(content: Path, size: int, inodes: int, target: Path) -> 
         await run_tool(
             # metadata_csum is off for inodes.py, and then uninit_bg is what leaves unused inode tables unwritten.
             *("mkfs.ext4", "-q", "-F", "-m", "0", "-N", str(inodes)),
-            *("-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg"),
+            *("-O", f"{'' if journal else '^'}has_journal,^resize_inode,^metadata_csum,uninit_bg"),
             *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", content, partial),
             deadline=120,
         )

@@ -16,8 +16,8 @@ from pathlib import Path
 from k8e.engine import EngineError
 from k8e.engine.local.disk.disk import mount_image
 from k8e.engine.local.system.calls import opened
-from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.local.system.tool import try_tool
+from k8e.engine.tasks import finish_in_thread
 
 _STATE_AT = 1024 + 0x3A
 _MAGIC = 0xEF53

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import enum
 import fcntl
 import functools
 import os
 import secrets
 import shutil
-import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from k8e.engine import EngineError, Limits, Runtime, RuntimeReport, SandboxSpec
 from k8e.engine.local.doctor.controls import CONTROLS, Broken, Control, Untested
@@ -29,6 +25,8 @@ from k8e.engine.local.doctor.remote_host import NameServer, RemoteHost, name_ser
 from k8e.engine.local.doctor.subject import Subject
 from k8e.engine.local.engine import LocalEngine
 from k8e.engine.local.runtime.cgroup import Cgroups
+from k8e.engine.local.vm.runtime import VmOptions
+from k8e.engine.report import Check, Examination, Report, Verdict
 from k8e.link.errors import LinkError
 
 # Small, so that every limit is soon reached; as much as gVisor needs for itself.
@@ -37,69 +35,8 @@ LIMITS = Limits(cpus=0.5, memory=96 << 20, pids=64, disk=64 << 20, inodes=8192, 
 STATE_DIR = Path("/var/lib/k8e/doctor")
 RUN_DIR = Path("/run/k8e-doctor")
 _CHECK_DEADLINE = 30.0
-
-
-class Verdict(enum.Enum):
-    OK = "ok"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one control of one runtime."""
-
-    name: str
-    verdict: Verdict
-    tried: str
-    found: str
-    hint: str = ""  # what to do when it failed
-
-
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """The checks of one runtime; none when it is not available."""
-
-    report: RuntimeReport
-    checks: tuple[Check, ...] = ()
-
-    @property
-    def safe(self) -> bool:
-        return self.report.available and not self.failed
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.verdict is Verdict.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    examinations: tuple[Examination, ...]
-    seconds: float
-
-    @property
-    def default(self) -> Examination | None:
-        """The runtime of sandboxes for which none was asked: the strongest that works."""
-        return next((each for each in self.examinations if each.report.available), None)
-
-    @property
-    def safe(self) -> bool:
-        return self.default is not None and self.default.safe
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "safe": self.safe,
-            "default": self.default.report.runtime.value if self.default else None,
-            "seconds": round(self.seconds, 1),
-            "runtimes": [
-                dataclasses.asdict(each.report)
-                | {"runtime": each.report.runtime.value, "notes": list(each.report.notes), "safe": each.safe}
-                | {"checks": [dataclasses.asdict(check) | {"verdict": check.verdict.value} for check in each.checks]}
-                for each in self.examinations
-            ],
-        }
-
+_VM_LIMITS = replace(LIMITS, cpus=1.0, memory=256 << 20)  # a kernel has to boot in them
+_PATIENCE = 8  # times as long, where everything is emulated
 
 Progress = Callable[[Runtime, Check], None]
 
@@ -132,10 +69,12 @@ async def _examine_runtime(
     if not report.available:
         return Examination(report)
     checks: list[Check] = []
+    if report.runtime in (Runtime.KATA, Runtime.FIRECRACKER):
+        limits = _VM_LIMITS
     try:
         async with open_subject(engine, report.runtime, decoys, limits, remote) as subject:
             for control in CONTROLS:
-                checks.append(await try_control(control, subject))
+                checks.append(await try_control(control, subject, patience=_PATIENCE if report.emulated else 1))
                 progress(report.runtime, checks[-1])
     except EngineError as error:
         checks.append(Check("start and end", Verdict.FAILED, "started and ended a sandbox", str(error), error.hint))
@@ -167,10 +106,11 @@ async def open_subject(
         await engine.destroy(name)
 
 
-async def try_control(control: Control, subject: Subject) -> Check:
+async def try_control(control: Control, subject: Subject, patience: float = 1) -> Check:
+    """`patience`: how much longer than usual it may take."""
     verdict, hint = Verdict.FAILED, control.hint
     try:
-        async with asyncio.timeout(_CHECK_DEADLINE):
+        async with asyncio.timeout(_CHECK_DEADLINE * patience):
             found = await control.check(subject)
         verdict, hint = Verdict.OK, ""
     except Untested as reason:
@@ -205,7 +145,7 @@ async def _own_engine(
     with open(f"{run_dir}.lock", "w") as lock:  # noqa: ASYNC230 - an empty file in memory
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         async with name_server() as names:
-            engine = kind(state_dir, run_dir, nameservers=(names.server,))
+            engine = kind(state_dir, run_dir, nameservers=(names.server,), virtual=VmOptions(emulation=True))
             try:
                 await _clear(engine)  # after one that was killed
                 async with _find_remote_host(engine, names) as remote:
@@ -234,44 +174,3 @@ async def _find_remote_host(engine: LocalEngine, names: NameServer) -> AsyncIter
 async def _clear(engine: LocalEngine) -> None:
     for name in await engine.list():
         await engine.destroy(name)
-
-
-def render(report: Report, width: int = 100) -> str:
-    """Renders for people: a line for each control that holds, and for others also what to do."""
-    lines: list[str] = []
-    for each in report.examinations:
-        default = " (default)" if each is report.default else ""
-        lines.append(f"{each.report.runtime.value}{default}: {_headline(each)}")
-        lines += _indent(each.report.notes, width)
-        for check in each.checks:
-            lines += _wrap(f"  {check.verdict.value:<8}{check.name:<20}", check.found, width)
-            if check.verdict is Verdict.FAILED:
-                lines += _wrap(" " * 30, f"tried: {check.tried}", width)
-                lines += _wrap(" " * 30, f"do: {check.hint}", width) if check.hint else []
-        lines.append("")
-    lines.append(_conclusion(report))
-    return "\n".join(lines) + "\n"
-
-
-def _headline(each: Examination) -> str:
-    if not each.report.available:
-        return f"not available: {each.report.reason}" + (f"; {each.report.hint}" if each.report.hint else "")
-    state = "every control holds" if each.safe else f"NOT SAFE: {len(each.failed)} of {len(each.checks)} checks failed"
-    return f"{each.report.version}, {state}"
-
-
-def _conclusion(report: Report) -> str:
-    if report.default is None:
-        return "No runtime works here: no sandbox can be started."
-    name = report.default.report.runtime.value
-    if report.safe:
-        return f"Safe: sandboxes run with {name}. Tried in {report.seconds:.1f} s."
-    return f"NOT SAFE: sandboxes would run with {name}, and not all of its controls hold."
-
-
-def _indent(texts: Sequence[str], width: int) -> list[str]:
-    return [line for text in texts for line in _wrap("  ", text, width)]
-
-
-def _wrap(start: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start)) or [start.rstrip()]

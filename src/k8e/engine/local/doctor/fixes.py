@@ -1,7 +1,8 @@
 """Fixes what can be fixed without a person: `k8e doctor --fix`.
 
-Installs missing packages, and removes what dead engines left that will not be started again. Never touches what a
-living engine has, of any daemon, nor what a daemon that does not run now will find again when it does.
+Installs missing packages and a current gVisor, makes the tools layer, and removes what dead engines left that will not
+be started again. Never touches what a living engine has, of any daemon, nor what a daemon that does not run now will
+find again when it does.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.engine import EngineError, Runtime
+from k8e.engine import EngineError
 from k8e.engine.local.engine import LocalEngine
 from k8e.engine.local.engine_locks import ENGINES, dead_engine, known_engines
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.network.table import Table
 from k8e.engine.local.runtime.cgroup import hierarchies
-from k8e.engine.local.runtime.runtime import find_runtimes
 from k8e.engine.local.system.tool import find_tool
+from k8e.engine.local.toolchain import runsc, tools_layer
 from k8e.engine.local.toolchain.packages import Package, install_packages, missing_packages
 
 _TAGGED = re.compile(r"k8e-([0-9a-f]{8})")
@@ -40,6 +41,7 @@ class Step:
     what: str
     done: bool
     detail: str = ""  # why not, and what to do
+    packages: tuple[str, ...] = ()  # that were installed
 
 
 Claims = Callable[[Path], bool]  # whether a daemon will start an engine in that state directory again
@@ -49,8 +51,11 @@ async def fix(claims: Claims, folder: Path = ENGINES, table: Sequence[Package] |
     """Yields each step when it has been tried."""
     if os.geteuid() != 0:
         raise EngineError("doctor", "only root can put things right", "run it again as root")
-    async for step in _fix_packages(table):
+    async for step in _install(await asyncio.to_thread(missing_packages, "engine", table)):
         yield step
+    if table is None:
+        async for step in _fix_toolchain():
+            yield step
     for tag in await asyncio.to_thread(known_engines, folder):
         async for step in _fix_engine(tag, claims, folder):
             yield step
@@ -62,21 +67,37 @@ async def fix(claims: Claims, folder: Path = ENGINES, table: Sequence[Package] |
         )
 
 
-async def _fix_packages(table: Sequence[Package] | None) -> AsyncIterator[Step]:
-    if missing := await asyncio.to_thread(missing_packages, "engine", table):
-        yield await _install(missing)
-    if table is None and not await find_runtimes(Runtime.GVISOR):
-        hint = "on Debian 12 it is in bookworm-backports, which scripts/setup enables; `make runsc` builds one"
-        yield await _install([Package("runsc", "engine", ("runsc",))], hint)
-
-
-async def _install(packages: Sequence[Package], hint: str = "") -> Step:
-    what = f"install {' '.join(package.name for package in packages)}"
+async def _install(packages: Sequence[Package]) -> AsyncIterator[Step]:
+    """A step for those that are there now, and one for those that are not."""
+    if not packages:
+        return
+    cause = ""
     try:
         await install_packages(packages)
     except EngineError as error:
-        return Step(what, False, "; ".join(filter(None, (error.cause, hint or error.hint))))
-    return Step(what, True)
+        cause = "; ".join(filter(None, (error.cause, error.hint)))
+    if there := tuple(package.name for package in packages if package.there):
+        yield Step(f"install {' '.join(there)}", True, packages=there)
+    if missing := [package.name for package in packages if not package.there]:
+        yield Step(f"install {' '.join(missing)}", False, cause)
+
+
+async def _fix_toolchain() -> AsyncIterator[Step]:
+    try:
+        if await runsc.provide():
+            yield Step("install runsc (gVisor)", True, packages=(runsc.PACKAGE.name,))
+    except EngineError as error:
+        detail = "; ".join(filter(None, (f"sandboxes run on native only: {error.cause}", error.hint)))
+        yield Step("install runsc (gVisor)", False, detail)
+    before = await asyncio.to_thread(tools_layer.read_layer)
+    what = "make the tools layer, which sandboxes have pip and tsx from"
+    try:
+        layer = await asyncio.to_thread(lambda: tools_layer.install(retry=True))
+    except (tools_layer.ToolsFailed, OSError) as error:
+        yield Step(what, False, str(error))
+        return
+    if before is None or before.path != layer.path or layer.missing:
+        yield Step(what, not layer.missing, "; ".join(layer.missing))
 
 
 async def _fix_engine(tag: str, claims: Claims, folder: Path) -> AsyncIterator[Step]:
@@ -91,12 +112,24 @@ async def _fix_engine(tag: str, claims: Claims, folder: Path) -> AsyncIterator[S
                 what = f"{len(left)} sandboxes in {layout.state}"
                 yield Step(what, False, "left to their daemon, which does not run: the next one goes on with them")
             return
-        for sandbox in left:
-            yield await _remove_sandbox(engine, sandbox)
-        await engine.close()
+        async for step in _remove_engine(engine):
+            yield step
         if not await engine.list():
-            yield await asyncio.to_thread(_remove_rest, layout)
             (folder / tag).unlink(missing_ok=True)
+
+
+async def remove_engine(layout: Layout) -> AsyncIterator[Step]:
+    """Removes all that an engine has there: `k8e uninstall`. No daemon may run there."""
+    async for step in _remove_engine(LocalEngine(layout.state, layout.run)):
+        yield step
+
+
+async def _remove_engine(engine: LocalEngine) -> AsyncIterator[Step]:
+    for sandbox in await engine.list():
+        yield await _remove_sandbox(engine, sandbox)
+    await engine.close()
+    if not await engine.list():
+        yield await asyncio.to_thread(_remove_rest, engine.layout)
 
 
 async def _remove_sandbox(engine: LocalEngine, sandbox: str) -> Step:

@@ -25,7 +25,7 @@ import dns.rrset
 from k8e.engine.local.dns.resolv_conf import Server
 from k8e.engine.local.network.addresses import Wire
 from k8e.engine.local.system.calls import CLONE_NEWNET, setns
-from k8e.engine.local.system.tasks import finish_in_thread, in_own_thread
+from k8e.engine.tasks import finish_in_thread, in_own_thread
 
 NAME = "far-end.k8e-doctor.test"
 BANNER = b"the far end\n"

@@ -54,6 +54,9 @@ class LocalImages:
         self.store.restore()  # before the image of a sandbox is looked for
         self._cleaned: asyncio.Task[None] | None = None
 
+    def refer(self, reference: str) -> str:
+        return ""
+
     async def pull(self, reference: str, credentials: Credentials | None, report: Report) -> Image:
         from k8e.engine.local.images.registry import Registry, make_context
 

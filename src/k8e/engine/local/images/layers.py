@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,7 +135,7 @@ def unpack(
     stop: threading.Event,
     tell: Callable[[int], None],
 ) -> Unpacked:
-    settings = {"bytes": limits.bytes, "entries": limits.entries, "path": limits.path, "depth": limits.depth}
+    settings = {name: getattr(limits, name) for name in ("bytes", "entries", "path", "depth", "seconds")}
     with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             # Isolated: it needs the standard library and nothing else.
@@ -167,7 +168,7 @@ def unpack(
         report.seek(0)
         complaints.seek(0)
         words = complaints.read(2000).decode(errors="replace").strip().splitlines()
-        entries, size, opaque = _read_report(report.read(_REPORT), status, words[-1] if words else "")
+        entries, size, opaque = _read_report(report.read(_REPORT), status, words[-1] if words else "", limits.seconds)
     if not diff_id:
         raise EngineError("image", "the unpacker stopped early and did not say why")
     for path in opaque:
@@ -201,7 +202,7 @@ def _feed(
     return digest.hexdigest()
 
 
-def _read_report(text: bytes, status: int, complaint: str) -> tuple[int, int, list[bytes]]:
+def _read_report(text: bytes, status: int, complaint: str, seconds: int) -> tuple[int, int, list[bytes]]:
     lines = [json.loads(line) for line in text.splitlines()]
     last = lines[-1] if lines else {}
     if "refused" in last:
@@ -210,6 +211,8 @@ def _read_report(text: bytes, status: int, complaint: str) -> tuple[int, int, li
         full = last.get("errno") in (errno.ENOSPC, errno.EDQUOT)
         hint = "Make room: `k8e image prune` removes what is not used." if full else ""
         raise EngineError("image", f"a layer cannot be written: {last['failed']}", hint, "disk_full" if full else "")
+    if status == -signal.SIGXCPU:
+        raise refused(f"a layer takes more than {seconds} s of processor time to unpack")
     if status != 0 or "entries" not in last:
         raise EngineError("image", f"the unpacker ended with {status}: {complaint}")
     opaque = [base64.b64decode(line["opaque"]) for line in lines[:-1]]

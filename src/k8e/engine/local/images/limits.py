@@ -11,6 +11,7 @@ class ImageLimits:
     entries: int = 2_000_000
     path: int = 4095
     depth: int = 512
+    seconds: int = 1800  # of processor time to unpack a layer
     ratio: int = 400  # unpacked to packed; gzip itself ends at about 1000, programs and text stay below 20
     ratio_from: int = 128 << 20  # bytes unpacked, below which the ratio does no harm
     layers: int = 127  # as other tools have it

@@ -24,8 +24,8 @@ from k8e.engine.local.images.limits import ImageLimits
 from k8e.engine.local.images.manifest import Configuration, Descriptor, Manifest
 from k8e.engine.local.images.registry import Registry
 from k8e.engine.local.images.store import Store
-from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.reference import Reference
+from k8e.engine.tasks import finish_in_thread
 
 T = TypeVar("T")
 

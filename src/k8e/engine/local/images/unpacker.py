@@ -73,7 +73,7 @@ def call(result: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
-def confine(top: bytes, size: int) -> None:
+def confine(top: bytes, size: int, seconds: int) -> None:
     call(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
     mount = _libc.mount
     mount.argtypes = (*[ctypes.c_char_p] * 3, ctypes.c_ulong, ctypes.c_void_p)
@@ -93,6 +93,7 @@ def confine(top: bytes, size: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # the first by a signal that says so
     os.umask(0)
     drop_privileges()
 
@@ -171,6 +172,8 @@ class Layer:
         path = self._check_path(encode(member.name))
         if member.size < 0 or member.uid < 0 or member.gid < 0 or max(member.uid, member.gid) >= 0xFFFFFFFF:
             refuse("has numbers that cannot be", path)
+        if member.size > self._limits["bytes"]:  # also of what has no content: tarfile would skip as much, for years
+            refuse(f"has more than {self._limits['bytes']} bytes", path)
         if member.sparse is not None or member.issparse():
             refuse("is a sparse file, which images do not have", path)
         if not path:
@@ -379,7 +382,7 @@ def time_of(member: tarfile.TarInfo) -> int:
 
 def main(top: str, text: str) -> int:
     limits: dict[str, int] = json.loads(text)
-    confine(os.fsencode(top), limits["bytes"])
+    confine(os.fsencode(top), limits["bytes"], limits["seconds"])
     try:
         layer = Layer(limits)
         layer.read(sys.stdin.buffer)

@@ -40,7 +40,7 @@ from k8e.engine.local.system.calls import (
     setns,
     unshare,
 )
-from k8e.engine.local.system.tasks import in_own_thread
+from k8e.engine.tasks import in_own_thread
 
 _NAMESPACES = 2  # the gofer's, and that of the sandbox process
 
@@ -97,7 +97,8 @@ def _mount_over(mount: Mount, parent: int, point: tuple[str, ...]) -> Iterator[i
         kind = os.fstat(found).st_mode
         if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
             what = "a link" if stat.S_ISLNK(kind) else "neither a directory nor a file"
-            raise refusal(mount, f"{'/'.join(point)} cannot be kept as it is: it is {what}")
+            hint = f"Make {point[-1]} a directory or a file, or leave the folder out."
+            raise refusal(mount, f"{'/'.join(point)} cannot be kept as it is: it is {what}", hint)
         copy = files.enter_context(cloned(found))
         move_mount(copy, found)
         yield copy

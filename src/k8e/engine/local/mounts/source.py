@@ -25,7 +25,7 @@ from k8e.engine.local.system.calls import (
     setfsuid,
     setgroups,
 )
-from k8e.engine.local.system.tasks import in_own_thread
+from k8e.engine.tasks import in_own_thread
 
 # The kernel's own, and directories that lead to everything.
 _NEVER = ("/proc", "/sys", "/dev")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 from k8e.engine import EngineError
@@ -23,7 +24,7 @@ def plan_forwarding(settings: Path = _SETTINGS) -> dict[str, str]:
     """The values to write, in order, below /proc/sys/net; none where they are so already."""
     plan: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError):
-        if (settings / "ipv6/conf/all/forwarding").read_text().strip() == "0":
+        if _is_off(settings, "ipv6/conf/all/forwarding"):
             for folder in sorted((settings / "ipv6/conf").iterdir()):
                 if folder.name in ("all", "lo") or folder.name.startswith(INTERFACE_PREFIX):
                     continue
@@ -31,11 +32,16 @@ def plan_forwarding(settings: Path = _SETTINGS) -> dict[str, str]:
                     plan[f"ipv6/conf/{folder.name}/accept_ra"] = "2"
             plan["ipv6/conf/all/forwarding"] = "1"
     with contextlib.suppress(FileNotFoundError):
-        if (settings / "ipv4/conf/all/src_valid_mark").read_text().strip() == "0":
+        if _is_off(settings, "ipv4/conf/all/src_valid_mark"):
             plan["ipv4/conf/all/src_valid_mark"] = "1"
-    if (settings / "ipv4/ip_forward").read_text().strip() == "0":
+    if _is_off(settings, "ipv4/ip_forward"):
         plan["ipv4/ip_forward"] = "1"
     return plan
+
+
+def _is_off(settings: Path, name: str) -> bool:
+    with open(os.path.join(settings, name), "rb") as file:
+        return file.read().strip() == b"0"
 
 
 def switch_on(memory: Path, settings: Path = _SETTINGS) -> None:

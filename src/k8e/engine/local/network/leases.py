@@ -65,14 +65,21 @@ class Leases:
 
     def _links(self, prefix: str) -> Iterator[tuple[int, str, str]]:
         """Number, tag of the engine, and the rest of the text."""
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._ledger):
-                number = name.removeprefix(prefix)
-                if number == name or not number.isdecimal():
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    tag, _, rest = os.readlink(self._ledger / name).partition(" ")
-                    yield int(number), tag, rest
+        start = f"{self._ledger}/{prefix}"
+        for number in self._numbers(prefix):
+            try:
+                tag, _, rest = os.readlink(f"{start}{number}").partition(" ")
+            except FileNotFoundError:
+                continue
+            yield number, tag, rest
+
+    def _numbers(self, prefix: str) -> list[int]:
+        try:
+            names = os.listdir(self._ledger)
+        except FileNotFoundError:
+            return []
+        numbers = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        return [int(number) for number in numbers if number.isdecimal()]
 
     def blocks(self) -> list[int]:
         """Ours."""
@@ -113,7 +120,7 @@ class Leases:
 
     def take_wire(self, sandbox: str) -> int | None:
         """A free one of our blocks."""
-        taken = {number for number, _, _ in self._links("wire-")}
+        taken = set(self._numbers("wire-"))
         for block in self.blocks():
             for number in range(block * BLOCK, (block + 1) * BLOCK):
                 if number not in taken:

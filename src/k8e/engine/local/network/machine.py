@@ -13,7 +13,7 @@ from pathlib import Path
 
 from k8e.engine import EngineError
 from k8e.engine.local.network import ip_forward
-from k8e.engine.local.network.addresses import BLOCK, Pool, Wire
+from k8e.engine.local.network.addresses import BLOCK, Network, Pool, Wire
 from k8e.engine.local.network.connection_limits import read_connection_limits
 from k8e.engine.local.network.leases import Leases, own_ledger
 from k8e.engine.local.network.netlink.connections import forget_connections
@@ -61,14 +61,34 @@ class Machine:
             return renewed
 
     def _add_rules(self, wires: Iterable[Wire]) -> None:
-        missing = [wire for wire in wires if wire.interface not in self._with_rules]
-        if missing:
+        wanted = list(wires)
+        missing = [wire for wire in wanted if wire.interface not in self._with_rules]
+        if not missing:
+            return
+        try:
             self.table.add_wires(missing)
-            self._with_rules |= {wire.interface for wire in missing}
+        except EngineError:
+            # The nft of an engine that was killed may have added the same ones a moment ago: all at once, or none.
+            with contextlib.suppress(NetlinkError):
+                self._with_rules = self.table.wires()
+            missing = [wire for wire in wanted if wire.interface not in self._with_rules]
+            if missing:
+                raise
+        self._with_rules |= {wire.interface for wire in missing}
 
     def _forward(self) -> None:
-        with self._leases.locked():
-            ip_forward.switch_on(self._memory)
+        if ip_forward.plan_forwarding():
+            with self._leases.locked():
+                ip_forward.switch_on(self._memory)
+
+    def take_wire_at_once(self, sandbox: str) -> Wire | None:
+        """None: the rules are gone, and `prepare` comes first. Those of a table that is there are as `prepare` left
+        them: the engine changes no others, and is told when anything else does (watch.py)."""
+        with self._lock:
+            if not self.table.is_current():
+                return None
+            self._forward()
+        return self.take_wire(sandbox)
 
     def take_wire(self, sandbox: str) -> Wire:
         """Its rules are there, and its sets are empty."""
@@ -97,6 +117,10 @@ class Machine:
 
     def clear_messages(self, wire: Wire, marks: Iterable[int]) -> list[Message]:
         return [*self.table.clear(wire), *delete_elements(self.table.name, "live", map(live_element, marks))]
+
+    def sandbox_networks(self) -> tuple[Network, ...]:
+        """Where an address is a sandbox's."""
+        return (self.pool.v4,) if self.pool.v6 is None else (self.pool.v4, self.pool.v6)
 
     def sandboxes(self) -> set[str]:
         """Every one that has a wire."""

@@ -30,9 +30,10 @@ from k8e.engine.local.network.netlink.messages import Message, NetlinkError, NoS
 from k8e.engine.local.network.record import EgressRecord, restore
 from k8e.engine.local.network.refusals import RefusalContext, Refusals, read_refusals
 from k8e.engine.local.network.table import is_own_address
+from k8e.engine.local.network.traffic import Traffic
 from k8e.engine.local.network.watch import Watch
-from k8e.engine.local.network.wires import open_wire, wire_exists
-from k8e.engine.local.system.tasks import finish_in_thread
+from k8e.engine.local.network.wires import alias_of, open_wire, wire_exists
+from k8e.engine.tasks import finish_in_thread
 from k8e.policy import Address, HostEntry, HostList
 
 _BASH = "/bin/bash"
@@ -49,7 +50,8 @@ class Attachment:
     wire: Wire
     record: Path
     admissions: Admissions
-    namespace: int = -1  # a descriptor, until the sandbox is in there
+    traffic: Traffic
+    namespace: int = -1  # a descriptor (of a virtual machine: the tap), until the sandbox has it
     refusals: Refusals = field(default_factory=Refusals)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     throttle: Throttle = field(default_factory=lambda: Throttle(ADMISSIONS, ADMISSIONS_AT_ONCE))
@@ -68,8 +70,10 @@ class Network:
         nameservers: Sequence[Address | Server] = (),
         mirrors: Callable[[], frozenset[str]] = frozenset,
         damages: Damages,
+        machine: Machine | None = None,
     ) -> None:
-        self._machine = Machine(tag, pool)
+        self._machine = machine or Machine(tag, pool)
+        self._own_wires = machine is None
         self._record_of = record_of
         self._damages = damages
         self._attachments: dict[str, Attachment] = {}
@@ -83,20 +87,37 @@ class Network:
 
     # Opening ---------------------------------------------------------------------------------------------------------
 
-    async def open(self, sandbox: str, hosts: HostList, hostname: str) -> tuple[Wire, str]:
+    async def open(
+        self, sandbox: str, hosts: HostList, hostname: str, *, lay: Callable[[Wire, str], int] = open_wire
+    ) -> tuple[Wire, str]:
         """Makes a wire that lets out what the list allows. Returns it with the path of the namespace at its other end,
-        which is there until `let_go`. On failure `remove` has to be called, as after a crash."""
+        which is there until `let_go`. On failure `remove` has to be called, as after a crash. `lay`: makes another kind
+        of wire (open_tap), of which `descriptor` is the other end."""
         async with self._preparing:
-            await self._prepare()
-            wire = await finish_in_thread(self._machine.take_wire, sandbox)
+            wire = None
+            if self._watch is not None:
+                wire = await finish_in_thread(self._machine.take_wire_at_once, sandbox)
+            if wire is None:
+                await self._prepare()
+                wire = await finish_in_thread(self._machine.take_wire, sandbox)
             for former in [name for name, each in self._attachments.items() if each.wire == wire]:
-                await self._detach(former)  # another engine removed it
+                await self.detach(former)  # another engine removed it
         admissions, change = Admissions(wire).adopt(hosts, time.monotonic())
-        attachment = self._attachments[sandbox] = Attachment(wire, self._record_of(sandbox), admissions)
-        await finish_in_thread(self._write, attachment, change, admissions)
-        await finish_in_thread(_open, attachment, sandbox)
+        attachment = self._attachments[sandbox] = self._attach(sandbox, wire, admissions)
+        await finish_in_thread(self._open, attachment, sandbox, change, lay)
         await self._serve(sandbox, attachment, hostname)
         return wire, f"/proc/{os.getpid()}/fd/{attachment.namespace}"
+
+    def _open(
+        self, attachment: Attachment, sandbox: str, change: Change, lay: Callable[[Wire, str], int] = open_wire
+    ) -> None:
+        """Blocks. What the list allows is in force before there is a wire."""
+        self._write(attachment, change, attachment.admissions)
+        attachment.namespace = lay(attachment.wire, sandbox)  # in the thread: also when the caller is cancelled
+
+    def descriptor(self, sandbox: str) -> int:
+        """The other end of its wire, until `let_go`."""
+        return self._attachment(sandbox).namespace
 
     def let_go(self, sandbox: str) -> None:
         """Closes the namespace's descriptor: from now on it lives as long as the processes in it."""
@@ -191,7 +212,11 @@ class Network:
             name = f"names{4 if len(each.key) == 8 else 6}_{wire.index}"
             messages += delete_elements(machine.table.name, name, [Element(each.key)])
         self._commit(messages + change_messages(machine.table.name, wire, change, now))
-        return Attachment(wire, path, admissions)
+        return self._attach(sandbox, wire, admissions)
+
+    def _attach(self, sandbox: str, wire: Wire, admissions: Admissions) -> Attachment:
+        interface = wire.interface if self._own_wires else ""  # a pod's has another name
+        return Attachment(wire, self._record_of(sandbox), admissions, Traffic(interface, alias_of(sandbox)))
 
     def _load_record(self, path: Path) -> EgressRecord:
         """Without one that can be read nothing is let out, until core gives the sandbox its list again."""
@@ -248,9 +273,24 @@ class Network:
         return (_BASH, "-c", tries)
 
     def refusals(self, sandbox: str) -> list[Refusal]:
-        """Since the last call. Two short requests to the kernel, which answers at once: not worth a thread."""
+        """Since the last call. Two short requests to the kernel, which answers at once: not worth a thread. None of it
+        where no packet was sent and no rule of the machine has changed since then."""
         attachment = self._attachment(sandbox)
         told = attachment.refusals.take_names() if attachment.refusals.names else []
+        if not self._may_have_refused(attachment):
+            return told
+        try:
+            told += self._take_refused(attachment)
+        except BaseException:
+            attachment.traffic.forget()
+            raise
+        return told
+
+    def _may_have_refused(self, attachment: Attachment) -> bool:
+        return attachment.traffic.arrived() or self._watch is None or self._watch.has_news()
+
+    def _take_refused(self, attachment: Attachment) -> list[Refusal]:
+        told: list[Refusal] = []
         table = self._machine.table
         for version in (4, 6):
             name = f"refused{version}_{attachment.wire.index}"
@@ -258,12 +298,14 @@ class Network:
                 found = table.elements(name)
             except NoSuchThing:
                 self.flushed = True
+                attachment.traffic.forget()
                 break
             if not found:
                 continue
             try:
                 table.commit(delete_elements(table.name, name, (Element(each.key) for each in found)))
             except NoSuchThing:
+                attachment.traffic.forget()
                 continue  # one of them has just expired in the kernel: told the next time
             except NetlinkError as error:
                 raise EngineError("network refusals", str(error)) from error
@@ -271,12 +313,11 @@ class Network:
         return told
 
     def _context(self, attachment: Attachment) -> RefusalContext:
-        pool = self._machine.pool
         return RefusalContext(
             attachment.admissions.hosts,
             lambda address: attachment.refusals.known.get(address, ""),
             is_own_address,
-            (pool.v4,) if pool.v6 is None else (pool.v4, pool.v6),
+            self._machine.sandbox_networks(),
             lambda address, port: attachment.admissions.is_open((address, port), time.monotonic()),
         )
 
@@ -324,17 +365,22 @@ class Network:
 
     async def remove(self, sandbox: str) -> None:
         """Everything that is there. No process of the sandbox runs any more."""
-        attachment = await self._detach(sandbox)
-        marks = None if attachment is None else tuple(attachment.admissions.marks.values())
-        await finish_in_thread(self._machine.remove_wires, sandbox, marks)
+        await self.remove_wires(sandbox, await self.detach(sandbox))
 
-    async def _detach(self, sandbox: str) -> Attachment | None:
+    async def detach(self, sandbox: str) -> tuple[int, ...] | None:
+        """Answers it no more, and writes nothing down for it. Returns all marks that it has, if they are known."""
         if self._names is not None:
             await self._names.leave(sandbox)
         attachment = self._attachments.pop(sandbox, None)
-        if attachment is not None:
-            _let_go(attachment)
-        return attachment
+        if attachment is None:
+            return None
+        _let_go(attachment)
+        attachment.traffic.close()
+        return tuple(attachment.admissions.marks.values())
+
+    async def remove_wires(self, sandbox: str, marks: tuple[int, ...] | None) -> None:
+        """Removes all that is there of them, after `detach`."""
+        await finish_in_thread(self._machine.remove_wires, sandbox, marks)
 
     async def close(self) -> None:
         """Rules stay in force for sandboxes that live on."""
@@ -347,12 +393,10 @@ class Network:
         if self._names is not None:
             await self._names.close()
             self._names = None
+        for attachment in self._attachments.values():
+            attachment.traffic.close()
         self._attachments.clear()
         await finish_in_thread(self._machine.leave)
-
-
-def _open(attachment: Attachment, sandbox: str) -> None:
-    attachment.namespace = open_wire(attachment.wire, sandbox)  # in the thread: also when the caller is cancelled
 
 
 def _let_go(attachment: Attachment) -> None:

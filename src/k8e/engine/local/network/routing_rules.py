@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from k8e.engine import EngineError
 from k8e.engine.local.network.addresses import INTERFACE_PREFIX, Wire
-from k8e.engine.local.network.netlink.messages import Message, NetlinkError
+from k8e.engine.local.network.netlink.messages import Message
 from k8e.engine.local.network.netlink.route import RouteSocket, RoutingRule, own_addresses, prohibit_unmarked
 from k8e.engine.local.network.rules import PASS
 
@@ -41,15 +41,13 @@ def guard_wires(wires: Iterable[Wire]) -> None:
     """Adds the rules that are missing, after `make_room`."""
     with _kernel() as kernel:
         for wire in wires:
-            for rule in _rules(wire):
-                _request(kernel, rule.add())
+            _request(kernel, *(rule.add() for rule in _rules(wire)))
 
 
 def unguard_wire(wire: Wire) -> None:
     """Removes the rules of a wire that is gone."""
     with _kernel() as kernel:
-        for rule in _rules(wire):
-            _request(kernel, rule.remove())
+        _request(kernel, *(rule.remove() for rule in _rules(wire)))
 
 
 def leave_rules() -> None:
@@ -79,10 +77,6 @@ def _kernel() -> Iterator[RouteSocket]:
         raise EngineError("network routing", f"rules of routing cannot be changed: {error}", _HINT) from error
 
 
-def _request(kernel: RouteSocket, message: Message) -> None:
+def _request(kernel: RouteSocket, *messages: Message) -> None:
     """Fine when it is so already: several engines may be at it."""
-    try:
-        kernel.request(message)
-    except NetlinkError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOENT):
-            raise
+    kernel.request(*messages, fine=(errno.EEXIST, errno.ENOENT))

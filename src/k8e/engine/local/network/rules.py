@@ -21,6 +21,7 @@ connection outlives the addresses of its name, and ends when its reason does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from itertools import product
 from typing import Any, TypeAlias
@@ -39,7 +40,7 @@ MAX_BLOCKS = 2048  # listed addresses and blocks times their ports
 
 # Which rules a table has: a new daemon that knows others replaces them, and one that finds the machine's table of
 # connections to be of another size. Count it up whenever the rules or the layout of sets change.
-EDITION = "edition_7"
+EDITION = "edition_8"
 
 # Of a packet's mark, from the end of prerouting until it has found its way: one that other software leaves alone.
 PASS = 0x1000
@@ -89,6 +90,28 @@ _SYN_ONLY = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The points in which the tables of engines differ."""
+
+    # Of the names of all wires. Empty: wires have names that others gave them, each is bound to its rules when it is
+    # there (bindings.py), and its sandbox's address is routed and translated by others.
+    prefix: str = INTERFACE_PREFIX
+    agent_port: int = 0  # of TCP: can be connected to inside, from everywhere but sandboxes; 0: nothing can
+
+    @property
+    def own_wires(self) -> bool:
+        return bool(self.prefix)
+
+    @property
+    def every_wire(self) -> str:
+        """Of this engine, and of others where names tell."""
+        return f"{self.prefix}*" if self.prefix else "@wires"
+
+
+OWN_WIRES = Layout()
+
+
 class TableBuilder:
     """Collects commands for one table, so that each line says only what it is about."""
 
@@ -119,19 +142,23 @@ class TableBuilder:
         self.add("element", name=name, elem=list(elements))
 
 
-def name_edition(shares: ConnectionLimits) -> str:
+def name_edition(shares: ConnectionLimits, layout: Layout = OWN_WIRES) -> str:
     """The name of an empty chain that says which rules a table has."""
-    return f"{EDITION}_{shares.size}"
+    return f"{EDITION}_{shares.size}" + (f"_{layout.agent_port}" if layout.agent_port else "")
 
 
 def build_table(
-    table: str, forbidden: Iterable[Network], public: Iterable[Network], shares: ConnectionLimits = USUAL
+    table: str,
+    forbidden: Iterable[Network],
+    public: Iterable[Network],
+    shares: ConnectionLimits = USUAL,
+    layout: Layout = OWN_WIRES,
 ) -> list[Json]:
     """Everything that does not depend on which wires there are. `forbidden` is what no list can open, `public` what a
     list opens that has everything on it."""
     build = TableBuilder(table)
     build.add("table", name=table)
-    build.chain(name_edition(shares))
+    build.chain(name_edition(shares, layout))
     build.set("wires", "ifname")
     build.set("live", "mark")
     build.map("refusing", "ifname", "verdict")
@@ -151,17 +178,30 @@ def build_table(
             if prefixes:
                 build.elements(f"{name}{version}", prefixes)
     _build_reject(build)
-    _build_arrival(build)
-    _build_forward(build)
+    _build_arrival(build, layout)
+    _build_forward(build, layout)
+    if not layout.own_wires:
+        return build.commands
     build.hook("postrouting", "nat", "postrouting", 100)
     for version in (4, 6):
         build.rule(
             "postrouting",
             _is(_payload(_PROTOCOL[version], "saddr"), f"@inner{version}"),
-            _is(_OIF, f"{INTERFACE_PREFIX}*", "!="),
+            _is(_OIF, layout.every_wire, "!="),
             {"masquerade": None},
         )
     return build.commands
+
+
+def _from_agent(layout: Layout) -> list[Json]:
+    """Answers of the agent, on connections that were opened from outside."""
+    reply = _is({"ct": {"key": "direction"}}, "reply")
+    return [_is(_L4, "tcp"), _is(_payload("tcp", "sport"), layout.agent_port), reply, _is(_ct("state"), "established")]
+
+
+def _to_agent(layout: Layout) -> list[Json]:
+    original = _is({"ct": {"key": "direction"}}, "original")
+    return [_is(_L4, "tcp"), _is(_payload("tcp", "dport"), layout.agent_port), original]
 
 
 def _prefix(network: Network) -> Json | str:
@@ -178,17 +218,12 @@ def _build_reject(build: TableBuilder) -> None:
     build.rule("reject", {"reject": {"type": "icmpx", "expr": "admin-prohibited"}})
 
 
-def _build_arrival(build: TableBuilder) -> None:
+def _build_arrival(build: TableBuilder, layout: Layout) -> None:
     neighbours = _is(_payload("icmpv6", "type"), {"set": ["nd-neighbor-solicit", "nd-neighbor-advert"]})
     build.hook("spoofing", "filter", "prerouting", -300)
-    # A sandbox asks for its neighbour's hardware address from an address that only the two of them know.
-    build.rule(
-        "spoofing",
-        _FROM_WIRE,
-        _is(_payload("ip6", "saddr"), {"set": ["::", {"prefix": {"addr": "fe80::", "len": 10}}]}),
-        neighbours,
-        _ACCEPT,
-    )
+    # A sandbox may ask whether its address is free, before it has one. Not from a link-local address: each that asks
+    # would have an entry in the machine's one table of neighbours, which a thousand of them fill.
+    build.rule("spoofing", _FROM_WIRE, _is(_payload("ip6", "saddr"), "::"), neighbours, _ACCEPT)
     for version in (4, 6):
         source = _concat(_IIF, _payload(_PROTOCOL[version], "saddr"))
         build.rule("spoofing", _FROM_WIRE, _is(source, f"@sources{version}", "!="), _DROP)
@@ -210,6 +245,9 @@ def _build_arrival(build: TableBuilder) -> None:
     build.hook("passing", "filter", "prerouting", 300)
     build.rule("passing", _FROM_WIRE, _MARK_PASS)
     build.rule("passing", _is({"ct": {"key": "direction"}}, "reply"), _LIVE, _MARK_PASS)
+    for version in (4, 6) if layout.agent_port else ():
+        inside = _is(_payload(_PROTOCOL[version], "daddr"), f"@inner{version}")
+        build.rule("passing", inside, *_to_agent(layout), _MARK_PASS)
 
     build.chain("to_machine")
     build.rule("to_machine", _UNMARK)
@@ -217,6 +255,8 @@ def _build_arrival(build: TableBuilder) -> None:
         resolver = _concat(_IIF, _payload(_PROTOCOL[version], "daddr"))
         ask = {"vmap": {"key": _IIF, "data": "@asking"}}
         build.rule("to_machine", _WITH_PORTS, _ASKED, _is(resolver, f"@resolvers{version}"), ask)
+    if layout.agent_port:
+        build.rule("to_machine", *_from_agent(layout), _ACCEPT)
     build.rule("to_machine", neighbours, _ACCEPT)
     build.rule("to_machine", _REFUSE)
     build.rule("to_machine", _DROP)
@@ -230,8 +270,10 @@ def _build_arrival(build: TableBuilder) -> None:
         build.rule("input", ends, _WITH_PORTS, _ASKED, _goto("reject"))
 
     build.hook("output", "filter", "output", -5)
+    if layout.agent_port:
+        build.rule("output", _TO_WIRE, *_to_agent(layout), _ACCEPT)
     build.rule("output", _TO_WIRE, _is(_ct("state"), "new"), _goto("reject"))
-    _end_what_comes_too_late(build, "output")
+    _end_what_comes_too_late(build, "output", layout)
 
 
 def _leave_untracked(build: TableBuilder) -> None:
@@ -247,11 +289,13 @@ def _leave_untracked(build: TableBuilder) -> None:
         build.rule("answers", ends, udp, _is(_payload("udp", "sport"), PORT), no_track)
 
 
-def _build_forward(build: TableBuilder) -> None:
+def _build_forward(build: TableBuilder, layout: Layout) -> None:
     build.chain("outward")
     build.rule("outward", _UNMARK)
+    if layout.agent_port:
+        build.rule("outward", *_from_agent(layout), _ACCEPT)
     build.rule("outward", _is(_ct("state"), "established"), _LIVE, _ACCEPT)
-    build.rule("outward", _is(_OIF, f"{INTERFACE_PREFIX}*"), _REFUSE)
+    build.rule("outward", _is(_OIF, layout.every_wire), _REFUSE)
     for version in (4, 6):
         build.rule("outward", _is(_payload(_PROTOCOL[version], "daddr"), f"@forbidden{version}"), _REFUSE)
     build.rule(
@@ -262,6 +306,8 @@ def _build_forward(build: TableBuilder) -> None:
 
     build.chain("inward")
     build.rule("inward", _UNMARK)
+    if layout.agent_port:
+        build.rule("inward", *_to_agent(layout), _ACCEPT)
     build.rule("inward", _is({"ct": {"key": "direction"}}, "reply"), _LIVE, _ACCEPT)
     # Packets of no connection, or of a revoked one: the other end is told as well.
     build.rule("inward", _is(_L4, "tcp"), {"reject": {"type": "tcp reset"}})
@@ -270,17 +316,19 @@ def _build_forward(build: TableBuilder) -> None:
     build.hook("forward", "filter", "forward", -5)
     build.rule("forward", _FROM_WIRE, _goto("outward"))
     build.rule("forward", _TO_WIRE, _goto("inward"))
-    _end_what_comes_too_late(build, "forward")
+    _end_what_comes_too_late(build, "forward", layout)
 
 
-def _end_what_comes_too_late(build: TableBuilder, hook: str) -> None:
+def _end_what_comes_too_late(build: TableBuilder, hook: str, layout: Layout) -> None:
     """For a sandbox that has just gone: the packet would follow the machine's default route."""
-    for version in (4, 6):
+    for version in (4, 6) if layout.own_wires else ():
         late = _is(_payload(_PROTOCOL[version], "daddr"), f"@inner{version}")
-        build.rule(hook, late, _is(_OIF, f"{INTERFACE_PREFIX}*", "!="), _DROP)
+        build.rule(hook, late, _is(_OIF, layout.every_wire, "!="), _DROP)
 
 
-def build_wires(table: str, wires: Iterable[Wire], shares: ConnectionLimits = USUAL) -> list[Json]:
+def build_wires(
+    table: str, wires: Iterable[Wire], shares: ConnectionLimits = USUAL, layout: Layout = OWN_WIRES
+) -> list[Json]:
     """The rules of wires, which let nothing out yet: that is what filling their sets does."""
     build = TableBuilder(table)
     chosen = list(wires)
@@ -288,6 +336,8 @@ def build_wires(table: str, wires: Iterable[Wire], shares: ConnectionLimits = US
         return []
     for wire in chosen:
         _build_wire(build, wire, shares)
+    if not layout.own_wires:
+        return build.commands
     build.elements("wires", [wire.interface for wire in chosen])
     build.elements("refusing", [[wire.interface, _goto(f"refuse_{wire.index}")] for wire in chosen])
     build.elements("asking", [[wire.interface, _goto(f"ask_{wire.index}")] for wire in chosen])
@@ -350,10 +400,10 @@ def _build_wire(build: TableBuilder, wire: Wire, shares: ConnectionLimits) -> No
     build.rule(f"refuse_{number}", _goto("reject"))
 
 
-def count_rules(wires: int) -> int:
-    """Of a table that is whole and has so many wires."""
+def count_rules(wires: int, layout: Layout = OWN_WIRES) -> int:
+    """Of a table that is whole and has rules for so many wires."""
     some = Wire(0, IPv4Address(0), None)
-    base, each = build_table("", (), ()), build_wires("", [some])
+    base, each = build_table("", (), (), layout=layout), build_wires("", [some])
     return _count(base) + wires * _count(each)
 
 

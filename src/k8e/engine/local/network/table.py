@@ -28,7 +28,9 @@ from k8e.engine.local.network.netlink.messages import (
     text,
 )
 from k8e.engine.local.network.rules import (
+    OWN_WIRES,
     Json,
+    Layout,
     build_table,
     build_wires,
     count_rules,
@@ -74,9 +76,10 @@ def run_nft(commands: Sequence[Json]) -> None:
 class Table:
     """One per engine, named after its state directory."""
 
-    def __init__(self, name: str, shares: ConnectionLimits = USUAL) -> None:
+    def __init__(self, name: str, shares: ConnectionLimits = USUAL, layout: Layout = OWN_WIRES) -> None:
         self.name = name
         self._shares = shares
+        self._layout = layout
 
     @functools.cached_property
     def kernel(self) -> NetfilterSocket:
@@ -92,7 +95,7 @@ class Table:
 
     def is_current(self) -> bool:
         """Whether it is there with the rules that we know."""
-        wanted = text(_CHAIN_TABLE, self.name) + text(_CHAIN_NAME, name_edition(self._shares))
+        wanted = text(_CHAIN_TABLE, self.name) + text(_CHAIN_NAME, name_edition(self._shares, self._layout))
         try:
             self.kernel.request(netfilter_message(NFTABLES, _GET_CHAIN, _INET, wanted))
         except NoSuchThing:
@@ -101,12 +104,14 @@ class Table:
             raise EngineError("network rules", f"netlink: {error}", "the daemon needs root") from error
         return True
 
-    def is_whole(self) -> bool:
-        """Whether it works and has as many rules as it should: a chain may have been flushed, or all of them."""
+    def is_whole(self, wires: int | None = None) -> bool:
+        """Whether it works and has as many rules as it should: a chain may have been flushed, or all of them. `wires`:
+        how many there should be rules for, where that does not follow from the set of them."""
         try:
             tables = self._dump(_GET_TABLE, _TABLE_NAME)
             working = [each for each in tables if not int.from_bytes(each.get(_TABLE_FLAGS, b""), "big") & _DORMANT]
-            return bool(working) and len(self._dump(_GET_RULE, _RULE_TABLE)) == count_rules(len(self.wires()))
+            count = len(self.wires()) if wires is None else wires
+            return bool(working) and len(self._dump(_GET_RULE, _RULE_TABLE)) == count_rules(count, self._layout)
         except NoSuchThing:
             return False
         except NetlinkError as error:
@@ -120,11 +125,11 @@ class Table:
 
     def replace(self, wires: Iterable[Wire]) -> None:
         """By a new one that lets nothing out, in one step."""
-        table = build_table(self.name, FORBIDDEN, GLOBAL, self._shares)
-        run_nft([*remove_table(self.name), *table, *build_wires(self.name, wires, self._shares)])
+        table = build_table(self.name, FORBIDDEN, GLOBAL, self._shares, self._layout)
+        run_nft([*remove_table(self.name), *table, *build_wires(self.name, wires, self._shares, self._layout)])
 
     def add_wires(self, wires: Iterable[Wire]) -> None:
-        run_nft(build_wires(self.name, wires, self._shares))
+        run_nft(build_wires(self.name, wires, self._shares, self._layout))
 
     def remove(self) -> None:
         run_nft(remove_table(self.name))

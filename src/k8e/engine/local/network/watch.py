@@ -43,11 +43,22 @@ class Watch:
             self._loop.remove_reader(each)
             each.close()
 
+    def has_news(self) -> bool:
+        """Whether a change of rules, perhaps of ours, waits to be read."""
+        try:
+            self._sockets[0].recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:  # messages are lost, which the kernel tells only once
+            self.noticed = True
+            self._notice()
+        return True
+
     def _read(self, source: socket.socket) -> None:
         ours = False
         for _ in range(_AT_ONCE):
             try:
-                ours = self._is_ours(source.recv(1 << 17)) or ours
+                ours = self._is_ours(source, source.recv(1 << 17)) or ours
             except BlockingIOError:
                 break
             except OSError:
@@ -56,7 +67,9 @@ class Watch:
             self.noticed = True
             self._notice()
 
-    def _is_ours(self, data: bytes) -> bool:
+    def _is_ours(self, source: socket.socket, data: bytes) -> bool:
+        if source is self._sockets[0] and self._table not in data:
+            return False  # of another table, of which there may be many, and large ones
         return any(self._concerns_us(kind, body) for kind, _, body in read_messages(data))
 
     def _concerns_us(self, kind: int, body: bytes) -> bool:

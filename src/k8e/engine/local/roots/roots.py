@@ -29,8 +29,8 @@ from k8e.engine.local.roots.image_root import (
 from k8e.engine.local.roots.overlay import mount_layers
 from k8e.engine.local.roots.templates import Templates
 from k8e.engine.local.runtime.bundle import HostPath
-from k8e.engine.local.system.tasks import finish_in_thread
 from k8e.engine.local.toolchain.registries import Registries
+from k8e.engine.tasks import finish_in_thread
 
 HOST = "host"
 
@@ -45,7 +45,7 @@ class LayerStore(Protocol):
 
 
 class Root(Protocol):
-    async def template(self, limits: Limits) -> disk.Template:
+    async def template(self, limits: Limits, *, journal: bool = False) -> disk.Template:
         """Returns the template of its disk."""
 
     async def edition(self) -> Sequence[object]:
@@ -71,8 +71,8 @@ class HostRoot:
         self._templates = templates
         self._tools = tools
 
-    async def template(self, limits: Limits) -> disk.Template:
-        return await self._templates.disk_for(limits)
+    async def template(self, limits: Limits, *, journal: bool = False) -> disk.Template:
+        return await self._templates.disk_for(limits, journal=journal)
 
     async def edition(self) -> Sequence[object]:
         host_paths = await asyncio.to_thread(self.host_paths)
@@ -100,9 +100,9 @@ class ImageRoot:
         self._templates = templates
         self._store = store
 
-    async def template(self, limits: Limits) -> disk.Template:
+    async def template(self, limits: Limits, *, journal: bool = False) -> disk.Template:
         await asyncio.to_thread(self._find)  # before anything is made
-        return await self._templates.blank_for(limits)
+        return await self._templates.blank_for(limits, journal=journal)
 
     async def edition(self) -> Sequence[object]:
         image = await asyncio.to_thread(self._find)

@@ -17,8 +17,8 @@ from k8e.engine.local.disk import disk
 from k8e.engine.local.disk.tree import digest_tree
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.roots import host_image
-from k8e.engine.local.system.tasks import Once
 from k8e.engine.local.toolchain.registries import Registries, find_registries
+from k8e.engine.tasks import Once
 from k8e.link.binary import VerifiedBinary, agent_binary, loader_library, place
 
 _BLANK = "blank-1"  # another number for another layout
@@ -31,7 +31,7 @@ class Templates:
         self._tools = tools
         self._registries: Once[str, Registries] = Once()
         self._contents: Once[str, Path] = Once()
-        self._disks: Once[tuple[Path, int, int], disk.Template] = Once()
+        self._disks: Once[tuple[Path, int, int, bool], disk.Template] = Once()
 
     async def registries(self) -> Registries:
         with _explained("registries", "cannot be found out"):
@@ -53,25 +53,25 @@ class Templates:
         with _explained("image", "cannot be prepared"):
             return await self._contents.get("host", lambda: asyncio.to_thread(self._prepare, registries))
 
-    async def disk_for(self, limits: Limits) -> disk.Template:
-        return await self._disk_with(await self.content(), limits)
+    async def disk_for(self, limits: Limits, *, journal: bool = False) -> disk.Template:
+        return await self._disk_with(await self.content(), limits, journal)
 
-    async def blank_for(self, limits: Limits) -> disk.Template:
+    async def blank_for(self, limits: Limits, *, journal: bool = False) -> disk.Template:
         """Returns an empty disk, for the root of an image."""
         await self.content()  # which clears away what is out of date
         with _explained("disk", "cannot be prepared"):
             content = await self._contents.get(_BLANK, lambda: asyncio.to_thread(self._prepare_blank))
-        return await self._disk_with(content, limits)
+        return await self._disk_with(content, limits, journal)
 
-    async def _disk_with(self, content: Path, limits: Limits) -> disk.Template:
-        size, inodes = limits.disk, limits.inodes
+    async def _disk_with(self, content: Path, limits: Limits, journal: bool) -> disk.Template:
+        key = (content, limits.disk, limits.inodes, journal)
         with _explained("disk", "cannot be prepared"):
-            return await self._disks.get((content, size, inodes), lambda: self._make_disk(content, size, inodes))
+            return await self._disks.get(key, lambda: self._make_disk(*key))
 
-    async def _make_disk(self, content: Path, size: int, inodes: int) -> disk.Template:
-        target = content.with_name(f"{content.name}-{size}-{inodes}.img")
+    async def _make_disk(self, content: Path, size: int, inodes: int, journal: bool) -> disk.Template:
+        target = content.with_name(f"{content.name}-{size}-{inodes}{'-journal' if journal else ''}.img")
         if not await asyncio.to_thread(self._is_sound, target):
-            await disk.make_template(content, size, inodes, target)
+            await disk.make_template(content, size, inodes, target, journal=journal)
         return await asyncio.to_thread(disk.load_template, target)
 
     def _is_sound(self, image: Path) -> bool:

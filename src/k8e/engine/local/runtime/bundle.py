@@ -1,37 +1,41 @@
-"""OCI bundles: one description of a sandbox for every runtime. Pure, but for the machine's name.
+"""OCI bundles: one description of a sandbox for every runtime. Pure, but for writing one.
 
 gVisor gets the same shape, the seccomp filter included (its own kernel applies it), but for the user namespace.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e.engine import Limits, SandboxSpec
+from k8e.engine import Limits, SandboxSpec, Shape
+from k8e.engine.local.layout import SandboxPaths
 
 AGENT_PATH = "/k8e-agent"
 LOADER = "/k8e-loader.so"
 LINK_PATH = "/run/k8e"
+NOTHING = "nothing"  # the name of an empty file in a bundle
 ID_COUNT = 65536
 _PERIOD = 100_000
-# Interpreters that wait for a program are no program's: three of them, Node with its threads, and their supervisors.
-PARKED_TASKS = 24
+# Interpreters that wait for a program are no program's: templates of two kinds and their copies, up to four each, Node
+# with its threads, and their supervisors.
+PARKED_TASKS = 48
 
 # The agent, root of the sandbox, serves all its users with these. Commands get none of them.
-_CAPABILITIES = (
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_DAC_READ_SEARCH",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-)
+_CAPABILITIES = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8,
+}
 # With these it starts commands as any user and ends them; it handles files as the user whom it is asked for.
 _FEWEST_CAPABILITIES = ("CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID")
 _MASKED = (
@@ -129,6 +133,11 @@ def _mounts(spec: BundleSpec) -> list[dict[str, Any]]:
     return mounts
 
 
+def agent_capabilities(shape: Shape) -> Mapping[str, int]:
+    """Those of the agent, with the kernel's number of each."""
+    return {name: _CAPABILITIES[name] for name in (_FEWEST_CAPABILITIES if shape.powerless else _CAPABILITIES)}
+
+
 def _resources(limits: Limits, native: bool) -> dict[str, Any]:
     # gVisor needs two tasks of the machine for each process inside, and some for itself; without one of them it dies.
     # So there the limit of the cgroup is a backstop, and programs meet RLIMIT_NPROC, which its own kernel keeps.
@@ -158,9 +167,7 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
         linux |= {"uidMappings": mapping, "gidMappings": mapping}
     files = min(limits.open_files, spec.hard_files)
     processes = limits.pids + PARKED_TASKS
-    capabilities = _FEWEST_CAPABILITIES if shape.powerless else _CAPABILITIES
-    if spec.mounting:
-        capabilities = (*capabilities, "CAP_SYS_ADMIN")
+    capabilities = [*agent_capabilities(shape), *(["CAP_SYS_ADMIN"] if spec.mounting else [])]
     return {
         "ociVersion": "1.0.2",
         "hostname": spec.sandbox.hostname,
@@ -183,3 +190,9 @@ def build_config(spec: BundleSpec) -> dict[str, Any]:
             ],
         },
     }
+
+
+def write_bundle(paths: SandboxPaths, config: dict[str, Any]) -> None:
+    paths.bundle.mkdir(mode=0o700)
+    (paths.bundle / "config.json").write_text(json.dumps(config))
+    (paths.bundle / NOTHING).touch(mode=0o444)

@@ -12,6 +12,7 @@ Pure; the filter is applied by `calls.seccomp`.
 from __future__ import annotations
 
 import errno
+import functools
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -43,6 +44,7 @@ _ABSENT: Final = 0x00050000 | errno.ENOSYS
 Line = tuple[int, int, int, int]  # code, how many lines to skip if so, if not, value
 
 
+@functools.cache
 def build_filter(machine: str, *, set_ids: bool) -> bytes:
     """`set_ids`: whether files may be given set-user-id and set-group-id bits, as on a sandbox's own disk."""
     lines: list[Line] = [

@@ -9,21 +9,23 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from k8e.engine import EngineError, Runtime
 from k8e.engine.local.layout import Layout, SandboxPaths
 from k8e.engine.local.runtime.host_filter import build_filter
-from k8e.engine.local.system.tool import find_tool, run_tool, try_filtered_tool, try_tool
+from k8e.engine.local.system.tool import find_tool, run_tool, try_runtime
 
 # Where `make runsc` puts the one it built. On no PATH: only the engine is meant to find it.
 OWN_BINARIES = Path("/var/lib/k8e/bin")
 _LOG_TAIL = 4096
 # gVisor's, the better first: with its own, a sandbox's sockets do not reach the machine's kernel.
 _STACKS = {"sandbox": "gVisor's own stack", "host": "the stack of the sandbox's namespace"}
-_ROOTS = (Runtime.GVISOR, Runtime.NATIVE)
+_ROOTS = (Runtime.GVISOR, Runtime.NATIVE, Runtime.KATA)
 
 
 def _states(layout: Layout) -> Iterator[tuple[str, Path]]:
@@ -56,6 +58,40 @@ def forget_sandbox(layout: Layout, wanted: str) -> None:
                 path.unlink(missing_ok=True)
 
 
+class LocalRuntime(Protocol):
+    """A program that sandboxes of this machine are started with: of OCI bundles (below), or of virtual machines."""
+
+    @property
+    def name(self) -> Runtime: ...
+
+    @property
+    def binary(self) -> str: ...
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Tells this use of the program from others."""
+
+    @property
+    def note(self) -> str:
+        """For people."""
+
+    @property
+    def native(self) -> bool:
+        """Whether commands talk to the machine's kernel."""
+
+    @property
+    def own_ids(self) -> bool:
+        """Whether its processes have ids of the machine that only this sandbox has."""
+
+    @property
+    def emulated(self) -> bool: ...
+
+    def variants(self) -> Sequence[LocalRuntime]:
+        """Lists the ways to use it, the best first."""
+
+    async def version(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class OciRuntime:
     """The program of a runtime. `native`: commands talk to the machine's kernel."""
@@ -66,21 +102,36 @@ class OciRuntime:
     flags: tuple[str, ...] = ()
     note: str = ""  # for people
 
+    @property
+    def own_ids(self) -> bool:
+        return self.native
+
+    @property
+    def emulated(self) -> bool:
+        return False
+
     def _command(self, layout: Layout, *words: str | Path) -> list[str | Path]:
         return [self.binary, "--root", layout.runtime_root(self.name.value), *self.flags, *words]
 
-    async def start(self, layout: Layout, sandbox: str, paths: SandboxPaths, deadline: float, *, set_ids: bool) -> None:
+    async def start(
+        self,
+        layout: Layout,
+        sandbox: str,
+        paths: SandboxPaths,
+        deadline: float,
+        *,
+        set_ids: bool,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         """Returns when the first process runs. It has no pipe of ours: it would hold it as long as it lives. `set_ids`:
-        whether gVisor's processes may give files set-user-id and set-group-id bits."""
+        whether gVisor's processes may give files set-user-id and set-group-id bits. `stdin`: a descriptor for a native
+        one's first process."""
         layout.runtime_root(self.name.value).mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.runtime_log.unlink(missing_ok=True)  # of the last time, if it was stopped
         words = ("--log", paths.runtime_log, "--log-format", "json")
         command = self._command(layout, *words, "run", "--detach", "--bundle", paths.bundle, f"k8e-{sandbox}")
-        if self.native:
-            finished = await try_tool(*command, deadline=deadline, quiet=True)
-        else:
-            program = build_filter(platform.machine(), set_ids=set_ids)
-            finished = await try_filtered_tool(program, *command, deadline=deadline)
+        program = None if self.native else build_filter(platform.machine(), set_ids=set_ids)
+        finished = await try_runtime(*command, deadline=deadline, program=program, stdin=stdin)
         if finished.status != 0:
             raise EngineError(self.name.value, _last_message(paths.runtime_log) or finished.complaint)
 
@@ -133,15 +184,20 @@ async def _find_gvisor() -> list[OciRuntime]:
     # host-uds: the agent's socket is the way in. overlay2: writes go to the sandbox's disk, where they are limited.
     flags = ("--host-uds=create", "--overlay2=none", "--oci-seccomp", "--platform=systrap", "--net-raw=false")
     found = [OciRuntime(Runtime.GVISOR, path, native=False, flags=flags) for path in paths]
-    dates = await asyncio.gather(*(_release_date(runtime) for runtime in found))
+    dates = await asyncio.gather(*(find_release_date(runtime) for runtime in found))
     return [runtime for _, runtime in sorted(zip(dates, found, strict=True), key=lambda pair: pair[0], reverse=True)]
 
 
-async def _release_date(runtime: OciRuntime) -> str:
-    """Debian's 0.0~20240729.0, the project's release-20240729.0 and a Go module's v0.0.0-20260701204157-69c2d17aea96
-    all have the day in them. What does not tell its version goes last; whether it works is for the probe to say."""
+async def find_release_date(runtime: OciRuntime) -> str:
+    """A program that does not tell its version goes last; whether it works is for the probe to say."""
     try:
-        match = re.search(r"20\d{6}", await runtime.version())
+        return read_release_date(await runtime.version())
     except (EngineError, OSError):
         return ""
+
+
+def read_release_date(version: str) -> str:
+    """Debian's 0.0~20240729.0, the project's release-20240729.0 and a Go module's v0.0.0-20260701204157-69c2d17aea96
+    all have the day in them: eight digits, so that texts compare as days. Empty when there is none."""
+    match = re.search(r"20\d{6}", version)
     return match[0] if match else ""

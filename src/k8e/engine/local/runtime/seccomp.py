@@ -7,6 +7,7 @@ does, and what has to hold against that kernel is in host_filter.py.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -50,6 +51,11 @@ TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 _MOUNTS = (0x1000, 0x1026)  # MS_BIND; and for what is bound to be written to, with MS_REMOUNT, NODEV and NOSUID
 _MNT_DETACH = 2
 _ALL = 0xFFFFFFFFFFFFFFFF  # the kernel looks at 64 bits
+
+# Ways to take blocks beyond a file's end that the limit of a file's size does not count: they keep that size, or shift
+# what is there. A VMM has an image on the machine's own disk.
+_COUNTED = (0, 3, 0x10)  # modes of fallocate: to make longer, to punch a hole, to write zeros
+_RESERVES = (0x40305828, 0x4030582A, 0x40305839)  # FS_IOC_RESVSP, RESVSP64, ZERO_RANGE
 
 _SET_IDS = 0o6000
 _CREATES = 0x40 | 0x400000  # O_CREAT, O_TMPFILE: only then the mode is looked at
@@ -105,12 +111,13 @@ def _debugging() -> list[dict[str, Any]]:
     return rules
 
 
+@functools.cache
 def build_profile(
-    machine: str, native: bool = True, *, set_ids: bool = True, mounting: bool = False
+    machine: str, native: bool = True, *, set_ids: bool = True, mounting: bool = False, reserving: bool = True
 ) -> Mapping[str, Any]:
     """`set_ids`: whether files can be given set-user-id and set-group-id bits, which do nothing inside. `mounting`:
     whether the agent can mount something later; it takes these calls from itself, and from every command, before there
-    is one."""
+    is one. `reserving`: whether blocks can be taken beyond a file's end."""
     lists = json.loads(resources.files("k8e.engine.local.runtime").joinpath("syscalls.json").read_text())
     plain = set(lists["any"]) | set(lists.get(machine, ()))
     absent = set(lists["absent"])
@@ -119,6 +126,9 @@ def build_profile(
         plain -= {"openat2", *_MODE_AT, *_OPENS}
         absent.add("openat2")  # a filter cannot see its mode
         rules += _without_set_ids()
+    if not reserving:
+        plain.remove("fallocate")
+        rules += [allow(["fallocate"], [match(1, mode)]) for mode in _COUNTED]
     rules.append(allow(plain))
     if mounting:
         rules += [allow(["mount"], [match(3, flags, _ALL)]) for flags in _MOUNTS]
@@ -131,7 +141,8 @@ def build_profile(
                 rules.append(allow(["socket"], [match(0, family), match(1, kind, _TYPES), match(2, protocol)]))
     rules.append(allow(["socket"], [match(0, AF_NETLINK), match(2, _NETLINK_ROUTE)]))
     rules.append(allow(["socketpair"], [match(0, AF_UNIX)]))
-    rules += [allow(["ioctl"], args) for args in all_but(1, (TIOCSTI, TIOCLINUX))]
+    refused = (TIOCSTI, TIOCLINUX) if reserving else (TIOCSTI, TIOCLINUX, *_RESERVES)
+    rules += [allow(["ioctl"], args) for args in all_but(1, refused)]
     rules += [allow(["ptrace"])] if native else _debugging()
     mask = _TYPE_MASK if set_ids else _TYPE_MASK | _SET_IDS
     for kind in _NODE_TYPES:

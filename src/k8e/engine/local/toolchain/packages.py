@@ -18,7 +18,8 @@ _QUIETLY = {"DEBIAN_FRONTEND": "noninteractive"}
 @dataclass(frozen=True, slots=True)
 class Package:
     name: str
-    # engine; engine-optional: for some of what it does; build, test: only who builds or tests this project needs it
+    # engine; engine-optional: for some of what it does; build, test, cilium: only who builds or tests this project
+    # needs it
     purpose: str
     signs: tuple[str, ...]  # programs or paths; one of them says that it is there
 
@@ -37,21 +38,47 @@ def missing_packages(purpose: str = "engine", table: Sequence[Package] | None = 
     return [package for package in known if package.purpose == purpose and not package.there]
 
 
-async def install_packages(packages: Sequence[Package]) -> None:
-    """EngineError when one is still missing afterwards."""
+async def install_packages(packages: Sequence[Package], *options: str) -> None:
+    """EngineError when one is still missing afterwards. apt-get installs nothing when it does not know one of the
+    names: then each is tried by itself, so that one that this distribution lacks does not keep the others away."""
     names = [package.name for package in packages]
     by_hand = f"install what Debian calls: {' '.join(names)}"
-    apt = find_tool("apt-get")
-    if apt is None:
+    if find_tool("apt-get") is None:
         raise EngineError("packages", "there is no apt-get here", by_hand)
     if os.geteuid() != 0:
         raise EngineError("packages", "only root can install them", f"sudo apt-get install {' '.join(names)}")
-    command = (apt, "install", "-y", "-qq", "--no-install-recommends", "--", *names)
+    command = ("install", "-y", "-qq", "--no-install-recommends", *options, "--")
+    causes = {}
     try:
-        await run_tool(*command, deadline=_DEADLINE, env=_QUIETLY)
+        await run_apt(*command, *names)
     except EngineError:
         # Most likely it knows no packages yet, or only ones that have gone.
-        await run_tool(apt, "update", "-qq", deadline=_DEADLINE, env=_QUIETLY)
-        await run_tool(*command, deadline=_DEADLINE, env=_QUIETLY)
+        try:
+            await update_lists()
+            await run_apt(*command, *names)
+        except EngineError as error:
+            for name in names:
+                causes[name] = await _install_one(command, name) if len(names) > 1 else error.cause
     if still := [package.name for package in packages if not package.there]:
-        raise EngineError("packages", f"apt-get has nothing to install, and yet {' '.join(still)} is missing", by_hand)
+        told = [f"{name}: {causes[name]}" if causes.get(name) else f"{name} is missing" for name in still]
+        rest = f"{'; '.join(told)}; apt-get has done what it could"
+        raise EngineError("packages", rest, f"install what Debian calls: {' '.join(still)}")
+
+
+async def _install_one(command: Sequence[str], name: str) -> str:
+    try:
+        await run_apt(*command, name)
+    except EngineError as error:
+        return error.cause
+    return ""
+
+
+async def update_lists() -> None:
+    await run_apt("update", "-qq")
+
+
+async def run_apt(*words: str, tool: str = "apt-get", capture: bool = False) -> str:
+    found = find_tool(tool)
+    if found is None:
+        raise EngineError("packages", f"there is no {tool} here", "install them as your distribution does")
+    return await run_tool(found, *words, deadline=_DEADLINE, env=_QUIETLY, capture=capture)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from k8e.engine import Runtime
 from k8e.engine.local.doctor.controls.control import ROOT, Broken, Untested
 from k8e.engine.local.doctor.subject import Subject
 from k8e.engine.local.runtime.bundle import ID_COUNT
@@ -38,14 +39,14 @@ async def gain_privileges(subject: Subject) -> str:
 
 
 async def inspect_filter(subject: Subject) -> str:
-    """Checks the processes that run on the machine's kernel: natively the commands, with gVisor its own processes."""
+    """Checks the processes that run on the machine's kernel: natively the commands, else gVisor's own, or the VMM."""
     if not subject.native:
         statuses = await asyncio.to_thread(subject.statuses_on_machine)
         if not statuses:
             raise Broken("no process of the sandbox was found")
         if bare := [status for status in statuses if (status["Seccomp"], status["NoNewPrivs"]) != ("2", "1")]:
-            raise Broken(f"{len(bare)} of gVisor's {len(statuses)} processes have no filter")
-        return f"all {len(statuses)} processes of gVisor have a filter"
+            raise Broken(f"{len(bare)} of the runtime's {len(statuses)} processes have no filter")
+        return f"all {len(statuses)} processes of the runtime have a filter"
     for user in (subject.place.user, ROOT):
         mode = (await subject.status_of_command(user)).get("Seccomp")
         if mode != "2":
@@ -56,13 +57,20 @@ async def inspect_filter(subject: Subject) -> str:
 
 
 async def read_id_mapping(subject: Subject) -> str:
-    if not subject.native:
+    if subject.runtime is Runtime.GVISOR:
         raise Untested("gVisor has a kernel of its own; ids in there are not the machine's")
+    root = await _find_root(subject) if subject.native else None
+    owners = {status["Uid"].split()[0] for status in await asyncio.to_thread(subject.statuses_on_machine)}
+    if not owners or any(int(uid) < _LOWEST_FOREIGN_ID for uid in owners):
+        raise Broken(f"its processes run as {', '.join(sorted(owners))} on the machine")
+    if root is None:
+        return f"the VMM is {', '.join(sorted(owners))} on the machine"
+    return f"root of the sandbox is {root} on the machine"
+
+
+async def _find_root(subject: Subject) -> int:
     table = (await subject.sandbox.read_file(b"/proc/self/uid_map")).decode()
     mapping = [tuple(map(int, line.split())) for line in table.splitlines()]
     if len(mapping) != 1 or mapping[0][0] != 0 or mapping[0][1] < _LOWEST_FOREIGN_ID or mapping[0][2] > ID_COUNT:
         raise Broken(f"ids are mapped as {' '.join(table.split())}")
-    owners = {status["Uid"].split()[0] for status in await asyncio.to_thread(subject.statuses_on_machine)}
-    if any(int(uid) < _LOWEST_FOREIGN_ID for uid in owners):
-        raise Broken(f"its processes run as {', '.join(sorted(owners))} on the machine")
-    return f"root of the sandbox is {mapping[0][1]} on the machine"
+    return mapping[0][1]

@@ -6,6 +6,7 @@ marks in the machine's.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ _NEW, _GET, _DELETE = 12, 13, 14
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS = 1, 2, 3
 _LIST_ELEMENT = 1
 _KEY, _DATA, _TIMEOUT, _EXPIRATION, _KEY_END = 1, 2, 4, 5, 10
-_VALUE = 1
+_VALUE, _VERDICT = 1, 2
+_CODE, _CHAIN = 1, 2
+_GOTO = -4
 _IFNAME = 16
 _AT_ONCE = 256  # elements in one message: its length is 16 bits
 
@@ -41,6 +44,7 @@ class Element:
     end: bytes = b""  # of an interval, inclusive
     data: bytes = b""
     milliseconds: int = 0  # until it goes by itself; 0: never
+    goto: str = ""  # of a map of verdicts: the chain
 
     def encode(self) -> bytes:
         parts = [nested(_KEY, attribute(_VALUE, self.key))]
@@ -48,6 +52,9 @@ class Element:
             parts.append(nested(_KEY_END, attribute(_VALUE, self.end)))
         if self.data:
             parts.append(nested(_DATA, attribute(_VALUE, self.data)))
+        if self.goto:
+            verdict = attribute(_CODE, struct.pack("!i", _GOTO)) + text(_CHAIN, self.goto)
+            parts.append(nested(_DATA, nested(_VERDICT, verdict)))
         if self.milliseconds:
             parts.append(attribute(_TIMEOUT, struct.pack("!Q", self.milliseconds)))
         return nested(_LIST_ELEMENT, *parts)
@@ -85,7 +92,11 @@ def range_element(first: Address, last: Address, port: int, mark: int) -> Elemen
 
 
 def every_element(interface: str, mark: int) -> Element:
-    return Element(interface.encode().ljust(_IFNAME, b"\0"), data=mark_bytes(mark))
+    return Element(interface_key(interface), data=mark_bytes(mark))
+
+
+def interface_key(interface: str) -> bytes:
+    return interface.encode().ljust(_IFNAME, b"\0")
 
 
 def live_element(mark: int) -> Element:
@@ -135,7 +146,9 @@ def flush_set(table: str, name: str) -> Message:
     return netfilter_message(NFTABLES, _DELETE, _INET, _list_of(table, name, ()))
 
 
+@functools.lru_cache(maxsize=1024)
 def get_elements(table: str, name: str) -> Message:
+    """Every command asks four times, of the same sets."""
     return netfilter_message(NFTABLES, _GET, _INET, _list_of(table, name, ()))
 
 

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,7 +28,8 @@ CREATE = 0x400
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _RECEIVE = 1 << 17  # what the kernel fills at most is smaller
 _SEND_BUFFER = 8 << 20
-_SECONDS = 30.0
+_SECONDS = 30
+_TIMEVAL = struct.Struct("@ll")
 
 NFTABLES, CONNTRACK = 10, 1  # subsystems of netfilter
 
@@ -121,7 +122,8 @@ class NetlinkSocket:
 
     def __init__(self, protocol: int) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-        self._socket.settimeout(_SECONDS)
+        # By the kernel: Python's own timeout would poll before each call, and this is on the way of every command.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_SECONDS, 0))
         self._socket.bind((0, 0))
         self._lock = threading.Lock()
         self._sequence = 0
@@ -135,8 +137,9 @@ class NetlinkSocket:
     def close(self) -> None:
         self._socket.close()
 
-    def request(self, *messages: Message) -> None:
-        """In this order. Raises NetlinkError of the first that failed; the others may have happened."""
+    def request(self, *messages: Message, fine: Collection[int] = ()) -> None:
+        """In this order. Raises NetlinkError of the first that failed; the others may have happened. `fine`: errors
+        that are none here."""
         with self._lock:
             first, self._sequence = self._sequence + 1, self._sequence + len(messages)
             self._socket.send(b"".join(each.encode(number, _ACK) for number, each in enumerate(messages, first)))
@@ -146,7 +149,21 @@ class NetlinkSocket:
                     if kind == _NLMSG_ERROR and first <= sequence <= self._sequence:
                         answers[sequence] = body
         for _, body in sorted(answers.items()):
-            _raise_error(body)
+            if -struct.unpack_from("=i", body)[0] not in fine:
+                _raise_error(body)
+
+    def ask(self, message: Message) -> bytes:
+        """The body of the one message of the answer."""
+        with self._lock:
+            self._sequence += 1
+            self._socket.send(message.encode(self._sequence, 0))
+            while True:
+                for kind, sequence, body in self._receive():
+                    if sequence != self._sequence:
+                        continue
+                    if kind == _NLMSG_ERROR:
+                        _raise_error(body)
+                    return body
 
     def dump(self, message: Message) -> list[bytes]:
         """The body of every message of the answer."""

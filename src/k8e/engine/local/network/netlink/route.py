@@ -42,7 +42,7 @@ _PERMANENT = 0x80
 _SIOCGIFINDEX = 0x8933
 
 # Attributes.
-_MAC, _NAME, _INFO, _ALIAS, _NAMESPACE = 1, 3, 18, 20, 28
+_MAC, _NAME, _MASTER, _INFO, _ALIAS, _NAMESPACE = 1, 3, 10, 18, 20, 28
 _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _ADDR_ADDRESS, _ADDR_LOCAL = 1, 2
 _DESTINATION, _OUT, _GATEWAY = 1, 4, 5
@@ -71,8 +71,21 @@ def add_pair(name: str, mac: str, peer: str, peer_mac: str, namespace: int) -> M
     return Message(_NEWLINK, empty + _describe(name, mac) + info, _NEW)
 
 
+def add_bridge(name: str) -> Message:
+    body = _LINK.pack(0, 0, 0, 0, 0) + text(_NAME, name) + nested(_INFO, text(_INFO_KIND, "bridge"))
+    return Message(_NEWLINK, body, _NEW)
+
+
+def set_master(index: int, bridge: int) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_MASTER, struct.pack("=I", bridge)))
+
+
 def set_alias(index: int, alias: str) -> Message:
     return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + text(_ALIAS, alias))
+
+
+def set_mac(index: int, mac: str) -> Message:
+    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_MAC, bytes.fromhex(mac.replace(":", ""))))
 
 
 def set_up(index: int) -> Message:

@@ -1,12 +1,16 @@
 """Work in tasks and threads: work that ends before its caller does, also when the caller is cancelled, so that a
-roll-back does not meet it; work that has a thread of its own; work that is done once for all its callers."""
+roll-back does not meet it; work that has a thread of its own; work that is done once for all its callers; sandboxes
+that are being made."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from k8e.engine import EngineError
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -16,7 +20,16 @@ Key = TypeVar("Key")
 
 async def finish(doing: Coroutine[Any, Any, T]) -> T:
     """Does it to its end. A cancellation waits for that end, and does not cut it short."""
-    work = asyncio.ensure_future(doing)
+    return await _finish(asyncio.ensure_future(doing))
+
+
+async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does it in a thread, to its end. Without a task: the life of a sandbox takes a dozen of these."""
+    work = functools.partial(function, *args, **kwargs)
+    return await _finish(asyncio.get_running_loop().run_in_executor(None, work))
+
+
+async def _finish(work: asyncio.Future[T]) -> T:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -24,16 +37,24 @@ async def finish(doing: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def finish_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Does it as `asyncio.to_thread` does, to its end."""
-    return await finish(asyncio.to_thread(function, *args, **kwargs))
-
-
 def in_own_thread(work: Callable[[], T]) -> T:
     """Does work that changes its thread (namespaces, ids, filter) in a thread that ends with it: nothing has to be set
     back, and no other work meets the change. Blocks until then, and raises what it raised."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="k8e-own") as thread:
-        return thread.submit(work).result()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 - all of them are for the caller, who waits
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="k8e-own")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 async def do_both(one: Coroutine[Any, Any, S], other: Coroutine[Any, Any, T]) -> tuple[S, T]:
@@ -82,3 +103,35 @@ class Once(Generic[Key, T]):
             if not task.done():
                 del self.tasks[key]
                 await cancel_and_wait(task)
+
+
+class Makings:
+    """Sandboxes that are being made, started or bound: each in a task, one at a time for each sandbox, which `stop` and
+    `destroy` end first."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def do(self, sandbox: str, making: Coroutine[Any, Any, None], *, taken: str) -> None:
+        """`taken`: what the sandbox is when another such work is under way."""
+        if sandbox in self._tasks:
+            making.close()
+            raise EngineError("sandbox", f"{sandbox} {taken}")
+        work = self._tasks[sandbox] = asyncio.create_task(making)
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise EngineError("sandbox", f"{sandbox} was stopped or destroyed while it was being made") from None
+            await cancel_and_wait(work)
+            raise
+        finally:
+            del self._tasks[sandbox]
+
+    async def end(self, sandbox: str) -> None:
+        if work := self._tasks.get(sandbox):
+            await cancel_and_wait(work)
+
+    async def close(self) -> None:
+        for work in list(self._tasks.values()):
+            await cancel_and_wait(work)

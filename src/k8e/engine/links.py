@@ -6,21 +6,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 from weakref import WeakValueDictionary
 
-from k8e.engine.local.layout import Layout
-from k8e.engine.local.record import Records
-from k8e.engine.local.system.tasks import cancel_and_wait
+from k8e.engine.tasks import cancel_and_wait
 from k8e.link import AgentLink
-from k8e.link.dial import UnixDialer
 from k8e.link.errors import LinkLost
+
+Dial = Callable[[str], Coroutine[Any, Any, AgentLink]]
 
 
 class Links:
-    def __init__(self, layout: Layout, records: Records) -> None:
-        self._layout = layout
-        self._records = records
+    def __init__(self, dial: Dial) -> None:
+        """`dial` opens the link to a sandbox that was made before."""
+        self._dial = dial
         self._open: dict[str, AgentLink] = {}
         self._dialling: dict[str, asyncio.Task[AgentLink]] = {}
         self._ending: Counter[str] = Counter()
@@ -36,20 +36,19 @@ class Links:
     def is_ending(self, sandbox: str) -> bool:
         return bool(self._ending[sandbox])
 
-    async def open(self, sandbox: str) -> AgentLink:
+    async def open(self, sandbox: str, dial: Dial | None = None) -> AgentLink:
+        """`dial`: how, if it is just being started."""
         async with self.lock(sandbox):
             if self._ending[sandbox]:
                 raise LinkLost("the sandbox is being ended")
             if sandbox in self._open and self._open[sandbox].failure:
                 await self._open.pop(sandbox).close()
             if sandbox not in self._open:
-                record = await asyncio.to_thread(self._records.load, sandbox)
-                dialer = UnixDialer(self._layout.sandbox(sandbox).socket)
-                dialling = asyncio.create_task(AgentLink.open(dialer, instance=bytes.fromhex(record.instance)))
-                self._open[sandbox] = await self._dial(sandbox, dialling)
+                opening = (dial or self._dial)(sandbox)
+                self._open[sandbox] = await self._wait_for(sandbox, asyncio.create_task(opening))
             return self._open[sandbox]
 
-    async def _dial(self, sandbox: str, dialling: asyncio.Task[AgentLink]) -> AgentLink:
+    async def _wait_for(self, sandbox: str, dialling: asyncio.Task[AgentLink]) -> AgentLink:
         """Waits until the agent answers, or the sandbox is stopped or destroyed."""
         self._dialling[sandbox] = dialling
         try:

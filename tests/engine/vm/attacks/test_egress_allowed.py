@@ -1,0 +1,1 @@
+from tests.egress.test_allowed import *  # noqa: F403

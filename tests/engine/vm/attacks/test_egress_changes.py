@@ -1,0 +1,1 @@
+from tests.egress.test_changes import *  # noqa: F403

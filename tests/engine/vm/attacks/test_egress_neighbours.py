@@ -1,0 +1,1 @@
+from tests.egress.test_neighbours import *  # noqa: F403

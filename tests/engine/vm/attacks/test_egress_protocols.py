@@ -1,0 +1,1 @@
+from tests.egress.test_protocols import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.egress.test_refused import *  # noqa: F403

@@ -1,0 +1,41 @@
+"""Not those about the agent's socket on a disk: there is none."""
+
+from tests.engine.test_host_surface import (
+    secret,
+    test_a_link_swapped_in_during_an_operation_gains_nothing,
+    test_an_open_directory_does_not_lead_out_of_a_new_root,
+    test_devices_fifos_and_sockets_never_hang,
+    test_files_of_the_agents_own_process_are_closed_to_the_user,
+    test_links_in_the_sandboxs_own_root_lead_the_host_nowhere,
+    test_no_route_leads_out_for_commands,
+    test_no_route_leads_out_through_the_file_api,
+    test_nothing_but_the_image_is_in,
+    test_other_sandboxes_are_not_there,
+    test_paths_of_the_host_are_not_there,
+    test_processes_of_the_host_are_not_there,
+    test_the_description_of_the_sandbox_shows_no_path_of_the_host,
+    test_the_engines_own_directories_are_not_there,
+    test_the_hosts_environment_is_not_there,
+    test_what_is_read_only_stays_as_it_is,
+    victim,
+)
+
+__all__ = [
+    "secret",
+    "test_a_link_swapped_in_during_an_operation_gains_nothing",
+    "test_an_open_directory_does_not_lead_out_of_a_new_root",
+    "test_devices_fifos_and_sockets_never_hang",
+    "test_files_of_the_agents_own_process_are_closed_to_the_user",
+    "test_links_in_the_sandboxs_own_root_lead_the_host_nowhere",
+    "test_no_route_leads_out_for_commands",
+    "test_no_route_leads_out_through_the_file_api",
+    "test_nothing_but_the_image_is_in",
+    "test_other_sandboxes_are_not_there",
+    "test_paths_of_the_host_are_not_there",
+    "test_processes_of_the_host_are_not_there",
+    "test_the_description_of_the_sandbox_shows_no_path_of_the_host",
+    "test_the_engines_own_directories_are_not_there",
+    "test_the_hosts_environment_is_not_there",
+    "test_what_is_read_only_stays_as_it_is",
+    "victim",
+]

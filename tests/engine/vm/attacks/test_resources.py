@@ -1,0 +1,1 @@
+from tests.engine.test_resources import *  # noqa: F403
