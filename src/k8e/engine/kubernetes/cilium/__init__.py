@@ -1,0 +1,1 @@
+"""Lists of hosts by CiliumNetworkPolicy, where the cluster's network is Cilium (docs/kubernetes-egress.md)."""

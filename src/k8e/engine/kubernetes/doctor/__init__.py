@@ -1,0 +1,1 @@
+"""`k8e doctor --engine kubernetes`."""

@@ -1,0 +1,3 @@
+from tests.kubernetes.engine.conftest import images
+
+__all__ = ["images"]
