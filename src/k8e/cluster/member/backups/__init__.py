@@ -1,0 +1,1 @@
+"""Backups of a cluster, and the way back from one."""
