@@ -19,13 +19,13 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from devel.sandboxes import AGENT, filesystem_arguments
 from k8e.damage import Damage
-from k8e.engine import EngineError, Mount, Observation, Place, Refusal, Runtime, RuntimeReport, SandboxSpec, Usage
+from k8e.engine import EngineError, Mount, Observation, Place, Refusal, Room, Runtime, RuntimeReport, SandboxSpec, Usage
 from k8e.engine.images import Images
 from k8e.engine.local.images import LocalImages
 from k8e.engine.local.images import Store as ImageStore
@@ -105,6 +105,7 @@ class BareEngine:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._links: dict[str, AgentLink] = {}
+        self._opening: dict[str, asyncio.Task[AgentLink]] = {}
         self._pids: dict[str, int | None] = {}
         layout = Layout(folder.with_name("image-state"), folder.with_name("image-run"))
         self._images = LocalImages(layout, store=ImageStore(layout, fresh=0))
@@ -112,6 +113,9 @@ class BareEngine:
         self.stop_failure: EngineError | None = None  # and stopping
         self.bind_failure: EngineError | None = None  # and binding
         self.bound: dict[str, Sequence[Mount]] = {}  # what was asked for; as in `create`, nothing is shown of it
+        self.lives: dict[str, float] = {}  # how long each may live, as it was last said
+        self.wanted: Mapping[SandboxSpec, int] = {}
+        self.most_ready = 0  # of each kind it says that it has so many ready by itself; 0: it says that it has none
         self.reports: Sequence[RuntimeReport] = (
             RuntimeReport(Runtime.GVISOR, available=False, reason="not in this engine", hint="use native"),
             RuntimeReport(Runtime.NATIVE, available=True, version="bwrap"),
@@ -130,6 +134,11 @@ class BareEngine:
 
     def owns(self, sandbox: str, pid: int) -> bool:
         return has_mark(pid, *self._marks(sandbox))
+
+    async def choose(self, wanted: Runtime | None = None) -> RuntimeReport:
+        named = [report for report in self.reports if wanted in (None, report.runtime)]
+        unknown = RuntimeReport(wanted or Runtime.NATIVE, available=False, reason="not in this engine")
+        return next((report for report in named if report.available), named[0] if named else unknown)
 
     async def probe(self) -> Sequence[RuntimeReport]:
         return self.reports
@@ -189,6 +198,16 @@ class BareEngine:
             raise EngineError("sandbox", f"{sandbox} is not running")
         self.bound[sandbox] = mounts
 
+    async def prolong(self, sandbox: str, life: float) -> None:
+        self.lives[sandbox] = life
+
+    async def measure_room(self) -> Room | None:
+        return None
+
+    async def keep_ready(self, wanted: Mapping[SandboxSpec, int]) -> Mapping[SandboxSpec, int] | None:
+        self.wanted = wanted
+        return {spec: min(number, self.most_ready) for spec, number in wanted.items()} if self.most_ready else None
+
     async def edition(self, spec: SandboxSpec) -> str:
         await self._require(spec)
         return self.made_of
@@ -199,18 +218,28 @@ class BareEngine:
         return await self._dial(sandbox)
 
     async def _dial(self, sandbox: str) -> tuple[AgentLink, Place]:
-        if sandbox not in self._links:
-            dialer = UnixDialer(self._top(sandbox) / "run" / "agent.sock")
+        link = self._links.get(sandbox)
+        if link is None:
             try:
-                instance = make_instance(sandbox)
-                link = await AgentLink.open(dialer, instance=instance, deadline=10.0, timing=TIMING)
+                link = self._links[sandbox] = await asyncio.shield(self._share_opening(sandbox))
             except LinkError as error:
                 raise EngineError("agent", str(error)) from error
-            if sandbox in self._links:  # another caller was faster
-                await link.close()
-            else:
-                self._links[sandbox] = link
-        return self._links[sandbox], Place(user=USER, home=b"/workspace", workspace=b"/workspace", env=ENV)
+        return link, Place(user=USER, home=b"/workspace", workspace=b"/workspace", env=ENV)
+
+    def _share_opening(self, sandbox: str) -> asyncio.Task[AgentLink]:
+        """One for all callers, also when the first has left: an agent ends the connection that it had for a new one."""
+
+        def forget(done: asyncio.Task[AgentLink]) -> None:
+            del self._opening[sandbox]
+            if not done.cancelled() and done.exception() is None:
+                self._links.setdefault(sandbox, done.result())
+
+        if sandbox not in self._opening:
+            dialer = UnixDialer(self._top(sandbox) / "run" / "agent.sock")
+            opening = AgentLink.open(dialer, instance=make_instance(sandbox), deadline=10.0, timing=TIMING)
+            self._opening[sandbox] = asyncio.create_task(opening)
+            self._opening[sandbox].add_done_callback(forget)
+        return self._opening[sandbox]
 
     async def observe(self, sandbox: str) -> Observation:
         kills = self._top(sandbox) / "oom_kills"
@@ -326,6 +355,9 @@ class BareEngine:
         return self._images
 
     async def close(self) -> None:
+        for opening in list(self._opening.values()):
+            opening.cancel()
+            await asyncio.wait([opening])
         links, self._links = self._links, {}
         for link in links.values():
             await link.close()

@@ -8,6 +8,7 @@ named as one that came through names them: `Store.insert_run 3 after`.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import random
@@ -21,9 +22,11 @@ from typing import Any
 from k8e.core.errors import Fault
 from k8e.core.model import ChildSpec, HostsChange, ManifestFile, RunSpec, SessionSpec, Status
 from k8e.core.service import Service
+from k8e.core.store.environments import FileEnvironments
 from k8e.core.store.store import Store
 from k8e.settings import PoolSettings
 from tests.core.bare_engine import BareEngine
+from tests.core.mirror import open_store
 from tests.core.rig import ALICE
 
 
@@ -49,16 +52,26 @@ class Moments:
             setattr(target, name, self._wrap(f"{type(target).__name__}.{name}", getattr(target, name)))
 
     def _wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def begin() -> str:
             if self._counts:
                 self._calls[name] += 1
             step = f"{name} {self._calls[name]}"
             self._pass(f"{step} before")
+            return step
+
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            step = begin()
             result = await call(*args, **kwargs)
             self._pass(f"{step} after")
             return result
 
-        return wrapped
+        def wrapped_at_once(*args: Any, **kwargs: Any) -> Any:
+            step = begin()
+            result = call(*args, **kwargs)
+            self._pass(f"{step} after")
+            return result
+
+        return wrapped if inspect.iscoroutinefunction(call) else wrapped_at_once
 
     def _pass(self, step: str) -> None:
         if self._counts:
@@ -237,14 +250,14 @@ async def main(folder: Path, orders: dict[str, Any]) -> None:
     apart = {"collect", "hosts", "lasting", "family"} & orders.keys()
     moments = Moments(orders.get("moment"), counts=not apart)
     engine = BareEngine(folder / "sandboxes")
-    store = await Store.open(folder / "state.db")
+    store = await open_store(folder)
     moments.watch(engine, "create", "attach", "destroy", "observe")
     moments.watch(store, "insert_session", "set_phase", "end_session", "forget_session")
     moments.watch(store, "insert_warm", "set_ready", "forget_warm", "claim_warm")
     moments.watch(store, "insert_run", "set_command", "finish_run")
     warm = orders.get("warm")
     pool = PoolSettings(min=warm, max=warm) if warm else None
-    service = Service(engine, store, pool=pool, environments=folder / "environments")
+    service = Service(engine, store, pool=pool, environments=FileEnvironments(folder / "environments"))
     await service.recover()
     if "collect" in orders:
         await collect_and_die(service, engine, moments, orders["collect"])

@@ -19,11 +19,13 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.model import Caller, RunResult, RunSpec, SessionSpec, Status
 from k8e.core.pool.memory import Memory
 from k8e.core.service import Service
+from k8e.core.store.environments import FileEnvironments
 from k8e.core.store.store import Store
 from k8e.engine import EngineError
 from k8e.link.model import AGENT
 from k8e.settings import PoolSettings, Settings
 from tests.core.bare_engine import BareEngine, find_processes
+from tests.core.mirror import open_store
 
 ALICE = Caller(1000)
 BOB = Caller(1001)
@@ -73,7 +75,7 @@ class Rig:
             pool=pool,
             memory=memory,
             audit_file=audit,
-            environments=folder / "environments",
+            environments=FileEnvironments(folder / "environments"),
         )
         self.as_door: SandboxService = self.service
 
@@ -134,7 +136,7 @@ async def open_rig(
     """A daemon that comes and goes orderly. Sandboxes stay."""
     engine = BareEngine(folder / "sandboxes")
     engine.egress_failure = failing
-    store = await Store.open(folder / "state.db")
+    store = await open_store(folder)
     rig = Rig(folder, engine, store, clock or SystemClock(), settings, pool, memory)
     try:
         await rig.service.recover()

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
-from k8e.core.access.access import Payer, choose_tenant, find_payer, find_scope, may_see, require_scope
+from k8e.core.access.access import (
+    Payer,
+    choose_tenant,
+    find_payer,
+    find_scope,
+    local_caller,
+    may_see,
+    require_scope,
+    sees_all,
+)
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, Scope
 
@@ -97,3 +109,14 @@ def test_each_scope_includes_the_ones_before_it() -> None:
 def test_who_pays() -> None:
     assert find_payer(1000, "red") == find_payer(1000, "blue") == Payer(1000, "")
     assert find_payer(REMOTE, "red") == Payer(REMOTE, "red") != find_payer(REMOTE, "blue")
+
+
+def test_the_daemons_own_user_is_its_admin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    own, other = local_caller(10001), local_caller(10002)
+    assert (find_scope(own), find_scope(other)) == (Scope.ADMIN, Scope.RUN)
+    assert sees_all(own)
+    assert not sees_all(replace(own, confined=True))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert local_caller(0) == Caller(0)
+    assert find_scope(local_caller(10001)) is Scope.RUN

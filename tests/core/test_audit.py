@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,23 @@ async def test_lines_come_in_order_however_many(tmp_path: Path) -> None:
             await asyncio.sleep(0)
     await audit.close()
     assert [line["number"] for line in read(tmp_path / "audit.log")] == list(range(3000))
+
+
+async def test_lines_wait_while_a_thread_has_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit, going_on = make_audit(tmp_path / "audit.log"), threading.Event()
+    audit.note("first")
+    await flush(audit)
+    monkeypatch.setattr(AuditFile, "sync", lambda _: going_on.wait(60))
+    syncing = asyncio.create_task(audit.sync())
+    await asyncio.sleep(0)
+    audit.note("second")
+    audit._begin()
+    await asyncio.sleep(0)
+    assert [line["event"] for line in read(tmp_path / "audit.log")] == ["first"]
+    going_on.set()
+    await syncing
+    await audit.close()
+    assert [line["event"] for line in read(tmp_path / "audit.log")] == ["first", "second"]
 
 
 async def test_what_is_required_is_on_disk_when_it_returns(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from k8e.core.errors import Kind
 from k8e.core.model import OUTPUT_LIMIT, Language, RunResult, RunSpec, SessionSpec, Status
 from k8e.core.runs.background import Background
+from k8e.core.store.records import RunRecord
 from tests.core.rig import ALICE, ManualClock, Rig, fault, open_rig
 from tests.sandboxes import needs_root
 
@@ -96,10 +97,18 @@ async def test_a_command_that_does_not_start_leaves_no_run(rig: Rig, session: st
     assert await rig.service.expire() == []
 
 
-async def test_who_leaves_before_hearing_its_id_takes_it_along(rig: Rig, session: str) -> None:
+async def test_who_leaves_before_hearing_its_id_takes_it_along(
+    rig: Rig, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, insert = asyncio.Event(), rig.store.insert_run
+
+    async def tell(run: RunRecord, keep: int) -> None:
+        await insert(run, keep)
+        begun.set()
+
+    monkeypatch.setattr(rig.store, "insert_run", tell)
     task = asyncio.create_task(rig.start_background(session, "sleep 1000"))
-    while not await rig.store.runs(rig.sandbox_of(session)):
-        await asyncio.sleep(0)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from k8e.core.model import Phase, SessionSpec, Status
+from k8e.core.store.mirrored import MirroredStore
 from k8e.core.store.store import Store
 from k8e.link import AgentLink
 from k8e.policy import excess
@@ -39,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("K8E_KILLS", "8"))
 LIVES = 3  # until one reaches the step that it is to die at
 LOOKS = {"AgentLink.commands", "BareEngine.observe"}  # how often a daemon looks is not the same each time
-CLASSES = {"BareEngine": BareEngine, "Store": Store, "AgentLink": AgentLink}
+CLASSES = {"BareEngine": BareEngine, "Store": Store, "MirroredStore": MirroredStore, "AgentLink": AgentLink}
 
 
 class Story:

@@ -13,14 +13,14 @@ import pytest
 
 from k8e.core.errors import Kind
 from k8e.core.model import SessionSpec
-from k8e.core.store.environments import Environments
+from k8e.core.store.environments import FileEnvironments
 from k8e.core.store.records import ImageRecord
 from k8e.core.store.store import Store
 from k8e.engine import EngineError
 from tests.core.bare_engine import BareEngine
 from tests.core.rig import ALICE, fault, open_rig
+from tests.core.store_contract import make_session
 from tests.core.test_recovery import edit
-from tests.core.test_store import make_session
 from tests.ways import SEED, WAYS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of another owner need root")
@@ -41,7 +41,7 @@ def copy_as_it_is(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("file", ["state.db", "state.db-wal", "audit.log"])
+@pytest.mark.parametrize("file", ["state.db", "state.db-wal", "state.db-runs", "audit.log"])
 async def test_a_file_of_the_service_costs_what_it_describes(folder: Path, way: str, file: str) -> None:
     async with open_rig(folder) as rig:
         session = await rig.create(spec=SessionSpec(persistent=True))
@@ -63,6 +63,9 @@ async def test_a_file_of_the_service_costs_what_it_describes(folder: Path, way: 
         assert found
         # What is in a log is not read.
         assert (str(folder / file) in damaged(folder)) != (way in ("empty", "cut", "garbage", "other_json"))
+    elif file == "state.db-runs":
+        assert found  # the journal of runs costs runs
+        assert str(folder / file) in damaged(folder) or way in ("empty", "cut")
     elif found:
         # What lasts is in the file itself (`durable`), so that a journal that says nothing costs it nothing.
         assert file == "state.db-wal"
@@ -211,7 +214,7 @@ async def test_a_bit_anywhere_in_the_database_costs_no_start(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_variables_that_are_damaged_are_not_half_there(folder: Path, way: str) -> None:
-    environments = Environments(folder / "environments")
+    environments = FileEnvironments(folder / "environments")
     await environments.keep("s", ((b"A", b"1"), (b"B", b"2")))
     assert await environments.recall("s") == ((b"A", b"1"), (b"B", b"2"))
     WAYS[way](folder / "environments" / "s")
@@ -224,7 +227,7 @@ async def test_variables_that_are_damaged_are_not_half_there(folder: Path, way: 
 
 
 async def test_variables_that_an_older_daemon_kept_are_there(folder: Path) -> None:
-    older, environments = b"A=1\0B=x=y\n\0EMPTY=\0", Environments(folder / "environments")
+    older, environments = b"A=1\0B=x=y\n\0EMPTY=\0", FileEnvironments(folder / "environments")
     path = folder / "environments" / "s"
     path.parent.mkdir()
     path.write_bytes(older)

@@ -30,7 +30,8 @@ def test_what_may_be_shown_is_shown_as_the_callers() -> None:
 def test_a_copy_of_a_part_or_of_all_and_a_place_of_its_own_are_fine() -> None:
     own = replace(PROJECT, target=PROJECT.source, private=(".git",))
     whole = Mount("/srv/repository/.git", "/srv/repository/.git", owner=1234, private=(WHOLE,))
-    shape = Shape(mounts=(replace(PROJECT, private=(".git",)), own, whole))
+    moved = replace(whole, source="/srv/repository/.git/worktrees/x", target="/srv/other/.git")
+    shape = Shape(mounts=(replace(PROJECT, private=(".git",)), own, whole, moved))
     assert check_shape(USER, shape) == shape
     assert read_shape(write_shape(shape)) == shape
 
@@ -66,6 +67,8 @@ PARTS = [
 ]
 TARGETS = ["/", "/etc", "/usr", "/proc", "/workspace/x", "/home", "/home/users", "/home/other", "/tmp", "/run", "/dev"]
 
+PLACES = ["/usr/x", "/etc/x", "/run/x/y", "/srv", "/workspace/x"]  # of the system, or too near to it
+
 
 @pytest.mark.parametrize(
     ("field", "mount"),
@@ -79,7 +82,9 @@ TARGETS = ["/", "/etc", "/usr", "/proc", "/workspace/x", "/home", "/home/users",
         ("hidden", replace(HOME, writable=True)),
         *(("private", replace(PROJECT, private=parts)) for parts in (("x",), (WHOLE,), (".git", "x"), ("..",))),
         *(("private", replace(HOME, private=parts)) for parts in ((WHOLE,), (".ssh",), (WHOLE, ".ssh"))),
-        *(("target", Mount(path, path, owner=1)) for path in ("/usr/x", "/etc/x", "/run/x/y", "/srv", "/workspace/x")),
+        *(("target", Mount(path, path, owner=1)) for path in PLACES),
+        *(("target", Mount("/srv/x", path, owner=1, private=(WHOLE,))) for path in PLACES),
+        ("target", Mount("/srv/x", "/srv/y", owner=1)),
     ],
     ids=lambda value: None if isinstance(value, Mount) else value,
 )

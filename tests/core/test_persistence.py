@@ -387,3 +387,20 @@ async def test_whose_files_are_gone_is_lost(folder: Path) -> None:
         with fault(Kind.NOT_FOUND, "session_not_found"):
             await rig.service.sessions.get(ALICE, "one")
         assert os.listdir(folder / "environments") == []
+
+
+async def test_whether_it_is_emulated_is_found_out_at_each_start(rig: Rig) -> None:
+    plain = rig.engine.reports
+    rig.engine.reports = [replace(report, emulated=report.available) for report in plain]
+    assert (await rig.service.sessions.create(ALICE, LASTING)).emulated
+    before = await rig.run("one", "true")
+    await rig.service.sessions.stop(ALICE, "one")
+    rig.engine.reports = plain
+    assert not (await rig.service.sessions.start(ALICE, "one")).emulated
+    after = await rig.run("one", "true")
+    assert {run.run_id: run.emulated for run in await rig.service.runs.list(ALICE, "one")} == {
+        before.run_id: True,
+        after.run_id: False,
+    }
+    (kept,) = await rig.store.sessions()
+    assert not kept.session.emulated

@@ -14,7 +14,7 @@ from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault, Kind
 from k8e.core.model import REMOTE, Caller, RunSpec, SessionSpec
 from k8e.core.sessions.quotas import TenantShare, measure_share
-from k8e.engine import Limits
+from k8e.engine import Limits, Room
 from k8e.settings import QuotasSettings, Settings
 from tests.core.rig import ALICE, BOB, ManualClock, Rig, open_rig
 
@@ -99,6 +99,11 @@ async def test_the_share_is_this_machines(folder: Path) -> None:
     assert 0 < share.disk <= shutil.disk_usage(folder).total // 2
 
 
+def test_the_share_of_a_cluster_is_not_this_machines() -> None:
+    share = measure_share(None, Room(cpus=400.0, memory=1 << 40, disk=3 << 40))
+    assert (share.cpus, share.memory, share.disk, share.of) == (800.0, 1 << 39, 3 << 39, "cluster")
+
+
 async def test_who_creates_too_quickly_is_told_when_to_come_back(folder: Path) -> None:
     clock = ManualClock()
     async with open_rig(folder, clock, settings=limit(creates_per_minute=2)) as rig:
@@ -109,6 +114,23 @@ async def test_who_creates_too_quickly_is_told_when_to_come_back(folder: Path) -
         assert refused.value.code == "too_many_creates"
         await rig.service.sessions.create(BLUE, SessionSpec())
         clock.advance(refused.value.retry_after)
+        await rig.service.sessions.create(RED, SessionSpec())
+
+
+async def test_the_next_daemon_knows_who_created_lately(folder: Path) -> None:
+    clock = ManualClock()
+    settings = limit(creates_per_minute=2)
+    async with open_rig(folder, clock, settings=settings) as rig:
+        for _ in range(2):
+            await rig.service.sessions.create(RED, SessionSpec())
+    clock.advance(10)
+    async with open_rig(folder, clock, settings=settings) as rig:
+        with pytest.raises(Fault) as refused:
+            await rig.service.sessions.create(RED, SessionSpec())
+        assert refused.value.code == "too_many_creates"
+        assert refused.value.retry_after == pytest.approx(20)
+        await rig.service.sessions.create(BLUE, SessionSpec())
+        clock.advance(21)
         await rig.service.sessions.create(RED, SessionSpec())
 
 

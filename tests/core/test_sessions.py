@@ -255,6 +255,31 @@ async def test_a_sandbox_that_cannot_be_destroyed_is_tried_again(rig: Rig, monke
         await rig.service.sessions.destroy(ALICE, session)
 
 
+async def test_sessions_that_expire_together_end_a_few_at_a_time(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [await rig.create() for _ in range(9)]
+    clock.advance(4000)
+    destroy, under_way, most = rig.engine.destroy, 0, 0
+    used = ""
+
+    async def watch(sandbox: str) -> None:
+        nonlocal under_way, most, used
+        under_way += 1
+        most = max(most, under_way)
+        if not used:  # one whose turn has not come is used meanwhile
+            waiting = [live for live in rig.service._registry if live.usable]
+            used = waiting[-1].session_id
+            waiting[-1].touch()
+        await destroy(sandbox)
+        under_way -= 1
+
+    monkeypatch.setattr(rig.engine, "destroy", watch)
+    assert set(await rig.service.expire()) == set(sessions) - {used}
+    assert 1 < most < 9
+    assert (await rig.service.sessions.get(ALICE, used)).phase is Phase.ACTIVE
+
+
 # Manifests
 
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from k8e.core.model import RunSpec
-from k8e.core.tasks import Tasks, stop
+from k8e.core.tasks import Tasks, do_in_turn, stop
 from tests.core.rig import ALICE, open_rig
 from tests.sandboxes import needs_root
 
@@ -78,3 +78,27 @@ async def test_runs_that_end_with_the_service_are_followed_by_nothing(folder: Pa
     assert not rig.service._parts.tasks._tasks
     assert running.done()
     running.exception()
+
+
+async def test_work_for_many_lets_other_work_go_between() -> None:
+    """However many there are, and even if none of it waits for anything."""
+    most = since = 0
+
+    async def work(number: int) -> None:
+        nonlocal most, since
+        since += 1
+        most = max(most, since)
+        done.add(number)
+
+    async def tick() -> None:
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    done: set[int] = set()
+    ticking = asyncio.create_task(tick())
+    await do_in_turn(work, range(100), 4)
+    await stop(ticking)
+    assert done == set(range(100))
+    assert most <= 2 * 4

@@ -55,7 +55,7 @@ class Process:
             assert reader is not None
             while data := await reader.read(65536):
                 self.counts[stream] += len(data)
-                await queue.put(Chunk(stream, data))
+                await queue.put(Chunk(stream, (data,)))
             await queue.put(None)
 
         async with asyncio.TaskGroup() as pumps:
@@ -137,7 +137,7 @@ class StandIn:
         if self.fault is not None:
             raise self.fault
 
-    def expose(self) -> None:
+    async def expose(self) -> None:
         pass
 
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:

@@ -157,7 +157,7 @@ class TestOddFrames:
             contents, kinds = await gather(client)
         assert kinds[-1] is FrameKind.ERROR
         assert json.loads(contents[FrameKind.ERROR])["code"] == "bad_request"
-        assert house.service.processes[0].killed.is_set()
+        await house.service.processes[0].killed.wait()
 
     async def test_input_that_ends_early_ends_the_command(self, house: House) -> None:
         session = await house.make_session()
@@ -167,7 +167,7 @@ class TestOddFrames:
             client.writer.write_eof()
             contents, _ = await gather(client)
         assert json.loads(contents[FrameKind.ERROR])["code"] == "bad_request"
-        assert house.service.processes[0].killed.is_set()
+        await house.service.processes[0].killed.wait()
 
     def test_a_reader_takes_any_cut(self) -> None:
         stream = b"\x01\x00\x00\x00\x02ab\x02\x00\x00\x00\x00"

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing.managers import BaseManager
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -193,6 +196,39 @@ def open_house(settings: str = "", listen: str = "127.0.0.1:0", descriptors: int
             # Not all can be destroyed by name: two tenants may have chosen the same.
             with ThreadPoolExecutor(1) as pool:  # the thread that opened it may have a loop of its own
                 pool.submit(asyncio.run, clear_away(BareEngine(folder / "s" / "bare"))).result()
+
+
+def _restore(name: str, content: bytes) -> Message:
+    message: Message = getattr(pb, name).FromString(content)
+    return message
+
+
+def _reduce(message: Message) -> tuple[Any, ...]:
+    return _restore, (message.DESCRIPTOR.name, message.SerializeToString())
+
+
+for _name in pb.DESCRIPTOR.message_types_by_name:  # generated code has no place that pickle could import it from
+    ForkingPickler.register(getattr(pb, _name), _reduce)
+
+
+class _Elsewhere(BaseManager):
+    """Houses and guests in a process of their own."""
+
+
+_Elsewhere.register("Guest")  # those that a house has made
+_Elsewhere.register("House", House, method_to_typeid={"tenant": "Guest", "root": "Guest"})
+
+
+@contextlib.contextmanager
+def house_in_a_child(machine: Machine) -> Iterator[House]:
+    """For a test that has entered a network namespace: gRPC's threads of this process may be older, and outside of it.
+    What comes back is a stand-in that hands calls on; answers are pickled, errors of gRPC cannot be."""
+    with _Elsewhere(ctx=multiprocessing.get_context("spawn")) as child:
+        house = cast(House, child.House(machine))  # type: ignore[attr-defined]
+        try:
+            yield house
+        finally:
+            house.close()
 
 
 @contextlib.contextmanager

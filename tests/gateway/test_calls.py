@@ -209,6 +209,30 @@ class TestLiveRuns:
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         wait_until(lambda: running(guest, session) == [])
 
+    @pytest.mark.parametrize(
+        "messages",
+        [
+            [pb.OpenTerminalRequest(input=b"x")],
+            [pb.OpenTerminalRequest(options=pb.TerminalOptions()), pb.OpenTerminalRequest()],
+            [pb.OpenTerminalRequest(options=pb.TerminalOptions()), pb.OpenTerminalRequest(input=bytes(2 << 20))],
+            [
+                pb.OpenTerminalRequest(options=pb.TerminalOptions()),
+                pb.OpenTerminalRequest(size=pb.TerminalSize(rows=-1)),
+            ],
+        ],
+    )
+    def test_terminals_take_nothing_but_keys_and_sizes(
+        self, guest: Guest, session: str, messages: list[pb.OpenTerminalRequest]
+    ) -> None:
+        for message in messages:
+            if message.HasField("options"):
+                message.options.session_id = session
+        code, _ = guest.refused("OpenTerminal", *messages)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        for run in guest.call("Log", pb.LogRequest(session_id=session)).runs:
+            assert run.terminal or run.status != "running", "what was left runs on"
+            guest.call("KillRun", pb.KillRunRequest(run_id=run.run_id))
+
     @pytest.mark.parametrize("method", ["ExecStream", "ExecInteractive"])
     def test_end_with_their_tree_when_the_client_goes_away(self, guest: Guest, session: str, method: str) -> None:
         command = "echo on; (setsid sleep 62 &) ; sleep 62"

@@ -20,7 +20,7 @@ UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.
 
 # By what they name.
 OF_SESSIONS = ["GetSession", "DestroySession", "StopSession", "StartSession", "UpdateAllowedHosts", "Ps", "Log"]
-OF_SESSIONS += ["Exec", "ExecStream", "ExecInteractive", "PipInstall"]
+OF_SESSIONS += ["Exec", "ExecStream", "ExecInteractive", "OpenTerminal", "PipInstall"]
 OF_SESSIONS += ["WriteFile", "ReadFile", "UploadFile", "DownloadFile", "ListFiles", "GetTree"]
 OF_SESSIONS += ["MakeDirectory", "RemoveFile"]
 OF_RUNS = ["PollRun", "KillRun"]
@@ -43,6 +43,7 @@ def ask(method: str, name: str = "sess-1") -> Sequence[Message]:
         "Exec": [execution],
         "ExecStream": [execution],
         "ExecInteractive": [pb.ExecInput(start=execution)],
+        "OpenTerminal": [pb.OpenTerminalRequest(options=pb.TerminalOptions(session_id=name, command="true"))],
         "UploadFile": [pb.UploadFileRequest(header=upload), pb.UploadFileRequest(content=b"x")],
         "ConfirmAction": [pb.ConfirmActionRequest(session_id=name, action="x")],
         "ApproveAction": [pb.ApproveActionRequest(approval_id="appr-0000000000000000", approved=True)],

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from k8e.core.access.access import Payer
+from k8e.doors.connection_limits import ConnectionLimits
+from k8e.doors.grpc.connection import Connection
+from k8e.doors.grpc.proxy import Proxy
+from k8e.doors.request_memory import RequestMemory
 from sandbox_client import OutcomeUnknown, RunLost, SandboxClient, Unavailable
 from tests.cli.machine import Machine, run_launcher, wait_until
 from tests.gateway.house import House, make_machine
@@ -29,7 +39,7 @@ def machine() -> Iterator[Machine]:
 
 def test_a_stop_is_told_as_what_ended_the_command(machine: Machine, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        with ThreadPoolExecutor(2) as pool, run_launcher(machine):
+        with ThreadPoolExecutor(3) as pool, run_launcher(machine):
             house = House(machine)
             session = machine.run("true").json["session_id"]
             words = ("sandbox", "run", "--timeout", "1000", "--session-id", session)
@@ -40,10 +50,12 @@ def test_a_stop_is_told_as_what_ended_the_command(machine: Machine, tmp_path: Pa
             far.overrides.update(K8E_SANDBOX_ENDPOINT=house.endpoint, K8E_SANDBOX_APIKEY=key)
             remote_raw = stack.enter_context(far.start(*words, "touch far; sleep 1000", "--raw"))
             client = SandboxClient(house.endpoint, api_key=key)
+            live = client.exec_stream(session, "touch live; sleep 1000", 1000)
+            chunks = pool.submit(list, live)
             running = pool.submit(client.exec, session, "echo out; touch library; sleep 1000", 1000)
             own = pool.submit(client.exec, session, "kill -TERM $$")
             assert (own.result().status, own.result().exit_code, own.result().reason) == ("killed", 143, "")
-            started = {"whole", "raw", "far", "library"}
+            started = {"whole", "raw", "far", "library", "live"}
             wait_until(lambda: started <= set(machine.run("ls", "--session-id", session).json["stdout"].split()))
         said, _ = whole.communicate(timeout=60)
         answer = json.loads(said)
@@ -55,11 +67,13 @@ def test_a_stop_is_told_as_what_ended_the_command(machine: Machine, tmp_path: Pa
         assert (remote_raw.returncode, told) == (143, f"k8e: {STOPPED}\n".encode())
         result = running.result()
         assert (result.status, result.exit_code, result.reason, result.stdout) == ("killed", 143, STOPPED, "out\n")
+        assert chunks.result() == []
+        assert (live.result.status, live.result.exit_code, live.result.reason) == ("killed", 143, STOPPED)
         client.close()
     with run_launcher(machine):
         runs = machine.k8e("sandbox", "log", session).json["runs"]
         reasons = sorted(run.get("reason", "") for run in runs if run["exit_code"] == 143)
-        assert reasons == ["", *[STOPPED] * 4]
+        assert reasons == ["", *[STOPPED] * 5]
 
 
 def test_what_a_killed_daemon_ran_has_that_reason_on_record(machine: Machine) -> None:
@@ -115,14 +129,75 @@ def test_the_library_says_what_may_have_been_done(remote: Remote) -> None:  # no
         assert all("k8e sandbox" not in error.value.hint for error in (unknown, lost, unreachable))
 
 
-def test_a_command_over_a_gateway_ends_without_pythons_own_end(remote: Remote, tmp_path: Path) -> None:  # noqa: F811
-    """In which gRPC's threads can hang it. What it printed is whole."""
+def test_a_command_ends_without_pythons_own_end(remote: Remote, tmp_path: Path) -> None:  # noqa: F811
+    """In which gRPC's threads can hang it, and which takes time. What it printed is whole."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os\natexit.register(lambda: open(os.environ['WITNESS'], 'w').close())\n"
     )
-    for machine, expected in ((remote.machine, True), (remote.far, False)):
-        witness = tmp_path / f"witness-{expected}"
-        env = {"PYTHONPATH": str(tmp_path), "WITNESS": str(witness)}
+    witness = tmp_path / "witness"
+    env = {"PYTHONPATH": str(tmp_path), "WITNESS": str(witness)}
+    for machine in (remote.machine, remote.far):
         done = machine.k8e("sandbox", "sessions", env=env)
         assert done.json["sessions"]
-        assert (done.code, witness.exists()) == (0, expected)
+        assert (done.code, witness.exists()) == (0, False)
+    subprocess.run([sys.executable, "-c", "pass"], env={**os.environ, **env}, check=True)
+    assert witness.exists(), "Python's own end is seen"
+
+
+LAST = bytes(range(256)) * (2 << 10)  # more than the buffers on the way hold
+
+
+@pytest.fixture
+async def way(tmp_path: Path) -> AsyncIterator[tuple[Proxy, Connection, socket.socket, socket.socket]]:
+    """An authenticated client's connection through the proxy, and its end where gRPC would be."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as inside, socket.create_server(("127.0.0.1", 0)) as listener:
+        inside.bind(str(tmp_path / "grpc.sock"))
+        inside.listen()
+        inside.setblocking(False)
+        proxy = Proxy(listener, str(tmp_path / "grpc.sock"), ConnectionLimits(), RequestMemory())
+        proxy.open()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, listener.getsockname())
+            await loop.sock_sendall(client, b"question")
+            grpc_end, _ = await loop.sock_accept(inside)
+            with grpc_end:
+                assert await loop.sock_recv(grpc_end, 100) == b"question"
+                (connection,) = proxy._connections.values()
+                assert connection.authenticate(Payer(-1, "acme"))
+                yield proxy, connection, client, grpc_end
+        proxy.close()
+        await proxy.finish()
+
+
+async def read_all(client: socket.socket) -> bytes:
+    pieces = []
+    while piece := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def test_a_client_that_reads_slowly_has_its_answer_before_the_daemon_ends(
+    way: tuple[Proxy, Connection, socket.socket, socket.socket],
+) -> None:
+    proxy, _, client, grpc_end = way
+    await asyncio.get_running_loop().sock_sendall(grpc_end, LAST)
+    grpc_end.close()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(proxy.finish())
+        assert await read_all(client) == LAST
+
+
+async def test_the_last_bytes_arrive_although_the_client_is_sending(
+    way: tuple[Proxy, Connection, socket.socket, socket.socket],
+) -> None:
+    """What it sends cannot be forwarded any more, and was taken for the end of both directions."""
+    _, connection, client, grpc_end = way
+    connection._outer.pause_writing()  # as a client that does not read at the moment
+    grpc_end.sendall(b"answer")
+    grpc_end.close()
+    client.sendall(b"window update")
+    async with asyncio.timeout(60):
+        assert await read_all(client) == b"answer"

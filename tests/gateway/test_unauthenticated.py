@@ -317,7 +317,7 @@ async def test_reading_goes_on_when_no_reason_is_left_to_pause() -> None:
     """The other end's peer does not read, and there is no room for more bytes, at the same time."""
     ours, theirs = socket.socketpair()
     heard = asyncio.Event()
-    outer, inner = ProxySide(lambda data: heard.set(), lambda: None), ProxySide(lambda data: None, lambda: None)
+    outer, inner = ProxySide(lambda data: heard.set(), lambda _: None), ProxySide(lambda data: None, lambda _: None)
     outer.other, inner.other = inner, outer
     with theirs:
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: outer, sock=ours)

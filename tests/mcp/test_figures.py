@@ -119,7 +119,7 @@ def test_notices_are_found_in_pieces_of_any_size() -> None:
     for size in (1, 7, 100, len(text)):
         notices = FigureNotices()
         for start in range(0, len(text), size):
-            notices.feed(Chunk(2, text[start : start + size]))
+            notices.feed(Chunk(2, (text[start : start + size],)))
         assert notices.paths == ["/tmp/k8e-figures/a1.png", "/tmp/k8e-figures/b2.png"]
     assert MAX_FIGURES == 8
 
@@ -127,7 +127,7 @@ def test_notices_are_found_in_pieces_of_any_size() -> None:
 def test_a_program_that_prints_notices_without_end_takes_no_memory() -> None:
     notices = FigureNotices()
     for number in range(100):
-        notices.feed(Chunk(1, b"".join(NOTICE % b"%d-%d" % (number, each) for each in range(1000))))
+        notices.feed(Chunk(1, (b"".join(NOTICE % b"%d-%d" % (number, each) for each in range(1000)),)))
     assert (len(notices.paths), notices.count) == (MAX_FIGURES, 100_000)
     assert notices.paths[-1] == "/tmp/k8e-figures/0-7.png"
 

@@ -14,6 +14,7 @@ import pytest
 from k8e import settings
 from k8e.daemon.doctor import run_doctor
 from k8e.engine.local.doctor import doctor
+from k8e.engine.report import Report
 from k8e.policy import HostList
 from k8e.settings import Settings, SettingsError
 from k8e.settings import file as settings_file
@@ -151,7 +152,7 @@ def read_tables() -> dict[str, dict[str, tuple[str, str]]]:
     tables: dict[str, dict[str, tuple[str, str]]] = {}
     section = ""
     for line in (ROOT / "docs" / "settings.md").read_text().splitlines():
-        if heading := re.fullmatch(r"## \[(\w+)\]", line):
+        if heading := re.fullmatch(r"## \[([\w.]+)\]", line):
             section = heading[1]
             tables[section] = {}
         elif row := re.match(r"\| `(\w+)` \| (.+?) \| (.+?) \|", line):
@@ -168,7 +169,7 @@ def test_the_page_lists_every_key_with_its_default_and_what_is_allowed() -> None
     expected = {}
     for section in dataclasses.fields(Settings):
         keys = dataclasses.fields(getattr(Settings(), section.name))
-        expected[section.name] = {
+        expected[section.name.replace("_", ".")] = {
             key.name: (spell(key.metadata["default"]), key.metadata["kind"].allowed) for key in keys
         }
     assert read_tables() == expected
@@ -185,8 +186,8 @@ def test_a_list_has_an_end_and_each_of_it_is_read() -> None:
 def test_the_doctor_says_which_file_there_is(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def examine() -> doctor.Report:
-        return doctor.Report((), 0.0)
+    async def examine() -> Report:
+        return Report((), 0.0)
 
     monkeypatch.setattr(doctor, "examine_machine", examine)
     monkeypatch.setattr(settings_file, "USUAL", file)

@@ -54,8 +54,12 @@ _LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "open_files": (16, 1 << 20),
 }
 
-# gVisor's own kernel takes this much before the first command.
-_MEMORY: Final[Mapping[Runtime, int]] = {Runtime.GVISOR: 32 << 20}
+# gVisor's own kernel, and that of a virtual machine, take about this much before the first command.
+_MEMORY: Final[Mapping[Runtime, int]] = {
+    Runtime.GVISOR: 32 << 20,
+    Runtime.KATA: 128 << 20,
+    Runtime.FIRECRACKER: 128 << 20,
+}
 
 
 def refuse(field: str, cause: str, hint: str = "") -> NoReturn:

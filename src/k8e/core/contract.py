@@ -22,6 +22,7 @@ from k8e.core.model import (
     ServiceStatus,
     Session,
     SessionSpec,
+    TerminalSpec,
 )
 from k8e.engine import Limits
 from k8e.engine.images import Credentials, Report
@@ -78,7 +79,9 @@ class RunService(Protocol):
     async def signal(self, caller: Caller, run_id: str, number: int) -> None:
         """To a foreground run. Does nothing to one that has ended, like `resize`."""
 
-    async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None: ...
+    async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None:
+        """Of a foreground run's terminal, or of one that a client is at."""
+
     async def kill(self, caller: Caller, run_id: str) -> bool:
         """Returns when the run has ended, and whether it had ended before the call; then nothing was done."""
 
@@ -123,6 +126,41 @@ class LiveRun(Protocol):
 
     async def kill(self) -> None:
         """Ends the whole tree, if it still runs. A caller that leaves before the result calls this."""
+
+
+class LiveOutput(Protocol):
+    """The part of a run that a door streams. `kill` is called by a client that leaves before the result."""
+
+    def output(self) -> AsyncIterator[Chunk]: ...
+    async def write_stdin(self, data: bytes) -> None: ...
+    async def close_stdin(self) -> None: ...
+    async def result(self) -> RunResult: ...
+    async def kill(self) -> None: ...
+
+
+class TerminalService(Protocol):
+    async def open(self, caller: Caller, spec: TerminalSpec) -> LiveTerminal:
+        """A new terminal, or one that a client has left. The latest client has it; the one before it is told."""
+
+
+class LiveTerminal(LiveOutput, Protocol):
+    """A terminal that a client is at. A client that leaves does not end its command."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def resumed(self) -> bool:
+        """Whether it was there before; the output begins with what was last shown."""
+
+    @property
+    def others(self) -> Sequence[str]:
+        """Terminals of the session at which other clients are."""
+
+    async def resize(self, rows: int, columns: int) -> None: ...
 
 
 class FileService(Protocol):
@@ -251,7 +289,7 @@ class SandboxService(Protocol):
 
     async def status(self, caller: Caller) -> ServiceStatus: ...
 
-    def expose(self) -> None:
+    async def expose(self) -> None:
         """A door listens beyond loopback: from now on tenants have quotas where the settings say nothing."""
 
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
@@ -260,7 +298,7 @@ class SandboxService(Protocol):
 
 
 class WholeService(SandboxService, Protocol):
-    """For doors that also have approvals, images and ports."""
+    """For doors that also have approvals, images, ports and terminals."""
 
     @property
     def approvals(self) -> ApprovalService: ...
@@ -268,3 +306,5 @@ class WholeService(SandboxService, Protocol):
     def images(self) -> ImageService: ...
     @property
     def ports(self) -> PortService: ...
+    @property
+    def terminals(self) -> TerminalService: ...

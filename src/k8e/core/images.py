@@ -102,10 +102,15 @@ class Images:
     # Asking
 
     async def resolve(self, owner: int, tenant: str, name: str) -> str:
-        """The digest of the image that a session is made of, or `host`."""
+        """The digest of the image that a session is made of, or its reference, or `host`."""
         canonical = checks.check_image(name)
         if canonical == HOST:
             return HOST
+        if canonical != BASE and not canonical.startswith("sha256:"):
+            with translated_image(f"looking for {name}"):
+                referred = self._engine.images.refer(canonical)
+            if referred:
+                return referred
         payer = find_payer(owner, tenant)
         record = await self._find(payer, canonical)
         if record is not None:

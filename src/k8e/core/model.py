@@ -79,11 +79,11 @@ class Caller:
     A caller with an API key has the sessions of its tenant, a user of this machine those of all their tenants.
     """
 
-    uid: int  # REMOTE: known by a key
+    uid: int  # REMOTE: known by a key, or a token of the cluster
     tenant: str = ""  # empty: not bound to one
     tenants: tuple[str, ...] = ()  # an operator's others
     scope: Scope = Scope.RUN
-    name: str = ""  # of the key, for the log
+    name: str = ""  # of the key or the account, for the log
     confined: bool = False  # to its tenants, also as root: an AI agent's connection is not all of its user
     pid: int = field(default=0, compare=False)  # of the process on this machine; 0: not known
     dialogue: bool = False  # brings what a person answered in the asking program's own dialogue
@@ -91,6 +91,8 @@ class Caller:
 
     @property
     def label(self) -> str:
+        if ":" in self.name:  # no key's name has one: a service account, account:NAMESPACE/NAME
+            return self.name
         return f"key:{self.name}" if self.name else f"uid:{self.uid}"
 
 
@@ -216,6 +218,7 @@ class Session:
     workdir: str = ""  # where its commands start that say nothing; empty: the workspace
     secret_keys: tuple[str, ...] = ()  # of a persistent one: to be given again when it is started
     load: Load | None = None  # only where it is asked for
+    emulated: bool = False  # its runtime had no help of the processor when it was last started
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,18 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TerminalSpec:
+    """A terminal that a client wants to be at: one that runs without a client, if there is one, else a new one."""
+
+    session_id: str
+    terminal: Terminal = Terminal()
+    command: str = ""  # for a shell, instead of an interactive one; then the terminal is a new one
+    user: str = ""  # as of a run; then the terminal is a new one
+    run_id: str = ""  # this one, also when another client is at it
+    new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     run_id: str
     session_id: str
@@ -257,14 +272,20 @@ class RunResult:
     duration_ms: int
     denied: Denials = NONE_DENIED  # while it ran, to any process of the session
     reason: str = ""  # why it was ended, where that was not the command's own doing nor its caller's
+    terminal: bool = False  # a client can come back to it while it runs
+    emulated: bool = False  # its runtime had no help of the processor
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of live output."""
+    """A part of live output, in the pieces in which it came: joining them costs a copy."""
 
     stream: int  # 1 stdout, 2 stderr
-    data: bytes
+    pieces: tuple[bytes, ...]
+
+    @property
+    def data(self) -> bytes:
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class Recovery:
         for record in await self._parts.store.runs(live.sandbox, unfinished=True):
             info = None if record.command is None else commands.pop(record.command, None)
             if info is not None and record.background:
-                live.background.add(record.run_id)
+                live.background.add(record.run_id, terminal=record.terminal)
             else:
                 runs.append((record, info))
         return _Left(opened, runs, tuple(commands.values()))
@@ -199,5 +199,5 @@ class Recovery:
         ended = replace(record, status=Status.LOST) if end is None else record_outcome(record, end, stdout=0, stderr=0)
         if info is None or info.running:
             ended = replace(ended, reason=DAEMON_DIED)
-        await self._endings.keep(ended, opened.live)
+        self._endings.keep(ended, opened.live)
         await remove_program(opened.sandbox, record.run_id)

@@ -26,11 +26,13 @@ from k8e.core.pool.pool import Pool
 from k8e.core.ports import Ports
 from k8e.core.recovery import Recovery
 from k8e.core.reservations import Reservations
+from k8e.core.runs.attachment import Attachments
 from k8e.core.runs.background import Background
 from k8e.core.runs.endings import Endings
 from k8e.core.runs.foreground import Foreground, Once
 from k8e.core.runs.launcher import Launcher
 from k8e.core.runs.runs import Runs
+from k8e.core.runs.terminals import Terminals
 from k8e.core.sessions.builder import Builder
 from k8e.core.sessions.calls import SessionCalls
 from k8e.core.sessions.children import Children
@@ -38,14 +40,16 @@ from k8e.core.sessions.creation import Creation, probe_runtimes
 from k8e.core.sessions.hosts import Hosts
 from k8e.core.sessions.interpreters import Interpreters, park
 from k8e.core.sessions.lifecycle import Lifecycle
+from k8e.core.sessions.lifetimes import Lifetimes
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.persistence import Persistence
 from k8e.core.sessions.quotas import Quotas, measure_share
-from k8e.core.sessions.sessions import Observer, Registry, Sessions
-from k8e.core.store.environments import Environments
+from k8e.core.sessions.sessions import AT_ONCE, Observer, Registry, Sessions
+from k8e.core.store.environments import Environments, FileEnvironments
 from k8e.core.store.store import Store
-from k8e.core.tasks import Tasks, stop
-from k8e.engine import Engine, Limits
+from k8e.core.tasks import Tasks, do_in_turn, stop
+from k8e.core.translation import translate
+from k8e.engine import Engine, EngineError, Limits
 from k8e.settings import PoolSettings, Settings
 
 UPKEEP_SECONDS: Final = 2.0
@@ -65,7 +69,7 @@ class Service:
         pool: PoolSettings | None = None,  # None: nothing is made ahead
         memory: Memory | None = None,
         audit_file: Path | None = None,
-        environments: Path | None = None,  # where persistent sessions keep theirs
+        environments: Environments | None = None,  # None: persistent sessions can have none
     ) -> None:
         clock, settings = clock or SystemClock(), settings or Settings()
         self.metrics = metrics = Metrics()
@@ -74,7 +78,7 @@ class Service:
         self._parts = parts = Parts(
             engine=engine,
             store=store,
-            environments=Environments(environments),
+            environments=environments or FileEnvironments(None),
             clock=clock,
             tasks=Tasks(),
             settings=settings,
@@ -84,10 +88,11 @@ class Service:
         )
         self._registry = registry = Registry()
         self._observer = observer = Observer(parts)
-        self._interpreters = interpreters = Interpreters(parts)
         self._quotas = quotas = Quotas(parts, registry)
         self._pool = made_ahead = Pool(parts, pool or PoolSettings(enabled=False), memory or SystemMemory(), park)
+        self._interpreters = interpreters = Interpreters(parts, lambda: made_ahead.busy)
         self._lifecycle = lifecycle = Lifecycle(parts, registry, observer)
+        self._lifetimes = Lifetimes(parts, registry)
         self._sessions = sessions = Sessions(parts, registry, observer, lifecycle.give_up)
         self.files = Files(parts, sessions)
         self.ports = Ports(parts, sessions)
@@ -102,9 +107,11 @@ class Service:
         self._endings = endings = Endings(parts, sessions)
         launcher = Launcher(parts, sessions, quotas, endings)
         self._foreground = foreground = Foreground(parts, sessions, launcher, endings, interpreters)
-        self._background = background = Background(parts, sessions, observer, launcher, endings)
+        self._attachments = attached = Attachments()
+        self._background = background = Background(parts, sessions, observer, launcher, endings, attached)
         self._once = Once(lifecycle, registry, creation, foreground)
-        self.runs = Runs(parts, sessions, registry, foreground, background, self._once)
+        self.terminals = Terminals(parts, sessions, background, attached)
+        self.runs = Runs(parts, sessions, registry, foreground, background, self._once, attached)
         end_runs, review_approvals = self.runs.end_all, self.approvals.review
         persistence = Persistence(parts, sessions, lifecycle, builder, end_runs, review_approvals, quotas, interpreters)
         children = Children(parts, sessions, creation, made_ahead, quotas)
@@ -120,6 +127,7 @@ class Service:
         await self.audit.record("daemon_started", pid=os.getpid(), version=importlib.metadata.version("k8e"))
         self._tell_damages()  # of a database that was set aside, whatever becomes of the rest
         await self._recovery.recover()
+        self._quotas.recall_creations()
         await self.approvals.recover()
         self._tell_damages()
 
@@ -136,6 +144,7 @@ class Service:
     def begin_close(self) -> None:
         """To be called before the doors close: what they end from now on was ended because the daemon stops."""
         self._endings.begin_close()
+        self._attachments.close()
 
     async def close(self) -> None:
         """Ends foreground runs; sandboxes and background runs live on. The store is for its owner to close."""
@@ -172,7 +181,7 @@ class Service:
     async def look_after(self) -> None:
         """One round of upkeep."""
         active = [live for live in self._registry if live.usable]
-        await asyncio.gather(*(self._sessions.examine(live) for live in active if live.busy))
+        await do_in_turn(self._sessions.examine, [live for live in active if live.busy], AT_ONCE)
         await self.expire()
         self._lifecycle.resume_ends()
         await self._observer.observe_some(active)
@@ -183,6 +192,7 @@ class Service:
         self._tell_damages()
         await self.approvals.review()
         await self._sessions.save_uses()
+        await self._lifetimes.review()
         await self._pool.review()
 
     async def expire(self) -> Sequence[str]:
@@ -219,8 +229,12 @@ class Service:
             warm=self._pool.warm,
         )
 
-    def expose(self) -> None:
-        self._quotas.expose(measure_share(self._state))
+    async def expose(self) -> None:
+        try:
+            room = await self._parts.engine.measure_room()
+        except EngineError as error:
+            raise translate(error, "measuring the room for sandboxes") from error
+        self._quotas.expose(measure_share(self._state, room))
 
     def turn_away(self, who: str, call: str, code: str, source: str = "") -> None:
         about = {"caller": who[:100], **({"source": source[:100]} if source else {})}

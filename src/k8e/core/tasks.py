@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault
@@ -38,6 +38,19 @@ async def stop(*work: asyncio.Task[Any]) -> None:
     for task in work:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)
+
+
+async def do_in_turn(work: Callable[[T], Awaitable[object]], items: Iterable[T], at_once: int) -> None:
+    """Does the work for each of them, `at_once` at a time, and lets requests go between two: however many there are,
+    the loop is never busy with more than a few."""
+    waiting = iter(items)
+
+    async def do_some() -> None:
+        for item in waiting:
+            await work(item)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(do_some() for _ in range(at_once)))
 
 
 class Tasks:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from k8e.core.errors import Fault, Kind, correct
-from k8e.engine import EngineError, MountRefused
+from k8e.engine import EngineError, MountRefused, SharingRefused
 from k8e.link.errors import AgentError, BrokenInput, Code, LinkError, NotStarted, Stage
 
 _LOOK: Final = "It ran. Look at what it has done before you run it again."
@@ -135,6 +135,10 @@ def translate(error: Exception, subject: str, program: bytes = b"") -> Fault:
             hint=error.hint or correct("mounts"),
             field="mounts",
         )
+    if isinstance(error, SharingRefused):
+        field = "parent_session_id"
+        hint = error.hint or correct(field)
+        return Fault(Kind.DENIED, "sharing_refused", f"{subject} failed", detail=str(error), hint=hint, field=field)
     if isinstance(error, EngineError):
         return Fault(
             Kind.FAILED, "sandbox_failed", f"{subject} failed", detail=str(error), hint=error.hint or _DAEMON_LOG

@@ -57,6 +57,11 @@ class Paths:
     def identity(self) -> Path:
         return self.state_dir / "identity"
 
+    @property
+    def gateway_key(self) -> Path:
+        """Of the Kubernetes engine; where it is, no other engine has its sessions."""
+        return self.state_dir / "kubernetes" / "gateway.pem"
+
     def prepare(self) -> None:
         """Makes the directories. Other users may pass through but not list them: clients reach the socket, which has
         its own mode, and the users of native sandboxes reach those sandboxes' disks."""

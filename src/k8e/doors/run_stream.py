@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from k8e.core.contract import LiveRun
+from k8e.core.contract import LiveOutput
+from k8e.core.errors import Fault
 from k8e.core.model import Chunk, RunResult
 
 
 async def stream_run(
-    live: LiveRun,
+    live: LiveOutput,
     send: Callable[[Chunk], Awaitable[None]],
     *,
     stdin: AsyncGenerator[bytes, None] | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> RunResult:
-    """Returns when the command has ended. `begin` is awaited before the first `send`. Any error kills the command."""
+    """Returns when the command has ended. `begin` is awaited before the first `send`. After any error the run is left
+    (`kill`): that ends a command, and not that of a terminal."""
     feeder = _Feeder(live, stdin)
     feeding = asyncio.create_task(feeder.feed())
     result: RunResult | None = None
@@ -27,6 +29,10 @@ async def stream_run(
         async for chunk in live.output():
             await send(chunk)
         result = await live.result()
+    except Fault:
+        if feeder.failure is not None:  # that is why the run was left
+            raise feeder.failure from None
+        raise
     finally:
         feeding.cancel()
         if result is None:
@@ -41,7 +47,7 @@ class _Feeder:
     """Writes the client's stdin to a command. Incomplete input kills it, because no caller asked for a run with half of
     its input."""
 
-    def __init__(self, live: LiveRun, stdin: AsyncGenerator[bytes, None] | None) -> None:
+    def __init__(self, live: LiveOutput, stdin: AsyncGenerator[bytes, None] | None) -> None:
         self.failure: Exception | None = None
         self._live = live
         self._stdin = stdin

@@ -1,6 +1,16 @@
 """Lists of hosts, as pure logic: one canonical form of a list decides everywhere. No I/O."""
 
-from k8e.policy.addresses import FORBIDDEN, GLOBAL, Address, AddressKind, Network, kind_of, may_answer, may_list
+from k8e.policy.addresses import (
+    FORBIDDEN,
+    GLOBAL,
+    PRIVATE,
+    Address,
+    AddressKind,
+    Network,
+    kind_of,
+    may_answer,
+    may_list,
+)
 from k8e.policy.entries import DEFAULT_PORTS, EVERYTHING, HostEntry
 from k8e.policy.hosts import NOTHING, HostList, common, excess
 from k8e.policy.names import InvalidEntry, canonical_name, is_metadata_name
@@ -12,6 +22,7 @@ __all__ = [
     "FORBIDDEN",
     "GLOBAL",
     "NOTHING",
+    "PRIVATE",
     "Address",
     "AddressKind",
     "HostEntry",

@@ -190,10 +190,11 @@ _GLOBAL_6 = _excluding(IPv6Network("2000::/3"), (*_PRIVATE_6, _SIX_TO_FOUR))
 # Disjoint blocks of both families: exactly what is PUBLIC, but for mapped addresses.
 GLOBAL: tuple[Network, ...] = (*_GLOBAL_4, *collapse_addresses((*_GLOBAL_6, *_embedding(_GLOBAL_4))))
 
-_NOT_GLOBAL: tuple[Network, ...] = (*_PRIVATE_4, *collapse_addresses((*_PRIVATE_6, *_embedding(_PRIVATE_4))))
+# Blocks of both families: what a list can open, but not by a name.
+PRIVATE: tuple[Network, ...] = (*_PRIVATE_4, *collapse_addresses((*_PRIVATE_6, *_embedding(_PRIVATE_4))))
 
 
 def is_global(network: Network) -> bool:
     """Whether every address of the block that a list can open is PUBLIC."""
     network = plain_network(network)
-    return not any(network.version == each.version and network.overlaps(each) for each in _NOT_GLOBAL)
+    return not any(network.version == each.version and network.overlaps(each) for each in PRIVATE)

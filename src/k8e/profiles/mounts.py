@@ -47,12 +47,13 @@ class Mount(Record):
 
 def mount_project(context: Context) -> tuple[Mount, ...]:
     """Returns the project's mount; and where its repository is elsewhere (a linked worktree, a folder of a repository)
-    the repository's, both at their own paths, by which git knows them."""
+    the repository's, both at the paths by which git knows them."""
     check_project(context)
     project = Mount(context.cwd, PROJECT, writable=True, kept=choose_kept(context.names), private=PRIVATE)
-    if not context.git_dir:
+    if not context.copies:
         return (project,)
-    return project, project.but(target=context.cwd), Mount(context.git_dir, context.git_dir, private=(WHOLE,))
+    copies = (Mount(source, target, private=(WHOLE,)) for source, target in context.copies)
+    return project, project.but(target=context.cwd), *copies
 
 
 def mount_home(context: Context) -> Mount:

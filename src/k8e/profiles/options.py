@@ -79,4 +79,5 @@ class Context(Record):
     names: frozenset[str] = frozenset()  # of the files in the directory
     environ: Mapping[str, str] = {}
     read_start: Callable[[str], bytes] = staticmethod(nothing_to_read)  # the first bytes of a file in the directory
-    git_dir: str = ""  # the directory of the project's repository, where it is not .git in the directory
+    # The directories of the project's repository, and where they are inside, if it is not .git in the directory.
+    copies: tuple[tuple[str, str], ...] = ()

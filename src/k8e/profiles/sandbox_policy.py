@@ -9,7 +9,6 @@ from k8e.profiles.languages import BY_NAME
 from k8e.profiles.options import FileCopy, SandboxOptions, merge
 from k8e.profiles.permissions import Permissions, derive_permissions
 from k8e.profiles.record import Record
-from k8e.profiles.text import clean, describe_amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,6 +91,8 @@ class SandboxPolicy(Record):
 
     def describe(self) -> str:
         """Returns the policy for people, one line for each part."""
+        from k8e.profiles.text import clean, describe_amount
+
         lines = [
             ("image", f"{self.image}  ({self.image_reason})"),
             ("profile", self.profile),
@@ -139,7 +140,7 @@ def build_policy(
     options = merge((asked, *others))
     allowed = derive_permissions(options)
     if allowed.mount_home and context.cwd.startswith(f"{HOME}/"):
-        context = context.but(git_dir="")  # at their own paths they would lie in the home's mount
+        context = context.but(copies=())  # at their own paths they would lie in the home's mount
     image, found = choose_image(options, context, command)
     variables: dict[str, str] = {}
     withheld: tuple[str, ...] = ()
@@ -171,7 +172,7 @@ def build_policy(
         needs=found.needs,
         name=check_name(name) if name else "",
         persistent=persistent,
-        workdir=context.cwd if allowed.mount_cwd and context.git_dir else "",
+        workdir=context.cwd if allowed.mount_cwd and context.copies else "",
     )
 
 

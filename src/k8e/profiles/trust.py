@@ -8,11 +8,9 @@ file is compared with the policy without it, in every way in which a policy can 
 from __future__ import annotations
 
 from k8e.profiles.errors import ProfileError
-from k8e.profiles.languages import IMAGES
 from k8e.profiles.options import NO_OPTIONS, SandboxOptions, merge
 from k8e.profiles.permissions import derive_permissions
 from k8e.profiles.profile import MODES, PROFILES
-from k8e.profiles.protection import is_private
 from k8e.profiles.record import Record
 from k8e.profiles.sandbox_policy import build_policy
 
@@ -105,6 +103,8 @@ def find_pools(file: Config) -> tuple[Widening, ...]:
 def _find_image(asked: SandboxOptions, user: SandboxOptions, file: Config) -> Iterable[Widening]:
     """An image that the file names is fetched with the user's credentials from where the file says, and the project's
     code then has its content. The images of the table are public."""
+    from k8e.profiles.languages import IMAGES
+
     image = file.options.image
     if image is None or image in IMAGES or asked.image is not None or asked.language is not None:
         return
@@ -113,6 +113,8 @@ def _find_image(asked: SandboxOptions, user: SandboxOptions, file: Config) -> It
 
 
 def _find_files(file: Config) -> Iterable[Widening]:
+    from k8e.profiles.protection import is_private
+
     for each in file.options.files or ():
         if each.source.startswith(("/", "~")) or ".." in each.source.split("/"):
             yield Widening(file.where("files"), f"{each.source} is not of the project")

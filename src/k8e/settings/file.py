@@ -6,7 +6,7 @@ import dataclasses
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,9 +66,9 @@ def read_file(file: Path) -> Settings:
 
 
 def read_table(file: Path, table: Mapping[str, Any]) -> Settings:
-    sections = {each.name: type(each.default) for each in dataclasses.fields(Settings)}
+    sections = {each.name.replace("_", "."): type(each.default) for each in dataclasses.fields(Settings)}
     read: dict[str, Any] = {}
-    for name, content in table.items():
+    for name, content in _flatten(table, sections):
         if name not in sections:
             raise SettingsError(
                 "settings_unknown", file, f"{file}: there is no section [{name}]", key=name, hint=_list(sections)
@@ -76,8 +76,18 @@ def read_table(file: Path, table: Mapping[str, Any]) -> Settings:
         if not isinstance(content, dict):
             hint = f"[{name}] on a line of its own, the keys below it"
             raise SettingsError("settings_invalid", file, f"{file}: {name} is not a section", key=name, hint=hint)
-        read[name] = _read_section(file, name, sections[name], content)
+        read[name.replace(".", "_")] = _read_section(file, name, sections[name], content)
     return Settings(**read)
+
+
+def _flatten(table: Mapping[str, Any], sections: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Lists the sections by their whole names: [runtimes.kata] is a table in a table."""
+    outer = {name.partition(".")[0] for name in sections if "." in name}
+    for name, content in table.items():
+        if name in outer and isinstance(content, dict):
+            yield from ((f"{name}.{inner}", value) for inner, value in content.items())
+        else:
+            yield name, content
 
 
 def _read_section(file: Path, section: str, kind: type[Any], content: Mapping[str, Any]) -> Any:

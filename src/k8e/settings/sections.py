@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
 from k8e.policy import Address, HostList
+from k8e.settings.accounts import ACCOUNTS, AUDIENCE, AccountRule
 from k8e.settings.values import (
     ADDRESS,
     FLAG,
     HOSTS,
+    IMAGES,
     LISTEN,
     NAMES,
+    OBJECT,
     POOL4,
     POOL6,
+    TEXT,
+    choice,
     count,
     key,
     many,
@@ -80,6 +85,8 @@ class GatewaySettings:
 
     listen: str = key("127.0.0.1:50051", LISTEN)
     names: tuple[str, ...] = key([], NAMES)
+    metrics: str = key("", LISTEN)
+    mcp: str = key("", LISTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,45 @@ class ImagesSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class KataSettings:
+    """The runtime `kata`. In the file: [runtimes.kata]."""
+
+    emulation: bool = key(False, FLAG)
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """The engine `kubernetes` (`k8e server --engine kubernetes`)."""
+
+    namespace: str = key("k8e", OBJECT)
+    kubeconfig: str = key("", TEXT)
+    image: str = key("", TEXT)
+    images: tuple[str, ...] = key([], IMAGES)
+    agent_image: str = key("", TEXT)
+    key_secret: str = key("", TEXT)
+    egress: str | None = key(None, optional(choice("policy", "node", "cilium", "open")))
+    nameservers: tuple[Address, ...] = key([], many(ADDRESS, "addresses", 3))
+    gvisor: str = key("gvisor", OBJECT)
+    native: str = key("", OBJECT)
+    kata: str = key("kata", OBJECT)
+    claims: bool = key(True, FLAG)
+    storage_class: str = key("", OBJECT)
+    pull_policy: str | None = key(None, optional(choice("Always", "IfNotPresent", "Never")))
+    requests: float = key(1.0, number(0.01, 1))
+    user_namespaces: bool = key(True, FLAG)
+    life: float = key("1d", span("1m", "365d"))
+    deadline: float = key("2m", span("5s", "1h"))
+    peers: str = key("", LISTEN)
+    mcp_peers: str = key("", LISTEN)
+    token_audience: str = key("k8e", AUDIENCE)
+    accounts: tuple[AccountRule, ...] = key([], ACCOUNTS)
+    tenant_namespaces: bool = key(False, FLAG)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
+    """A `_` in a section's name is a dot in the file."""
+
     egress: EgressSettings = EgressSettings()
     limits: LimitsSettings = LimitsSettings()
     quotas: QuotasSettings = QuotasSettings()
@@ -119,3 +164,5 @@ class Settings:
     audit: AuditSettings = AuditSettings()
     approvals: ApprovalsSettings = ApprovalsSettings()
     images: ImagesSettings = ImagesSettings()
+    runtimes_kata: KataSettings = KataSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()

@@ -112,6 +112,38 @@ def _read_text(value: Any) -> str:
     return text
 
 
+def choice(*words: str) -> ValueType[str]:
+    def read(value: Any) -> str:
+        if _read_text(value) not in words:
+            raise ValueError("is none of the allowed words")
+        return _read_text(value)
+
+    return ValueType(" or ".join(words), read)
+
+
+TEXT: Final = ValueType("text", _read_text)
+_OBJECT: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def _read_object(value: Any) -> str:
+    text = _read_text(value)
+    if text and not _OBJECT.fullmatch(text):
+        raise ValueError("is no name of a Kubernetes object")
+    return text
+
+
+OBJECT: Final = ValueType("the name of an object, or empty", _read_object)
+
+
+def _read_image(value: Any) -> str:
+    text = _read_text(value)
+    if text != "*" and ("/" not in text or any(letter.isspace() or letter in "*?[" for letter in text)):
+        raise ValueError("has an entry that is neither a whole reference nor the beginning of some")
+    return text
+
+
+IMAGES: Final = many(ValueType("a reference", _read_image), 'references, or their beginnings with a slash, or "*"')
+
 ADDRESS: Final[ValueType[Address]] = ValueType("an address", lambda value: ipaddress.ip_address(_read_text(value)))
 
 

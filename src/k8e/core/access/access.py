@@ -1,4 +1,4 @@
-"""Who may see and do what. The doors say who calls; every rule about it is here. Pure.
+"""Who may see and do what. The doors say who calls; every rule about it is here.
 
 A session belongs to an owner, a user of this machine or REMOTE, and to a tenant. A user of this machine sees the
 sessions of their uid and names tenants freely; a caller with an API key sees the sessions of the key's tenants. The two
@@ -11,6 +11,7 @@ else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -26,6 +27,12 @@ class Payer(NamedTuple):
 
     owner: int
     tenant: str
+
+
+def local_caller(uid: int, pid: int = 0) -> Caller:
+    """A user of this machine. The daemon's own user is its admin, as root is: that user could change its files."""
+    own = uid != 0 and uid == os.geteuid()
+    return Caller(uid, scope=Scope.ADMIN if own else Scope.RUN, pid=pid)
 
 
 def sees_all(caller: Caller) -> bool:
@@ -44,7 +51,7 @@ def may_see(caller: Caller, owner: int, tenant: str) -> bool:
 
 
 def find_scope(caller: Caller) -> Scope:
-    """Root of this machine is its admin without a key."""
+    """Root of this machine is its admin without a key, and so is the daemon's own user."""
     return Scope.ADMIN if sees_all(caller) else caller.scope
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8e.core import checks
-from k8e.core.access.access import require_scope
+from k8e.core.access.access import local_caller, require_scope
 from k8e.core.clock import Clock, SystemClock
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.audit import Audit
@@ -24,6 +24,7 @@ from k8e.core.tasks import wait_result
 from k8e.damage import Damage
 
 if TYPE_CHECKING:
+    from k8e.core.access.accounts import Accounts
     from k8e.identity.authority import Authority
     from k8e.identity.register import KeyRecord, Register
 
@@ -33,6 +34,8 @@ CLIENT_LIFE: Final = 90 * 86_400.0  # of a certificate, at most
 LOCAL_LIFE: Final = 86_400.0  # of a local user's
 _KEY_SCHEME: Final = "k8e:key:"  # how identities in certificates begin
 _USER_SCHEME: Final = "k8e:uid:"
+ACCOUNT_SCHEME: Final = "k8e:account:"  # of tokens: no certificate has it
+_KEY_PREFIX: Final = "k8e_"
 _MAX_TENANTS: Final = 64
 _MINUTE: Final = 60.0
 _HINT: Final = "Log in again with a key that is good: k8e connect."
@@ -66,10 +69,29 @@ class Admission:
     identity: str
     expires: float
 
+    @property
+    def ended(self) -> Fault:
+        """Tells a caller whose time is over during a call."""
+        if self.identity.startswith(ACCOUNT_SCHEME):
+            return token_expired()
+        error = "the certificate has expired"
+        return Fault(Kind.UNAUTHENTICATED, "certificate_expired", error, hint="Log in again, and call again.")
+
 
 class Keys:
-    def __init__(self, directory: Path, clock: Clock | None = None, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        clock: Clock | None = None,
+        audit: Audit | None = None,
+        keep: Callable[[bytes], None] | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
+        """`keep`: where the register is kept, if not in the directory alone (`identity.register`). `accounts`: of the
+        cluster, whose tokens are taken too."""
         self._directory = directory
+        self._accounts = accounts
+        self._keep = keep
         self._audit = audit
         self._clock = clock or SystemClock()
         self._opening = asyncio.Lock()
@@ -107,7 +129,7 @@ class Keys:
         from k8e.identity.authority import Authority
         from k8e.identity.register import Register
 
-        return Authority.open(self._directory, self._clock.wall()), Register(self._directory / "keys.json")
+        return Authority.open(self._directory, self._clock.wall()), Register(self._directory / "keys.json", self._keep)
 
     # Keys
 
@@ -181,6 +203,10 @@ class Keys:
         if identity.startswith(_USER_SCHEME):
             error = "the certificate of a local user is not renewed over the gateway"
             raise Fault(Kind.DENIED, "renewed_at_socket", error, hint=_AT_SOCKET)
+        if identity.startswith(ACCOUNT_SCHEME):
+            error = "a service account has no certificate"
+            hint = "Send its token with every call."
+            raise Fault(Kind.DENIED, "token_instead", error, hint=hint)
         _read_request(request)
         return await self._certify(identity, request)
 
@@ -213,10 +239,19 @@ class Keys:
         caller, end = self._resolve(peer.identity)
         return Admission(caller, peer.identity, min(peer.expires, end))
 
-    async def admit_bearer(self, text: str) -> Admission:
-        """The caller of an API key that was sent as it is, over an encrypted connection."""
+    async def admit_token(self, token: str, source: str = "") -> Admission:
+        """The caller of a service account's token. `source`: where it comes from."""
+        if self._accounts is None:
+            hint = "Use an API key: k8e connect. Tokens are for `k8e server --engine kubernetes`."
+            raise refuse_token("this gateway asks no cluster", hint)
+        return await self._accounts.admit(token, source)
+
+    async def admit_bearer(self, text: str, source: str = "") -> Admission:
+        """The caller of an API key or a token that was sent as it is, over an encrypted connection."""
         from k8e.identity.api_key import ApiKey, BadKey
 
+        if self._accounts is not None and not text.startswith(_KEY_PREFIX):
+            return await self.admit_token(text, source)
         authority, register = await self.open()
         try:
             key = ApiKey.parse(text)
@@ -238,7 +273,7 @@ class Keys:
         """The caller of an identity, and until when."""
         assert self._opened is not None
         if identity.startswith(_USER_SCHEME):
-            return Caller(int(identity.removeprefix(_USER_SCHEME))), float("inf")
+            return local_caller(int(identity.removeprefix(_USER_SCHEME))), float("inf")
         record = self._opened[1].find(identity.removeprefix(_KEY_SCHEME))
         if record is None or record.revoked is not None:
             raise Fault(Kind.UNAUTHENTICATED, "key_revoked", "the key was revoked", hint=_HINT)
@@ -258,6 +293,15 @@ class Keys:
             return await wait_result(asyncio.to_thread(work, *values))
         except OSError as error:
             raise _unavailable(error) from error
+
+
+def refuse_token(cause: str, hint: str = "Is it the cluster's own, of an account that exists?") -> Fault:
+    return Fault(Kind.UNAUTHENTICATED, "token_refused", "the token is not valid here", detail=cause[:400], hint=hint)
+
+
+def token_expired() -> Fault:
+    hint = "The kubelet renews a projected token in its file: read it anew for each call."
+    return Fault(Kind.UNAUTHENTICATED, "token_expired", "the token has expired", hint=hint)
 
 
 def _unavailable(cause: object) -> Fault:

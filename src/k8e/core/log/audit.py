@@ -1,8 +1,9 @@
 """The audit log: which caller did what to which session. JSON lines, only ever appended.
 
-A thread of its own writes it, many lines at once when there are many. Usually callers do not wait for it, and a disk
-that is full costs lines, which are counted, and said in the log as soon as it can be written again. With `[audit]
-required` nothing is done that is not in the log, on disk, first.
+Usually callers do not wait for it: its lines are written a moment later, many at once when there are many, in the loop,
+like the journal of runs: handing them to a thread cost more than all of the writing. A disk that is full costs lines,
+which are counted, and said in the log as soon as it can be written again. With `[audit] required` nothing is done that
+is not in the log, on disk, first; a thread waits for the disk.
 
 Environment values, stdin, output and the content of files are never in it; code only as its length and hash, unless the
 settings ask for it.
@@ -17,9 +18,8 @@ import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from k8e.core.clock import Clock
 from k8e.core.errors import Fault, Kind
@@ -33,17 +33,17 @@ from k8e.settings import AuditSettings
 MAX_WAITING: Final = 10_000  # lines
 LOGGED_CODE: Final = 128 << 10  # bytes of a longer program; its length and hash are those of all of it
 DELAY: Final = 0.02  # so that a command does not share its moment with the writing of its line
+_ENCODER: Final = json.JSONEncoder(default=str)  # json.dumps would make one for each line
 _STRANGE: Final = ("session_not_found", "run_not_found", "approval_not_found")  # it may be another caller's
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     content: bytes
     written: asyncio.Future[None] | None = None  # a caller waits
 
 
 class AuditFile:
-    """The file and its predecessors. Used by one thread."""
+    """The file and its predecessors. Used by one thread at a time."""
 
     def __init__(self, path: Path, size: int, files: int) -> None:
         self._path = path
@@ -117,6 +117,7 @@ class Audit:
         self._waiting: list[_Line] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._syncing = False  # the thread has the file
         self._lost = 0  # since the last line that was written
         self._unsynced = False
 
@@ -174,11 +175,16 @@ class Audit:
     async def sync(self) -> None:
         """Part of the upkeep: so much and no more is lost with the power."""
         if self._file is not None and self._unsynced:
-            self._unsynced = False
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._file.sync)
-            except OSError as error:
-                warn("audit_not_synced", cause=error)
+            self._unsynced, self._syncing = False, True
+            syncing = asyncio.get_running_loop().run_in_executor(self._thread, self._file.sync)
+            syncing.add_done_callback(self._end_sync)
+            await wait_done(syncing)
+
+    def _end_sync(self, synced: asyncio.Future[None]) -> None:
+        """Also when the caller has left: until then the file is the thread's."""
+        self._syncing = False
+        if not synced.cancelled() and (error := synced.exception()):
+            warn("audit_not_synced", cause=error)
 
     async def close(self) -> None:
         self._begin()
@@ -210,12 +216,17 @@ class Audit:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._writing is None and self._waiting and self._file is not None:
+        if self._writing is not None or not self._waiting or self._file is None:
+            return
+        if self._syncing or any(line.written for line in self._waiting):
             self._writing = asyncio.get_running_loop().create_task(self._write_all(self._file))
+        else:
+            lines, self._waiting = self._waiting, []
+            self._write_here(self._file, lines)
 
     def _format(self, event: str, fields: dict[str, Any]) -> bytes:
         content = {"at": round(self._clock.wall(), 3), "event": event, **fields}
-        return json.dumps(content, default=str).encode("ascii") + b"\n"
+        return _ENCODER.encode(content).encode("ascii") + b"\n"
 
     async def _write_all(self, file: AuditFile) -> None:
         try:
@@ -225,11 +236,21 @@ class Audit:
         finally:
             self._writing = None
 
+    def _join(self, lines: Sequence[_Line]) -> bytes:
+        content = b"".join(line.content for line in lines)
+        return self._format("lines_lost", {"count": self._lost}) + content if self._lost else content
+
+    def _write_here(self, file: AuditFile, lines: Sequence[_Line]) -> None:
+        try:
+            file.write(self._join(lines), sync=False)
+        except OSError as error:
+            self._lose(len(lines), str(error))
+        else:
+            self._lost, self._unsynced = 0, True
+
     async def _write_some(self, file: AuditFile, lines: Sequence[_Line]) -> None:
         sync = any(line.written for line in lines)
-        content = b"".join(line.content for line in lines)
-        if self._lost:
-            content = self._format("lines_lost", {"count": self._lost}) + content
+        content = self._join(lines)
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._thread, lambda: file.write(content, sync=sync))

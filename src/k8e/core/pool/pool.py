@@ -6,7 +6,8 @@ has a row in the store from before it exists until after it is gone, so that aft
 removes it. A daemon that is stopped removes all that no session has claimed.
 
 Making them ahead has the lowest priority of all: one at a time, only while no caller waits for a session, and only
-while the machine has memory to spare.
+while the machine has memory to spare. An engine that has sandboxes ready by itself is told how many, and none is made
+here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from k8e.core.parts import Parts
 from k8e.core.pool.demand import Demand, Retries, Template
 from k8e.core.pool.memory import Memory
 from k8e.core.pool.quiet import Quiet
+from k8e.core.pool.stock import Stock
 from k8e.core.sandbox.environment import prepare_state
 from k8e.core.store.records import WarmRecord
 from k8e.core.tasks import stop, wait_done
@@ -61,6 +63,7 @@ class Pool:
         self._memory = memory
         self._park = park
         self._demand = Demand(settings.min, settings.max)
+        self._stock = Stock(parts.engine)
         self._ready: dict[Template, deque[str]] = {}  # the oldest first
         self._condemned: set[str] = set()  # to be destroyed, and could not be yet
         self._retries = Retries()
@@ -73,9 +76,14 @@ class Pool:
 
     @property
     def warm(self) -> int:
-        return sum(map(len, self._ready.values()))
+        return sum(map(len, self._ready.values())) + self._stock.total
 
     # For the creation of sessions
+
+    @property
+    def busy(self) -> bool:
+        """Whether a caller waits for a session."""
+        return self._quiet.busy
 
     @contextmanager
     def foreground(self) -> Iterator[None]:
@@ -104,7 +112,7 @@ class Pool:
                 raise
             self._metrics.claims.add("warm")
             return Claimed(name, template, sandbox, place)
-        self._metrics.claims.add("cold")
+        self._metrics.claims.add("warm" if self._stock.count(template) else "cold")
         return None
 
     def put_back(self, claimed: Claimed) -> None:
@@ -137,13 +145,15 @@ class Pool:
 
     def _nudge(self) -> None:
         """Begins to make what is missing, if anything is."""
-        if (self._worker is None or self._worker.done()) and self._choose() is not None:
+        if (self._worker is None or self._worker.done()) and (self._stock.kept or self._choose() is not None):
             self._worker = self._tasks.spawn(self._refill())
 
     def _choose(self) -> Template | None:
         """The kind of which one is missing, the most urgent first."""
         now = self._clock.monotonic()
-        if self._closed or self.warm >= self.settings.max or self._free < self.settings.free_memory * _SLACK:
+        if self._closed or self._stock.kept:
+            return None
+        if self.warm >= self.settings.max or self._free < self.settings.free_memory * _SLACK:
             return None
         for template, wanted in self._demand.targets(now).items():
             if len(self._ready.get(template, ())) < wanted and self._retries.may_try(template, now):
@@ -153,6 +163,8 @@ class Pool:
     async def _refill(self) -> None:
         while not self._closed:
             await self._quiet.wait()
+            if await self._tell_engine():
+                return
             await self._look_at_memory()
             if self._adopting is not None:
                 await wait_done(self._adopting)  # what is there already need not be made
@@ -160,6 +172,15 @@ class Pool:
             if template is None:
                 return
             await self._make(template)
+
+    async def _tell_engine(self) -> bool:
+        """Whether the engine has them ready by itself."""
+        try:
+            await self._stock.tell({} if self._closed else self._demand.targets(self._clock.monotonic()))
+        except EngineError as error:
+            warn("not_kept_ready", cause=error)
+        self._metrics.warm.value = self.warm
+        return self._stock.kept
 
     async def _make(self, template: Template) -> None:
         began = self._clock.monotonic()
@@ -192,6 +213,7 @@ class Pool:
 
     async def review(self) -> None:
         """Part of the upkeep: destroys those that are not worth having any more, and begins to make what is missing."""
+        kept = await self._tell_engine()
         if self._closed:
             return
         await self._look_at_memory()
@@ -213,7 +235,8 @@ class Pool:
         for name in list(self._condemned):
             self._condemned.discard(name)
             self._tasks.spawn(self._destroy(name))
-        self._nudge()
+        if not kept:
+            self._nudge()
 
     async def forget_images(self, left: Collection[str]) -> None:
         """Destroys those that are made of any other image: as long as one is there, so are its image's layers."""
@@ -296,9 +319,9 @@ class Pool:
         targets = self._demand.targets(self._clock.monotonic())
         for name, (template, number) in self._demand.reserved.items():
             cause = self._retries.cause(template)
-            if not cause and self._free < self.settings.free_memory * _SLACK:
+            if not cause and not self._stock.kept and self._free < self.settings.free_memory * _SLACK:
                 cause = "the machine has too little free memory"
-            ready = min(len(self._ready.get(template, ())), number)
+            ready = min(len(self._ready.get(template, ())) + self._stock.count(template), number)
             wanted = min(number, targets.get(template, 0))
             found[name] = Reservation(name, template.runtime, template.image, number, wanted, ready, cause)
         return found
@@ -313,6 +336,8 @@ class Pool:
         will. What is not gone before the daemon is on record as not ready, and the next daemon removes it."""
         self._closed = True
         await stop(*self._under_way())
+        if self._stock.kept:
+            await self._tell_engine()
         unclaimed = {*self._examined, *(name for names in self._ready.values() for name in names)}
         self._examined.clear()
         self._ready.clear()

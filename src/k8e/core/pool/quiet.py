@@ -19,6 +19,11 @@ class Quiet:
         self._idle, self._busy = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a session is being created."""
+        return self._creates > 0
+
     @contextmanager
     def disturb(self) -> Iterator[None]:
         """While a session is created."""

@@ -18,6 +18,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import warn
 from k8e.core.model import OUTPUT_LIMIT, Caller, Denials, RunResult, RunSpec, Status
 from k8e.core.parts import Parts
+from k8e.core.runs.attachment import Attachments
 from k8e.core.runs.endings import (
     ALLOWANCE,
     GRACE,
@@ -52,13 +53,20 @@ _LOOKS: Final = round(2 * GRACE / _PAUSE)  # then the order is given again: it m
 
 class Background:
     def __init__(
-        self, parts: Parts, sessions: Sessions, observer: Observer, launcher: Launcher, endings: Endings
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        observer: Observer,
+        launcher: Launcher,
+        endings: Endings,
+        attachments: Attachments,
     ) -> None:
         self._parts = parts
         self._sessions = sessions
         self._observer = observer
         self._launcher = launcher
         self._endings = endings
+        self._attachments = attachments
         self._store = parts.store
         self._output = KeptOutput(parts.store)
 
@@ -68,6 +76,13 @@ class Background:
         plan = check_run(spec)
         if spec.stdin:
             checks.refuse("stdin", "cannot be given to a background run", "Write it to a file that the command reads.")
+        return (await self._start(caller, spec, plan)).show(spec.session_id)
+
+    async def open(self, caller: Caller, spec: RunSpec) -> RunRecord:
+        """Starts a command on a terminal, for clients to attach to. It has no time limit."""
+        return await self._start(caller, spec, replace(check_run(spec), timeout=None))
+
+    async def _start(self, caller: Caller, spec: RunSpec, plan: ExecSpec) -> RunRecord:
         live = self._sessions.find(caller, spec.session_id)
         due = asyncio.get_running_loop().time() + min(plan.timeout or _START, _START) + ALLOWANCE
         try:
@@ -92,29 +107,36 @@ class Background:
             self._parts.tasks.spawn(self._take_back(live, launching))
             self._sessions.doubt(live)
             raise describe_silence("starting the command")
-        return launching.result().show(live.session_id)
+        return launching.result()
 
     async def _launch(
         self, opened: Opened, plan: ExecSpec, about: Facts, give_back: Callable[[], None], due: float
     ) -> RunRecord:
         live = opened.live
         with live.in_use():
-            record, mark = await self._launcher.record(live, self._launcher.new_record(live, background=True), about)
+            terminal = plan.terminal is not None
+            new = self._launcher.new_record(live, background=True, terminal=terminal)
+            record, mark = await self._launcher.record(live, new, about)
             if asyncio.get_running_loop().time() >= due:
                 self._endings.come_late(live, record)
                 raise describe_silence("starting the command")
-            spec = replace(plan, stdin=False, detached=True, window=OUTPUT_LIMIT)
-            live.background.add(record.run_id, mark)
+            spec = replace(plan, stdin=terminal, detached=True, window=OUTPUT_LIMIT)
+            live.background.add(record.run_id, mark, terminal=terminal)
             give_back()  # the session counts it from here on
+            if terminal:
+                self._attachments.expect(record.run_id)
             try:
                 process = await self._launcher.start(opened, record, spec)
                 try:
-                    await self._store.set_command(record.run_id, process.id, record.oom_before)
+                    self._store.set_command(record.run_id, process.id, record.oom_before)
+                    await self._store.secure(record.sandbox)
+                    record = replace(record, command=process.id)
                 except Fault:
                     await put_away(opened.sandbox, process.id)  # without its id on record no daemon finds it again
                     raise
             except BaseException:
                 live.background.discard(record.run_id)
+                self._attachments.expect_no_more(record.run_id)
                 raise
         return record
 
@@ -159,7 +181,9 @@ class Background:
                 opened = await self._sessions.enter(live)
                 if record.finished is not None:
                     return await self._output.show(opened, record)
-                info = await self._look(opened, record)
+                info = await self.look(opened, record)
+                if info is not None and self._attachments.find(record.run_id):
+                    return await self._peek(opened, record, info, news=False)  # its output is the client's
                 if info is not None and info.running:
                     news = info.stdout_bytes > stdout_from or info.stderr_bytes > stderr_from
                     return await self._peek(opened, record, info, news=news)
@@ -184,7 +208,7 @@ class Background:
         )
         return seen.show(opened.live.session_id, stdout, stderr)
 
-    async def _look(self, opened: Opened, record: RunRecord) -> CommandInfo | None:
+    async def look(self, opened: Opened, record: RunRecord) -> CommandInfo | None:
         commands = await opened.sandbox.commands()
         return next((info for info in commands if info.id == record.command), None)
 
@@ -202,19 +226,26 @@ class Background:
                 if record.finished is not None:
                     return True
                 opened = await self._sessions.enter(live)
-                info = await self._look(opened, record)
+                info = await self.look(opened, record)
                 had_ended = info is None or not info.running
                 while info is not None and info.running:
-                    await self._stop(opened, info)
-                    info = await self._look(opened, record)
+                    await self._stop(opened, record, info)
+                    info = await self.look(opened, record)
+                await self._attachments.settle(record.run_id)
                 await self._collect(opened, record, info)
                 return had_ended
 
-    async def _stop(self, opened: Opened, info: CommandInfo) -> None:
-        """Reads nothing: while no connection is attached the agent keeps the output as it always does."""
-        process = await opened.sandbox.attach(info.id, hold=True)
-        await process.end(GRACE)
-        await process.detach()
+    async def _stop(self, opened: Opened, record: RunRecord, info: CommandInfo) -> None:
+        """Reads nothing: while no connection is attached the agent keeps the output as it always does. A client that
+        is at the terminal sees the end; one that does not read it is sent away the second time."""
+        attachment = self._attachments.find(record.run_id)
+        if attachment is not None and not attachment.ending:
+            await attachment.end(GRACE)
+        else:
+            await self._attachments.settle(record.run_id)
+            process = await opened.sandbox.attach(info.id, hold=True)
+            await process.end(GRACE)
+            await process.detach()
         for _ in range(_LOOKS):
             commands = await opened.sandbox.commands()
             if not any(one.id == info.id and one.running for one in commands):
@@ -227,6 +258,10 @@ class Background:
         mine = {run.command: run for run in records if run.background and run.command is not None}
         if not mine:
             return
+        error, hint = "the session was stopped, and the terminal with it", f"k8e sandbox start {live.session_id}"
+        for run in mine.values():
+            fault = Fault(Kind.LOST, "session_stopped", error, hint=hint, run_id=run.run_id)
+            await self._attachments.part(run.run_id, fault)
         sandbox, _ = await self._parts.engine.attach(live.sandbox)
         commands = [info for info in await sandbox.commands() if info.id in mine]
         await asyncio.gather(*(self._end(live, sandbox, info, mine[info.id]) for info in commands))
@@ -235,7 +270,7 @@ class Background:
         outcome = await end_command(sandbox, info.id, running=info.running)
         ended = record_outcome(record, outcome, stdout=0, stderr=0)
         reason = describe_end(live.record.reason) if info.running else ""
-        await self._endings.keep(replace(ended, reason=reason), live)
+        self._endings.keep(replace(ended, reason=reason), live)
 
     # Collecting
 
@@ -255,7 +290,7 @@ class Background:
             with translated("collecting runs"):
                 commands = {info.id: info for info in await opened.sandbox.commands()}
                 for record in records:
-                    if not record.background or record.command is None:
+                    if not record.background or record.command is None or self._attachments.waits_for(record.run_id):
                         continue
                     info = commands.get(record.command)
                     if info is None or not info.running:
@@ -272,7 +307,8 @@ class Background:
             result = await self._lose(opened.live, record)
         else:
             result = await self._finish(opened, record, outcome, stdout, stderr)
-        # It is on record; now the agent may forget it.
+        # Once it is on record for good the agent may forget it.
+        await self._store.secure(record.sandbox)
         await opened.sandbox.release(record.command)
         await self._launcher.clear(opened, record)
         return result
@@ -282,7 +318,7 @@ class Background:
 
     async def _lose(self, live: Live, record: RunRecord) -> RunResult:
         live.background.discard(record.run_id)
-        return await self._endings.keep(replace(record, status=Status.LOST), live)
+        return self._endings.keep(replace(record, status=Status.LOST), live)
 
     async def _finish(
         self, opened: Opened, record: RunRecord, outcome: Outcome, stdout: bytes, stderr: bytes
@@ -295,7 +331,7 @@ class Background:
             kept = replace(ended, kept_stdout=len(stdout), kept_stderr=len(stderr))
         else:
             kept = replace(ended, truncated=True)
-        result = await self._endings.keep(kept, live)
+        result = self._endings.keep(kept, live)
         live.background.discard(record.run_id)
         live.touch()
         return replace(result, stdout=stdout, stderr=stderr, truncated=ended.truncated)

@@ -69,8 +69,10 @@ class Endings:
         self._parts.metrics.exec_seconds.observe(outcome.wall_seconds)
         # The list of a one-command session cannot be changed any more: the next one can ask for another.
         denied = live.refusals.since(mark, "" if live.record.fleeting else live.session_id)
-        ended = replace(ended, reason=self._explain(live, ended, outcome))
-        return replace(self._put(ended, live), denied=denied)
+        if reason := self._explain(live, ended, outcome):
+            ended = replace(ended, reason=reason)
+        result = self._put(ended, live)
+        return replace(result, denied=denied) if denied.entries or denied.more else result
 
     def _explain(self, live: Live, ended: RunRecord, outcome: Outcome) -> str:
         """Why a run was ended, where neither the command nor its caller did it."""
@@ -131,12 +133,12 @@ class Endings:
         record = replace(record, status=Status.TIMED_OUT, exit_code=TIMEOUT_CODE, reason=reason)
         return self._put(self.measure(record), live)
 
-    async def withdraw(self, record: RunRecord) -> None:
+    def withdraw(self, record: RunRecord) -> None:
         """Nothing ran, and nothing stays on record, unless the caller was told of a run that timed out."""
         if (settled := self._settled.get(record.run_id)) is None:
-            await self._parts.store.forget_run(record.run_id)
+            self._parts.store.forget_run(record.run_id)
         else:
-            await self._parts.store.finish_run(settled)
+            self._parts.store.finish_run(settled)
 
     def measure(self, record: RunRecord) -> RunRecord:
         """The record of a run without an outcome, with the time since it was started."""
@@ -147,18 +149,21 @@ class Endings:
         self._settled.pop(record.run_id, None)
 
     def _put(self, record: RunRecord, live: Live) -> RunResult:
-        """Writes the record in the background: the caller has the result, whatever becomes of the record."""
+        """The caller has the result, whatever becomes of the record."""
         if (settled := self._settled.pop(record.run_id, None)) is not None:
             record = settled  # as the caller was told
         else:
             record = self._close(record, live)
-        self._parts.tasks.spawn(self._parts.store.finish_run(record))
+        try:
+            self._parts.store.finish_run(record)
+        except Fault as fault:
+            warn("run_not_recorded", run=record.run_id, code=fault.code, detail=fault.detail)
         return record.show(live.session_id)
 
-    async def keep(self, record: RunRecord, live: Live) -> RunResult:
-        """Returns when it is on record: for runs whose caller does not wait."""
+    def keep(self, record: RunRecord, live: Live) -> RunResult:
+        """The same for runs whose caller does not wait. Raises Fault where it cannot be put on record."""
         record = self._close(record, live)
-        await self._parts.store.finish_run(record)
+        self._parts.store.finish_run(record)
         return record.show(live.session_id)
 
     def _close(self, record: RunRecord, live: Live) -> RunRecord:

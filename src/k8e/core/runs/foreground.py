@@ -6,12 +6,13 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from k8e.core.access.access import Payer, choose_tenant, find_payer
 from k8e.core.access.turns import Turns
 from k8e.core.contract import LiveRun
 from k8e.core.errors import Fault
+from k8e.core.log.daemon_log import warn
 from k8e.core.model import Caller, Chunk, RunResult, RunSpec, SessionSpec
 from k8e.core.parts import Parts
 from k8e.core.runs.endings import ALLOWANCE, Endings, wait_until
@@ -53,19 +54,51 @@ class Foreground:
 
     async def run(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> RunResult:
         """In the session that the spec names, or in `live`."""
-        return await (await self._start(caller, spec, live, stdin=bool(spec.stdin))).collect(spec.stdin)
+        start = await self._prepare(caller, spec, live, stdin=bool(spec.stdin))
+        if isinstance(start, NotBegun):
+            return await start.result()
+        running = self._parts.tasks.spawn(self._run(start, spec.stdin), watched=True)
+        running.add_done_callback(lambda _: start.give_back())
+        try:
+            await wait_until({running}, start.due)
+            if start.record.run_id in self.running:
+                await wait_done(running)  # it has begun, and knows itself how long it may take
+        except asyncio.CancelledError:
+            self._take_back(start, running)
+            raise
+        if running.done():
+            return running.result()
+        self._take_back(start, running)
+        return self._endings.time_out(start.opened.live, self._endings.measure(start.record))
+
+    async def _run(self, start: _Start, stdin: bytes) -> RunResult:
+        """One task from the start to the result: every further one would cost as much as a tenth of `true`."""
+        task: asyncio.Task[RunResult] | None = asyncio.current_task()
+        assert task is not None
+        return await (await self._launch(start, task)).collect(stdin)
 
     async def start(self, caller: Caller, spec: RunSpec, live: Live | None = None) -> ForegroundRun | NotBegun:
-        run = await self._start(caller, spec, live, stdin=True)
+        start = await self._prepare(caller, spec, live, stdin=True)
+        if isinstance(start, NotBegun):
+            return start
+        launching = self._parts.tasks.spawn(self._launch(start), watched=True)
+        launching.add_done_callback(lambda done: _when_settled(done, start.give_back))
+        try:
+            await wait_until({launching}, start.due)
+        except asyncio.CancelledError:
+            self._take_back(start, launching)
+            raise
+        if not launching.done():
+            self._take_back(start, launching)
+            return NotBegun(self._endings.time_out(start.opened.live, self._endings.measure(start.record)))
+        run = launching.result()
         if spec.stdin:
             self._parts.tasks.spawn(run.feed(spec.stdin))
         return run
 
-    async def _start(
-        self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool
-    ) -> ForegroundRun | NotBegun:
+    async def _prepare(self, caller: Caller, spec: RunSpec, live: Live | None, *, stdin: bool) -> _Start | NotBegun:
         began = self._parts.clock.monotonic()
-        plan = replace(check_run(spec), stdin=stdin)
+        plan = check_run(spec, stdin=stdin)
         due = asyncio.get_running_loop().time() + (plan.timeout or 0) + ALLOWANCE
         live = live or self._sessions.find(caller, spec.session_id)
         record, about = self._launcher.new_record(live, background=False), self._launcher.describe(caller, spec)
@@ -74,61 +107,74 @@ class Foreground:
                 opened = await self._sessions.enter(live)
                 plan, give_back = await self._launcher.place(opened, plan, spec)
         except TimeoutError:
-            return await self._give_up(live, record, about)
-        launching = self._parts.tasks.spawn(self._launch(opened, plan, record, about, due), watched=True)
-        launching.add_done_callback(lambda done: _when_settled(done, give_back))
-        try:
-            await wait_until({launching}, due)
-        except asyncio.CancelledError:
-            self._parts.tasks.spawn(self._take_back(launching, record))
-            raise
-        if not launching.done():
-            self._parts.tasks.spawn(self._take_back(launching, record))
-            return NotBegun(self._endings.time_out(live, self._endings.measure(record)))
-        run = launching.result()
-        if isinstance(run, ForegroundRun):
-            self._parts.metrics.start_seconds.observe(self._parts.clock.monotonic() - began)
-        return run
+            # The sandbox cannot be reached: nothing ran, and that is on record like every other run.
+            await self._launcher.record_unreachable(live, record, about)
+            return NotBegun(self._endings.time_out(live, self._endings.measure(record), began=False))
+        if suits(plan):
+            plan = replace(plan, parked=True)
+        return _Start(opened, plan, record, about, due, began, give_back)
 
-    async def _give_up(self, live: Live, record: RunRecord, about: Facts) -> NotBegun:
-        """The sandbox cannot be reached: nothing ran, and that is on record like every other run."""
-        await self._launcher.record_unreachable(live, record, about)
-        return NotBegun(self._endings.time_out(live, self._endings.measure(record), began=False))
-
-    async def _launch(
-        self, opened: Opened, plan: ExecSpec, record: RunRecord, about: Facts, due: float
-    ) -> ForegroundRun | NotBegun:
+    async def _launch(self, start: _Start, settled: asyncio.Task[RunResult] | None = None) -> ForegroundRun | NotBegun:
+        opened, record, spec = start.opened, start.record, start.spec
         with opened.live.in_use():
-            with await self.starts.take_briefly(opened.live.payer, _START, due):
-                record, mark = await self._launcher.record(opened.live, record, about)
-                if asyncio.get_running_loop().time() >= due:
+            with await self.starts.take_briefly(opened.live.payer, _START, start.due):
+                record, mark = await self._launcher.record(opened.live, record, start.about)
+                if asyncio.get_running_loop().time() >= start.due:
                     return NotBegun(self._endings.come_late(opened.live, record))
-                spec = replace(plan, parked=suits(plan))
                 process = await self._launcher.start(opened, record, spec)
-            self._interpreters.started(spec, process)
-            run = ForegroundRun(self._endings, self._parts.tasks, opened.live, record, mark, process, due)
+            self._interpreters.started(opened.live, opened.sandbox, opened.place, spec, process)
+            run = ForegroundRun(
+                *(self._endings, self._parts.tasks, opened.live, record, mark, process, start.due), settled=settled
+            )
+        self._parts.metrics.start_seconds.observe(self._parts.clock.monotonic() - start.began)
         self.running[run.run_id] = run
         saving = asyncio.get_running_loop().call_later(_LONG, self._save_command, run)
-        run.settled.add_done_callback(lambda _: saving.cancel())
-        run.settled.add_done_callback(lambda _: self.running.pop(run.run_id, None))
-        run.settled.add_done_callback(
-            lambda _: self._interpreters.ended(opened.live, opened.sandbox, opened.place, spec)
-        )
-        if find_long_program(spec.argv) is not None:
-            run.settled.add_done_callback(lambda _: self._parts.tasks.spawn(self._launcher.clear(opened, record)))
+
+        def end(_: object) -> None:
+            saving.cancel()
+            self.running.pop(run.run_id, None)
+            self._interpreters.ended(opened.live, opened.sandbox, opened.place, spec, process)
+            if find_long_program(spec.argv) is not None:
+                self._parts.tasks.spawn(self._launcher.clear(opened, record))
+
+        run.settled.add_done_callback(end)
+        if start.left:
+            run.leave()
         return run
 
     def _save_command(self, run: ForegroundRun) -> None:
-        self._parts.tasks.spawn(self._parts.store.set_command(run.run_id, run.command, run.record.oom_before))
+        try:
+            self._parts.store.set_command(run.run_id, run.command, run.record.oom_before)
+        except Fault as fault:
+            warn("command_not_recorded", run=run.run_id, code=fault.code, detail=fault.detail)
 
-    async def _take_back(self, launching: asyncio.Task[ForegroundRun | NotBegun], record: RunRecord) -> None:
-        """The caller left while the command was started, or was told that it takes too long."""
-        await wait_done(launching)
-        run = None if launching.cancelled() or launching.exception() else launching.result()
-        if isinstance(run, ForegroundRun):
+    def _take_back(self, start: _Start, work: asyncio.Task[Any]) -> None:
+        """The caller left, or was told that it takes too long: the command is ended, as soon as it has begun."""
+        start.left = True
+        run = self.running.get(start.record.run_id)
+        if run is not None:
             run.leave()
-        else:
-            self._endings.forget(record)
+            return
+
+        def forget(_: object) -> None:
+            if start.record.run_id not in self.running:
+                self._endings.forget(start.record)
+
+        work.add_done_callback(forget)
+
+
+@dataclass(slots=True, eq=False)
+class _Start:
+    """A command that is about to be started."""
+
+    opened: Opened
+    spec: ExecSpec
+    record: RunRecord
+    about: Facts
+    due: float  # when the caller has to have its answer, in the loop's time
+    began: float
+    give_back: Callable[[], None]  # the place among the payer's runs
+    left: bool = False  # no caller waits for it any more
 
 
 class NotBegun:
@@ -142,7 +188,7 @@ class NotBegun:
 
     async def output(self) -> AsyncGenerator[Chunk, None]:
         for _ in ():
-            yield Chunk(1, b"")
+            yield Chunk(1, ())
 
     async def result(self) -> RunResult:
         return self.settled.result()

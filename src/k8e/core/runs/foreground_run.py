@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from k8e.core import checks
 from k8e.core.egress.denials import Mark
 from k8e.core.model import Chunk, RunResult
 from k8e.core.runs.endings import ALLOWANCE, GRACE, LOOK, Endings, wait_until
-from k8e.core.sandbox.output import HeadTail, read_into
+from k8e.core.sandbox.output import HeadTail
 from k8e.core.sessions.live import Gone, Live
 from k8e.core.store.records import RunRecord
 from k8e.core.tasks import Tasks, stop, wait_done, wait_first, wait_result
@@ -20,7 +20,22 @@ from k8e.link.errors import LinkError
 from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 
 TIDY: Final = 10.0  # seconds for the end of a sandbox that a result waits for
-_AHEAD: Final = 8  # chunks read before the caller asks for them: switching tasks for each costs half the speed
+_AHEAD: Final = 2  # chunks read before the caller asks for them; each is at most what the link has room for
+
+
+@contextlib.contextmanager
+def _ended_with(limit: asyncio.Timeout, gone: asyncio.Future[Any]) -> Iterator[None]:
+    """The time is over as soon as the sandbox is gone."""
+
+    def end(_: asyncio.Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # it is over already
+            limit.reschedule(0)
+
+    gone.add_done_callback(end)
+    try:
+        yield
+    finally:
+        gone.remove_done_callback(end)
 
 
 class Overdue(Exception):
@@ -39,8 +54,10 @@ class ForegroundRun:
         mark: Mark,
         process: Process,
         due: float,
+        settled: asyncio.Task[RunResult] | None = None,
     ) -> None:
-        """`due`: when the caller has to have its answer, in the loop's time."""
+        """`due`: when the caller has to have its answer, in the loop's time. `settled`: the task that calls `collect`,
+        where it is there already."""
         self.record = record
         self.live = live
         self._gone = live.gone  # this life's: a session that is started again has another one
@@ -49,12 +66,12 @@ class ForegroundRun:
         self._process = process
         self._mark = mark
         self._due = due
-        self._collecting = False
+        self._collecting = settled is not None
         self._broken = False
         self._left: Callable[[], asyncio.Future[None] | None] = lambda: None
         self._use = contextlib.ExitStack()
         self._use.enter_context(live.in_use())
-        self.settled = tasks.spawn(self._settle(), watched=True)
+        self.settled = settled or tasks.spawn(self._settle(), watched=True)
 
     @property
     def run_id(self) -> str:
@@ -99,8 +116,8 @@ class ForegroundRun:
 
     async def _pump(self, stream: int, reader: ByteReader, queue: asyncio.Queue[Chunk | None]) -> None:
         try:
-            while content := await reader.read():
-                await queue.put(Chunk(stream, content))
+            while pieces := await reader.read_all():
+                await queue.put(Chunk(stream, pieces))
         except LinkError:
             self._broken = True  # the result says what it means
         await queue.put(None)
@@ -111,22 +128,16 @@ class ForegroundRun:
             await queue.put(None)
 
     async def collect(self, stdin: bytes) -> RunResult:
-        """All of it: both streams within bounds, and the result."""
-        self._collecting = True
+        """All of it: both streams within bounds, and the result. Called once, by the task that is `settled`."""
         stdout, stderr = HeadTail(), HeadTail()
-        readers = [
-            asyncio.create_task(read_into(self._process.stdout, stdout)),
-            asyncio.create_task(read_into(self._process.stderr, stderr)),
-        ]
+        self._process.stdout.divert(stdout.feed)
+        self._process.stderr.divert(stderr.feed)
         feeder = asyncio.create_task(self.feed(stdin)) if stdin else None
         try:
-            result = await self.result()
-            if not self._lost:
-                await wait_done(*readers)  # what has come and was not read yet
+            result = await self._settle()
         finally:
-            for task in (*readers, *([feeder] if feeder else [])):
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
+            if feeder is not None:
+                feeder.cancel()
         content, errors = stdout.take(), stderr.take()
         # Also says what a broken connection cost.
         truncated = result.stdout_bytes > len(content) or result.stderr_bytes > len(errors)
@@ -208,6 +219,18 @@ class ForegroundRun:
             self._use.close()
 
     async def _wait(self) -> Outcome:
+        limit = asyncio.timeout_at(self._due)
+        try:
+            async with limit:
+                with _ended_with(limit, self._gone):
+                    return await self._process.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        return await self._wait_longer()
+
+    async def _wait_longer(self) -> Outcome:
+        """After `due`, or the end of the sandbox: what has arrived is read, and a slow reader is waited for."""
         waiting = asyncio.create_task(self._process.wait())
         either: set[asyncio.Future[Any]] = {waiting, self._gone}
         await wait_until(either, self._due)

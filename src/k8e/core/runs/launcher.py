@@ -6,7 +6,6 @@ is started twice.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,6 @@ from k8e.core.sessions.live import Live
 from k8e.core.sessions.quotas import Quotas
 from k8e.core.sessions.sessions import Opened, Sessions
 from k8e.core.store.records import RunRecord
-from k8e.core.tasks import wait_done
 from k8e.core.translation import translate, translated
 from k8e.engine import Place
 from k8e.link.errors import LinkError, NotStarted
@@ -51,11 +49,13 @@ class Launcher:
         """For the audit log."""
         return {"caller": caller.label, **self._parts.audit.describe_run(spec)}
 
-    def new_record(self, live: Live, *, background: bool) -> RunRecord:
+    def new_record(self, live: Live, *, background: bool, terminal: bool = False) -> RunRecord:
         return RunRecord(
             run_id=f"run-{secrets.token_hex(8)}",
             sandbox=live.sandbox,
             background=background,
+            terminal=terminal,
+            emulated=live.session.emulated,
             started=self._parts.clock.wall(),
         )
 
@@ -71,18 +71,12 @@ class Launcher:
     async def record(self, live: Live, record: RunRecord, about: Facts) -> tuple[RunRecord, Mark]:
         """Puts the run on record and into the audit log. Access denied after the mark was denied during the run."""
         await self._parts.audit.record("run_started", run=record.run_id, **live.identity, **about)
-        # Both at once, because every command waits for them.
-        inserting = asyncio.ensure_future(self._parts.store.insert_run(record, KEPT_RUNS))
-        try:
-            before = await self._sessions.examine(live)
-            mark = live.refusals.mark()
-        finally:
-            await wait_done(inserting)
-        inserting.result()
+        await self._parts.store.insert_run(record, KEPT_RUNS)
+        before = await self._sessions.examine(live)
         if not before.alive:
-            await self._endings.withdraw(record)
+            self._endings.withdraw(record)
             raise describe_loss(live)
-        return replace(record, oom_before=before.oom_kills), mark
+        return replace(record, oom_before=before.oom_kills), live.refusals.mark()
 
     async def record_unreachable(self, live: Live, record: RunRecord, about: Facts) -> None:
         """Puts a run on record whose sandbox cannot be reached."""
@@ -93,11 +87,11 @@ class Launcher:
         try:
             return await opened.sandbox.start(await self._hand_over(opened, record, spec))
         except NotStarted as error:
-            await self._endings.withdraw(record)
+            self._endings.withdraw(record)
             await self.clear(opened, record, spec)
             raise translate(error, "the command", spec.argv[0]) from error
         except ValueError as error:  # a length that only the link knows
-            await self._endings.withdraw(record)
+            self._endings.withdraw(record)
             await self.clear(opened, record, spec)
             raise Fault(Kind.INVALID, "invalid_argument", str(error), field="argv", hint=correct("argv")) from error
         except LinkError as error:
@@ -108,7 +102,7 @@ class Launcher:
         try:
             return await hand_over(opened.sandbox, spec, record.run_id)
         except (Fault, LinkError) as error:  # nothing ran
-            await self._endings.withdraw(record)
+            self._endings.withdraw(record)
             if isinstance(error, Fault):
                 raise
             raise translate(error, "handing over the program") from error
@@ -123,7 +117,7 @@ class Launcher:
             warn("program_stays", run=record.run_id, cause=error)
 
 
-def check_run(spec: RunSpec) -> ExecSpec:
+def check_run(spec: RunSpec, *, stdin: bool = True) -> ExecSpec:
     """The command as far as it is known without its sandbox."""
     env = checks.check_env("env", spec.env)
     checks.check_content("stdin", spec.stdin)
@@ -136,6 +130,7 @@ def check_run(spec: RunSpec) -> ExecSpec:
         check_argv(spec),
         env,
         checks.check_path("workdir", spec.workdir) if spec.workdir else b"",
+        stdin=stdin,
         timeout=checks.check_timeout(spec.timeout),
         grace=TIMEOUT_GRACE,
         terminal=TerminalSize(spec.terminal.rows, spec.terminal.columns) if spec.terminal else None,

@@ -14,6 +14,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.core.log.audit import call
 from k8e.core.model import Caller, Phase, RunResult, RunSpec, SessionSpec, Status
 from k8e.core.parts import Parts
+from k8e.core.runs.attachment import Attachments
 from k8e.core.runs.background import Background
 from k8e.core.runs.foreground import Foreground, Once
 from k8e.core.runs.foreground_run import ForegroundRun
@@ -42,6 +43,7 @@ class Runs:
     _foreground: Foreground
     _background: Background
     _once: Once
+    _attachments: Attachments
 
     @call("run")
     async def run(self, caller: Caller, spec: RunSpec) -> RunResult:
@@ -82,7 +84,12 @@ class Runs:
 
     @call("resize")
     async def resize(self, caller: Caller, run_id: str, rows: int, columns: int) -> None:
-        if run := await self._find_foreground(caller, run_id):
+        record, _, _ = await self._find(caller, run_id)
+        if record.terminal:
+            checks.check_size(rows, columns)
+            if attachment := self._attachments.find(run_id):
+                await attachment.resize(rows, columns)
+        elif run := await self._find_foreground(caller, run_id):
             await run.resize(rows, columns)
 
     @call("kill")
@@ -116,6 +123,9 @@ class Runs:
         found = await self._background.poll(live, record, stdout_from, stderr_from)
         if not stdout_from and not stderr_from:
             return found
+        if record.terminal:  # what clients have seen is not kept: there is no first half
+            stdout = found.stdout[max(0, stdout_from - (found.stdout_bytes - len(found.stdout))) :]
+            return replace(found, stdout=stdout, truncated=found.stdout_bytes - stdout_from > len(stdout))
         stdout = cut_before(found.stdout, found.stdout_bytes, stdout_from)
         stderr = cut_before(found.stderr, found.stderr_bytes, stderr_from)
         missing = found.stdout_bytes - stdout_from > len(stdout) or found.stderr_bytes - stderr_from > len(stderr)

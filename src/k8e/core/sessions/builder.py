@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from k8e.core.access.access import find_payer
 from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault
 from k8e.core.model import Caller, Denials, ManifestEntry, Phase
@@ -14,6 +16,7 @@ from k8e.core.pool.pool import Claimed, Pool
 from k8e.core.sandbox.environment import keep_env, prepare_state
 from k8e.core.sandbox.manifest import apply_manifest, make_workdir
 from k8e.core.sessions.interpreters import Interpreters, waits_for_mounts
+from k8e.core.sessions.lifetimes import allow_life
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.sessions import Observer, Registry
@@ -22,14 +25,18 @@ from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, MountRefused, Place, SandboxSpec
 from k8e.link.model import Sandbox
 
-_BUILDS: Final = 16  # at once, of all payers together; more would only slow each other down
+# At once, of all payers together. A build waits for the kernel now and then, so a few more than processors keep those
+# busy; with more, all of them are slow, and none is ready before the others.
+_BUILDS: Final = max(4, 3 * (os.cpu_count() or 1))
 
 
 def describe_sandbox(record: SessionRecord) -> SandboxSpec:
     """The sandbox of a session, when it is made and whenever it is started again."""
     session = record.session
     what = session.runtime, record.digest, session.limits
-    return SandboxSpec(*what, egress=session.hosts, shape=session.shape, shares=record.parent_sandbox)
+    shares, life = record.parent_sandbox, allow_life(session)
+    tenant = find_payer(session.owner, session.tenant).tenant
+    return SandboxSpec(*what, egress=session.hosts, shape=session.shape, shares=shares, life=life, tenant=tenant)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

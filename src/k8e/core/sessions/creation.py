@@ -43,17 +43,19 @@ _DOCTOR: Final = "`k8e doctor` says which runtimes work on this machine, and wha
 
 
 async def choose_runtime(parts: Parts, wanted: Runtime | None) -> Runtime:
-    reports = await probe_runtimes(parts)
-    for report in reports:
-        if report.available and wanted in (None, report.runtime):
-            return report.runtime
-        if report.runtime is wanted:
-            error = f"runtime {wanted.value} does not work here"
-            raise Fault(
-                Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint or _DOCTOR
-            )
+    return (await find_runtime(parts, wanted)).runtime
+
+
+async def find_runtime(parts: Parts, wanted: Runtime | None) -> RuntimeReport:
+    """Returns the report of one that works: the one that is wanted, or the strongest."""
+    with translated("trying the runtimes"):
+        report = await parts.engine.choose(wanted)
+    if report.available:
+        return report
     if wanted is not None:
-        raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", f"runtime {wanted.value} is not known here", hint=_DOCTOR)
+        error = f"runtime {wanted.value} does not work here"
+        raise Fault(Kind.UNAVAILABLE, "runtime_unavailable", error, detail=report.reason, hint=report.hint or _DOCTOR)
+    reports = await probe_runtimes(parts)
     reasons = "; ".join(f"{report.runtime.value}: {report.reason}" for report in reports)
     hint = next((report.hint for report in reports if report.hint), _DOCTOR)
     raise Fault(Kind.UNAVAILABLE, "no_runtime", "no runtime works here", detail=reasons, hint=hint)
@@ -100,9 +102,9 @@ class Creation:
         spec = replace(spec, shape=check_shape(caller, spec.shape))
         digest = await self.resolve_image(caller.uid, choose_tenant(caller, spec.tenant), spec.image)
         hosts = await self._choose_hosts(caller, spec)
-        runtime = await choose_runtime(self._parts, spec.runtime)
-        session = self._describe(caller, spec, runtime, hosts)
-        checks.check_memory(runtime, session.limits)
+        found = await find_runtime(self._parts, spec.runtime)
+        session = self._describe(caller, spec, found, hosts)
+        checks.check_memory(found.runtime, session.limits)
         with self._pool.foreground():
             claimed = await self._claim(spec, session, digest)
             sandbox = claimed.name if claimed else make_sandbox_name()
@@ -162,13 +164,14 @@ class Creation:
                 self._pool.put_back(claimed)
             raise
 
-    def _describe(self, caller: Caller, spec: SessionSpec, runtime: Runtime, hosts: HostList) -> Session:
+    def _describe(self, caller: Caller, spec: SessionSpec, runtime: RuntimeReport, hosts: HostList) -> Session:
         return Session(
             session_id=spec.session_id or make_id(),
             tenant=choose_tenant(caller, spec.tenant),
             owner=caller.uid,
             phase=Phase.CREATING,
-            runtime=runtime,
+            runtime=runtime.runtime,
+            emulated=runtime.emulated,
             image=spec.image,
             limits=spec.limits or self.default_limits,
             env_keys=tuple(sorted((*spec.env, *spec.secrets))),

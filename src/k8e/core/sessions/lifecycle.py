@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import note, warn
@@ -19,8 +19,10 @@ from k8e.core.sessions import ends
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.phases import Event
 from k8e.core.sessions.sessions import Observer, Registry
-from k8e.core.tasks import stop, wait_done, wait_first, wait_result
+from k8e.core.tasks import do_in_turn, stop, wait_done, wait_first, wait_result
 from k8e.core.translation import translated
+
+_EXPIRIES: Final = 4  # sessions that are ended at once because they expired: no caller waits for them
 
 
 def _failed(task: asyncio.Task[None]) -> bool:
@@ -160,10 +162,14 @@ class Lifecycle:
     async def expire(self) -> Sequence[str]:
         """Ends the sessions that were not used for longer than their ttl; returns their ids."""
         expired = [live for live in self._registry if live.expired]
-        for live in expired:
-            self.end(live, ends.EXPIRED)
-        await asyncio.gather(*(live.ending for live in expired if live.ending), return_exceptions=True)
-        return [live.session_id for live in expired]
+        await do_in_turn(self._expire, expired, _EXPIRIES)
+        return [live.session_id for live in expired if live.ending is not None]
+
+    async def _expire(self, live: Live) -> None:
+        if live.expired:  # still: it was not used, nor ended with its parent, while others were
+            await wait_done(self.end(live, ends.EXPIRED))
+        elif live.ending is not None:
+            await wait_done(live.ending)
 
     def resume_ends(self) -> None:
         """Tries again to end what could not be ended, and to stop what could not be stopped."""

@@ -73,20 +73,31 @@ class BackgroundRuns:
 
     def __init__(self) -> None:
         self._marks: dict[str, Mark] = {}
+        self._terminals: set[str] = set()
         self.collecting = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def add(self, run_id: str, mark: Mark | None = None) -> None:
+    @property
+    def busy(self) -> bool:
+        """Whether one runs that its session waits for. A terminal is waited for only while a client is at it, which is
+        a use of its own: a shell that a person has forgotten would keep its session for ever."""
+        return len(self._marks) > len(self._terminals)
+
+    def add(self, run_id: str, mark: Mark | None = None, *, terminal: bool = False) -> None:
         """Without a mark an earlier daemon started it, and it was under way for all that this one has seen."""
         self._marks[run_id] = mark or Mark()
+        if terminal:
+            self._terminals.add(run_id)
 
     def discard(self, run_id: str) -> None:
         self._marks.pop(run_id, None)
+        self._terminals.discard(run_id)
 
     def clear(self) -> None:
         self._marks.clear()
+        self._terminals.clear()
 
     def find_mark(self, run_id: str) -> Mark:
         return self._marks.get(run_id) or Mark()
@@ -200,9 +211,12 @@ class Live:
         if not self.gone.done():
             self.gone.set_result(Gone(reason))
 
-    def revive(self, env: Variables, env_keys: tuple[str, ...], secret_keys: tuple[str, ...]) -> None:
+    def revive(
+        self, env: Variables, env_keys: tuple[str, ...], secret_keys: tuple[str, ...], *, emulated: bool = False
+    ) -> None:
         """It runs again, and nothing of what ran before: those who waited for that have been told."""
-        self._record = replace(self._record, session=replace(self.session, env_keys=env_keys, secret_keys=secret_keys))
+        session = replace(self.session, env_keys=env_keys, secret_keys=secret_keys, emulated=emulated)
+        self._record = replace(self._record, session=session)
         self._env = env
         self.advance(Event.STARTED)
         self.memory_kills = MemoryKills(self._clock)
@@ -248,7 +262,7 @@ class Live:
     def busy(self) -> bool:
         """Whether something goes on in it, or in a child of it."""
         making = self.parent is not None and self.phase is Phase.CREATING
-        return bool(self.use.count or self.background) or making or any(child.busy for child in self.children)
+        return bool(self.use.count or self.background.busy) or making or any(child.busy for child in self.children)
 
     @property
     def expired(self) -> bool:

@@ -67,7 +67,7 @@ def _check_caller(field: str, caller: Caller, count: int) -> None:
 
 def _check_mount(field: str, mount: Mount, caller: Caller) -> Mount:
     _check_absolute(f"{field}.source", mount.source)
-    _check_target(f"{field}.target", mount.target, mount.source)
+    _check_target(f"{field}.target", mount.target, free=mount.target == mount.source or mount.private == (WHOLE,))
     _check_parts(f"{field}.kept", mount.kept, MAX_KEPT)
     _check_parts(f"{field}.hidden", mount.hidden, MAX_HIDDEN)
     _check_private(f"{field}.private", mount)
@@ -85,13 +85,15 @@ def _check_private(field: str, mount: Mount) -> None:
         refuse(field, "a private part is one of the kept parts of a writable mount")
 
 
-def _check_target(field: str, target: str, source: str = "") -> None:
-    """A directory may also be at its own path: a repository knows its parts by absolute paths."""
+def _check_target(field: str, target: str, *, free: bool = False) -> None:
+    """`free`: it may also be outside of the workspace. A directory at its own path is, and a copy: a repository knows
+    its parts by absolute paths."""
     _check_absolute(field, target)
     if target in (_WORKSPACE, _HOME) or target.startswith(f"{_HOME}/"):
         return
-    if target != source or target.count("/") < 2 or f"/{target.split('/')[1]}" in _OURS:
-        refuse(field, f"must be {_WORKSPACE}, {_HOME} or below {_HOME}, or the source's own path outside of the system")
+    if not free or target.count("/") < 2 or f"/{target.split('/')[1]}" in _OURS:
+        others = "or, of a copy or at the source's own path, outside of the system"
+        refuse(field, f"must be {_WORKSPACE}, {_HOME} or below {_HOME}, {others}")
 
 
 def _check_absolute(field: str, value: object) -> None:

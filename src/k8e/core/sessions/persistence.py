@@ -23,6 +23,7 @@ from k8e.core.model import Caller, Phase, Session
 from k8e.core.parts import Parts
 from k8e.core.sandbox.environment import Variables, keep_env, prepare_state
 from k8e.core.sessions.builder import Builder, describe_sandbox
+from k8e.core.sessions.creation import find_runtime
 from k8e.core.sessions.ends import STOPPED, describe_unusable
 from k8e.core.sessions.interpreters import Interpreters
 from k8e.core.sessions.lifecycle import Lifecycle
@@ -121,6 +122,7 @@ class Persistence:
         checks.check_size_of_env(env)
         if plain:
             await self._parts.environments.keep(live.sandbox, kept)
+        runtime = await find_runtime(self._parts, live.session.runtime)
         async with self._builder.builds.take(live.payer):
             with translated("starting the sandbox"):
                 await self._parts.engine.start(live.sandbox, describe_sandbox(record))
@@ -129,9 +131,9 @@ class Persistence:
         await keep_env(sandbox, env)
         await self._parts.audit.record("session_started", **live.identity, caller=caller.label)
         names, secrets = _names(env), _names(secret)
-        await self._parts.store.start_session(live.sandbox, names, secrets)
+        await self._parts.store.start_session(live.sandbox, names, secrets, emulated=runtime.emulated)
         if live.ending is None:
-            live.revive(env, names, secrets)
+            live.revive(env, names, secrets, emulated=runtime.emulated)
             self._interpreters.begin(live, sandbox, place, warm=False)
             note("session_started", session=live.session_id, sandbox=live.sandbox)
 
@@ -167,8 +169,8 @@ def _check_variables(live: Live, kept: Variables) -> None:
             Kind.INVALID,
             "variables_missing",
             f"the session's variables have to be given again: {names}",
-            detail="the file that kept their values was damaged, or is not there",
-            hint="k8e sandbox start takes --env NAME=VALUE; see damaged/ in the state directory.",
+            detail="what kept their values was damaged, or is not there",
+            hint="k8e sandbox start takes --env NAME=VALUE; the daemon's log names what was damaged.",
             field="env",
         )
 

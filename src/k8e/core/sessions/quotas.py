@@ -3,8 +3,8 @@
 A payer who has reached a limit is refused at once and told when to come back, rather than kept waiting.
 
 Where the settings say nothing about processors, memory and disks there is no limit to them, with one exception: once a
-door listens beyond loopback (`expose`), a tenant of the gateway has a share of the machine. No key alone can use up a
-machine for which its administrator has chosen no numbers.
+door listens beyond loopback (`expose`), a tenant of the gateway has a share of the machine, or of the cluster. No key
+alone can use up a machine for which its administrator has chosen no numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from k8e.core.parts import Parts
 from k8e.core.pool.memory import SystemMemory
 from k8e.core.sessions.live import Live
 from k8e.core.sessions.sessions import Registry
+from k8e.engine import Room
 from k8e.profiles.text import describe_amount
 
 _SOON: Final = 1.0  # when to try again; when a command or a session ends is not known
@@ -37,15 +38,19 @@ class TenantShare:
     cpus: float = 0
     memory: int = 0
     disk: int = 0
+    of: str = "machine"
 
 
-_HALF: Final = "half of the machine's"
-_SHARES: Final = {"cpus": "twice as many as the machine has", "memory": _HALF, "disk": _HALF}
+_HALF: Final = "half of the {}'s"
+_SHARES: Final = {"cpus": "twice as many as the {} has", "memory": _HALF, "disk": _HALF}
 
 
-def measure_share(state: Path | None) -> TenantShare:
+def measure_share(state: Path | None, room: Room | None = None) -> TenantShare:
     """Of this machine: twice its processors, half of its memory, half of the disk that `state` is on. Time on
-    processors is shared where sessions want more than there is; memory and disks are not."""
+    processors is shared where sessions want more than there is; memory and disks are not. `room`: the same of a
+    cluster."""
+    if room is not None:
+        return TenantShare(2 * room.cpus, _halve(room.memory), _halve(room.disk), of="cluster")
     disk = 0
     if state is not None:
         found = os.statvfs(state)
@@ -79,7 +84,8 @@ class Quotas:
             return value, ""
         if payer.owner != REMOTE or self._share is None:
             return 0, ""
-        return getattr(self._share, name), f"a tenant of the gateway has {_SHARES[name]} unless the settings say more"
+        share = _SHARES[name].format(self._share.of)
+        return getattr(self._share, name), f"a tenant of the gateway has {share} unless the settings say more"
 
     def check_session(self, new: Live) -> None:
         """Whether there may be one more. Counts it, where it is the rate that counts."""
@@ -131,6 +137,18 @@ class Quotas:
         self._full_at[payer] = full_at
         if len(self._full_at) > 1000:
             self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+
+    def recall_creations(self) -> None:
+        """Counts the sessions that were created within the last minute, by the daemon or gateway before this one. Those
+        that are gone by now are not known."""
+        if not (most := self._settings.creates_per_minute):
+            return
+        monotonic, wall = self._clock.monotonic(), self._clock.wall()
+        for live in sorted(self._registry, key=lambda live: live.session.created):
+            age = wall - live.session.created
+            if 0 <= age < _MINUTE:
+                full_at = max(self._full_at.get(live.payer, 0.0), monotonic - age) + _MINUTE / most
+                self._full_at[live.payer] = full_at
 
     def take_run(self, payer: Payer) -> Callable[[], None]:
         """Counts one more run until the returned function is called. Background runs are counted by their sessions."""

@@ -22,6 +22,7 @@ from k8e.core.model import REMOTE, Caller
 from k8e.core.parts import Parts
 from k8e.core.sessions import ends
 from k8e.core.sessions.live import Live, Name
+from k8e.core.tasks import do_in_turn
 from k8e.core.translation import translate, translated
 from k8e.engine import EngineError, Observation, Place
 from k8e.link.errors import AgentError, LinkError, LinkLost, LinkTimeout
@@ -30,6 +31,7 @@ from k8e.link.model import Sandbox
 REMEMBERED: Final = 1000  # ends of sessions of one payer, for a better answer than "never heard of it"
 REMEMBERED_IN_ALL: Final = 5000
 _ROUND: Final = 32  # sessions observed in one round of upkeep
+AT_ONCE: Final = 4  # by the upkeep, before requests have their turn
 _LAST: Final = 3.0  # for its last answer: the daemon itself may have stood still for all of the time before
 _PAUSE: Final = 0.5  # before one that could not be reached is asked again
 
@@ -178,8 +180,7 @@ class Observer:
         """Some of the sessions now, the others in the next rounds."""
         active = sorted((live for live in lives if live.usable), key=lambda live: live.sandbox)
         turn = [live for live in active if live.sandbox > self._asked][:_ROUND]
-        for live in turn:
-            await self.observe(live)
+        await do_in_turn(self.observe, turn, AT_ONCE)
         self._asked = turn[-1].sandbox if len(turn) == _ROUND else ""
 
 

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from k8e.core.log.daemon_log import warn
+from k8e.core.store.journal import Journal, Values
 from k8e.core.store.records import SESSIONS, Table
 from k8e.core.store.schema import StoreFailed, check_columns, corrupt, migrate
 from k8e.core.tasks import wait_result
@@ -28,11 +30,12 @@ from k8e.damage import Damaged, Damages, check_own
 T = TypeVar("T")
 
 BUSY_SECONDS: Final = 5.0
+FLUSH: Final = 0.2  # seconds from a line in the journal to the database; a question about runs brings it there at once
 
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 
 
-def _open(path: Path, damages: Damages) -> tuple[sqlite3.Connection, bool]:
+def _open(path: Path, damages: Damages) -> tuple[sqlite3.Connection, Journal, bool]:
     """With whether there was one before. A damaged one is set aside, and a new one takes its place."""
     if not _check_files(path, damages):
         _mark(path)
@@ -43,7 +46,12 @@ def _open(path: Path, damages: Damages) -> tuple[sqlite3.Connection, bool]:
             raise
         _set_aside(path, error, damages)
         connection = _connect(path, damages)
-    return connection, not os.path.lexists(_marker(path))
+    try:
+        journal = Journal.open(_journal(path), connection, damages)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, journal, not os.path.lexists(_marker(path))
 
 
 def _marker(path: Path) -> Path:
@@ -94,9 +102,13 @@ def _beside(path: Path) -> list[Path]:
     return [path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm")]
 
 
+def _journal(path: Path) -> Path:
+    return path.with_name(f"{path.name}-runs")
+
+
 def _set_aside(path: Path, cause: object, damages: Damages) -> None:
     _mark(path)
-    for file in (path, *_beside(path)):
+    for file in (path, *_beside(path), _journal(path)):
         if os.path.lexists(file):
             damages.set_aside(file, cause)
 
@@ -148,10 +160,20 @@ def _check_content(connection: sqlite3.Connection, path: Path, damages: Damages)
 
 class Database:
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor, damages: Damages, *, known: bool
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        journal: Journal,
+        thread: ThreadPoolExecutor,
+        damages: Damages,
+        *,
+        known: bool,
     ) -> None:
         self._path = path
         self._connection = connection
+        self._journal = journal
+        self._flushing: asyncio.TimerHandle | None = None
+        self._flushes: set[asyncio.Task[None]] = set()
         self._thread = thread
         self.damages = damages
         # False: there was none, or none that could be used, or a session's row could not be read, so that sandboxes
@@ -164,24 +186,36 @@ class Database:
         try:
             damages = Damages(path.parent)
             opening = asyncio.get_running_loop().run_in_executor(thread, _open, path, damages)
-            connection, known = await opening
+            connection, journal, known = await opening
         except (sqlite3.Error, OSError) as error:
             thread.shutdown()
             raise StoreFailed(error) from error
         except BaseException:
             thread.shutdown()
             raise
-        return cls(path, connection, thread, damages, known=known)
+        return cls(path, connection, journal, thread, damages, known=known)
 
     async def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+        await self._flush()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._journal.close()
         self._thread.shutdown()
 
     async def trust(self) -> None:
         """From now on a sandbox that it does not have is no session's: all others were set aside."""
         if not self.known:
-            await self._call(lambda: _unmark(self._path, self.damages))
+            await self._call(self._trust)
             self.known = True
+
+    # Replaced by a store that has no file (mirrored.py).
+
+    def _trust(self) -> None:
+        _unmark(self._path, self.damages)
+
+    def _doubt(self) -> None:
+        _mark(self._path)
 
     async def _query(self, statement: str, *values: object) -> list[sqlite3.Row]:
         return await self._call(lambda: self._connection.execute(statement, values).fetchall())
@@ -205,7 +239,7 @@ class Database:
         if table is SESSIONS:
             # Its sandbox is set aside when the next daemon starts, if not by this one; its name may be what is damaged.
             self.known = False
-            await self._call(lambda: _mark(self._path))
+            await self._call(self._doubt)
         names = [str(row[key]).encode(errors="surrogateescape") for key in table.keys]
         shown = b"/".join(names).decode(errors="backslashreplace")
         self.damages.tell(Path(f"k8e.db:{table.name}/{shown}"), f"the row cannot be read: {cause}")
@@ -219,12 +253,46 @@ class Database:
         """All of it or nothing. It happens even if the caller is cancelled meanwhile."""
         await self._call(lambda: self._do_transaction(work, durable))
 
+    async def _make_room(self) -> None:
+        """Waits until the database has what a full journal has."""
+        if self._journal.is_full:
+            await self._call(lambda: None)
+
+    def _change(self, kind: str, values: Values) -> None:
+        """Changes the table of runs, by way of the journal: on record when this returns."""
+        try:
+            self._journal.add(kind, values)
+        except OSError as error:
+            raise StoreFailed(error) from error
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(FLUSH, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        self._flushing = None
+        flushing = asyncio.get_running_loop().create_task(self._flush())
+        self._flushes.add(flushing)
+        flushing.add_done_callback(self._flushes.discard)
+
+    async def _flush(self) -> None:
+        """Brings the database up to what the journal has."""
+        try:
+            await self._call(lambda: None)
+        except StoreFailed as failed:  # tried again with the next statement
+            warn("journal_waits", cause=failed.detail)
+
     async def _call(self, work: Callable[[], T]) -> T:
+        """Does the work behind everything that was asked for before it."""
         try:
             # Shielded, because what still waits for its turn would else be cancelled with its caller.
-            return await wait_result(asyncio.get_running_loop().run_in_executor(self._thread, work))
+            return await wait_result(asyncio.get_running_loop().run_in_executor(self._thread, self._do, work))
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(error) from error
+        finally:
+            self._journal.tidy()
+
+    def _do(self, work: Callable[[], T]) -> T:
+        self._journal.apply(self._connection)
+        return work()
 
     def _do_transaction(self, work: Callable[[sqlite3.Connection], object], durable: bool) -> None:
         if durable:
@@ -234,9 +302,10 @@ class Database:
             work(self._connection)
             self._connection.execute("COMMIT")
             if durable:
-                # Out of the journal: a damaged one must not cost a persistent session. It is written either way.
+                # Out of SQLite's journal, and nothing of it stays there: a damaged one must not cost a persistent
+                # session, nor bring back what the file had before. It is written either way.
                 with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")

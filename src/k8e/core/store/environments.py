@@ -2,7 +2,7 @@
 
 No file of the machine has a value of any other session (environment.py), nor any session's secrets. Each session here
 has a file of its own, which root alone can read and which is gone with the session. Files and not rows, because a
-database goes on having what was deleted from it.
+database goes on having what was deleted from it. Several gateways have Secrets of the cluster instead (k8e.replicas).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from k8e.core.sandbox.environment import Variables, read_variables, write_variables
 from k8e.core.store.schema import StoreFailed
@@ -27,7 +27,24 @@ _MAGIC: Final = b"k8e environment "  # and the sha256 of what follows its line
 _VARIABLE: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Environments:
+class Environments(Protocol):
+    """A place for variables. Its methods raise Fault."""
+
+    damages: Damages
+
+    async def keep(self, sandbox: str, env: Variables) -> None:
+        """They are kept when this returns, instead of what was. The session is on record before."""
+
+    async def recall(self, sandbox: str) -> Variables:
+        """None when there are none, or when they are damaged, which `damages` says then."""
+
+    async def forget(self, sandbox: str) -> None: ...
+
+    async def forget_others(self, sandboxes: Collection[str]) -> None:
+        """Removes those of sessions that ended just before their daemon was killed."""
+
+
+class FileEnvironments:
     def __init__(self, folder: Path | None) -> None:
         """Without a folder nothing can be kept, and a caller who needs that is told."""
         self._folder = folder
@@ -45,7 +62,6 @@ class Environments:
             await self._do(self._path(sandbox).unlink, missing_ok=True)
 
     async def forget_others(self, sandboxes: Collection[str]) -> None:
-        """Removes files of sessions that ended just before their daemon was killed."""
         if self._folder is not None:
             await self._do(self._forget_others, frozenset(sandboxes))
 
@@ -68,8 +84,7 @@ class Environments:
             draft.unlink()
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            content = write_variables(env)
-            os.write(file, _MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            os.write(file, write_environment(env))
             os.fsync(file)
         finally:
             os.close(file)
@@ -82,7 +97,7 @@ class Environments:
         try:
             content = read_own(path)
             if content.startswith(_MAGIC):
-                return _read(content)
+                return read_environment(content)
             env = _read_older(content)
             self._keep(sandbox, env)
             return env
@@ -117,8 +132,15 @@ def _read_older(content: bytes) -> Variables:
     return found
 
 
-def _read(content: bytes) -> Variables:
+def write_environment(env: Variables) -> bytes:
+    """With a digest, by which damage is seen."""
+    content = write_variables(env)
+    return _MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def read_environment(content: bytes) -> Variables:
+    """Raises Damaged."""
     head, _, rest = content.partition(b"\n")
-    if hashlib.sha256(rest).hexdigest().encode() != head.removeprefix(_MAGIC):
+    if not head.startswith(_MAGIC) or hashlib.sha256(rest).hexdigest().encode() != head.removeprefix(_MAGIC):
         raise Damaged("its content is not what was written")
     return read_variables(rest)

@@ -56,6 +56,8 @@ class RunRecord:
     kept_stderr: int | None = None
     denied: Denials = NONE_DENIED
     reason: str = ""  # why it was ended, where that was not the command's own doing nor its caller's
+    terminal: bool = False  # clients come and go
+    emulated: bool = False  # its session was
 
     def show(self, session_id: str, stdout: bytes = b"", stderr: bytes = b"") -> RunResult:
         return RunResult(
@@ -71,6 +73,8 @@ class RunRecord:
             duration_ms=self.duration_ms,
             denied=self.denied,
             reason=self.reason,
+            terminal=self.terminal,
+            emulated=self.emulated,
         )
 
 
@@ -220,6 +224,15 @@ class Fields(Generic[T]):
         hints = get_type_hints(record)
         names = [name for name in hints if name not in left_out and name not in within]
         self._fields = [(name, columns.get(name, name), codecs.get(name) or _find_codec(hints[name])) for name in names]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Without those of records within."""
+        return tuple(column for _, column, _ in self._fields)
+
+    def write_some(self, record: T, columns: Collection[str]) -> dict[str, object]:
+        """By the names of the columns, without those of records within."""
+        return {column: codec.write(getattr(record, name)) for name, column, codec in self._fields if column in columns}
 
     def write(self, record: T) -> dict[str, object]:
         """By the names of the columns."""

@@ -111,6 +111,10 @@ MIGRATIONS: Final[Sequence[Sequence[str]]] = (
     ),
     ("ALTER TABLE sessions ADD COLUMN withheld TEXT NOT NULL DEFAULT '[]'",),
     ("ALTER TABLE runs ADD COLUMN reason TEXT NOT NULL DEFAULT ''",),
+    ("ALTER TABLE runs ADD COLUMN terminal INTEGER NOT NULL DEFAULT 0",),
+    ("CREATE TABLE journal (id INTEGER PRIMARY KEY, applied INTEGER NOT NULL) STRICT",),
+    ("ALTER TABLE sessions ADD COLUMN emulated INTEGER NOT NULL DEFAULT 0",),
+    ("ALTER TABLE runs ADD COLUMN emulated INTEGER NOT NULL DEFAULT 0",),
 )
 
 

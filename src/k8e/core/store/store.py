@@ -11,6 +11,7 @@ from typing import Final
 from k8e.core.access.access import may_see
 from k8e.core.model import ApprovalStatus, Caller, Phase, Status
 from k8e.core.store.database import Database
+from k8e.core.store.journal import BEGIN, COMMAND, ENDED, FINISH, FORGET
 from k8e.core.store.records import (
     APPROVALS,
     IMAGES,
@@ -28,11 +29,6 @@ from k8e.policy import HostList
 KEPT_SESSIONS: Final = 1000  # records of sessions that are gone, of one tenant
 KEPT_IN_ALL: Final = 5000
 
-# What becomes known of a run when it ends.
-_ENDING: Final = (
-    *("finished", "status", "exit_code", "stdout_bytes", "stderr_bytes", "truncated", "duration_ms"),
-    *("kept_stdout", "kept_stderr", "denied", "reason"),
-)
 _SET_PHASE: Final = "UPDATE sessions SET phase = ?, reason = ? WHERE sandbox = ?"
 _NO_OUTPUT: Final = "kept_stdout = NULL, kept_stderr = NULL, truncated = stdout_bytes + stderr_bytes > 0"
 
@@ -89,10 +85,14 @@ class Store(Database):
 
         await self._transact(work, durable=True)
 
-    async def start_session(self, sandbox: str, env_keys: Sequence[str], secret_keys: Sequence[str]) -> None:
+    async def start_session(
+        self, sandbox: str, env_keys: Sequence[str], secret_keys: Sequence[str], *, emulated: bool = False
+    ) -> None:
         """It runs again."""
-        statement = "UPDATE sessions SET phase = ?, reason = '', env_keys = ?, withheld = ? WHERE sandbox = ?"
-        values = (Phase.ACTIVE.value, json.dumps(tuple(env_keys)), json.dumps(tuple(secret_keys)), sandbox)
+        changes = "phase = ?, reason = '', env_keys = ?, withheld = ?, emulated = ?"
+        statement = f"UPDATE sessions SET {changes} WHERE sandbox = ?"
+        keys = (json.dumps(tuple(env_keys)), json.dumps(tuple(secret_keys)))
+        values = (Phase.ACTIVE.value, *keys, emulated, sandbox)
         await self._transact(lambda connection: connection.execute(statement, values), durable=True)
 
     async def set_hosts(self, sandbox: str, hosts: HostList) -> None:
@@ -140,26 +140,21 @@ class Store(Database):
 
     async def insert_run(self, run: RunRecord, keep: int) -> None:
         """Of the ended runs of its session the latest `keep` stay on record."""
+        await self._make_room()
+        self._change(BEGIN, {**RUNS.fields.write(run), "keep": keep})
 
-        def work(connection: sqlite3.Connection) -> None:
-            RUNS.insert(connection, run)
-            connection.execute(
-                "DELETE FROM runs WHERE sandbox = ? AND finished NOTNULL AND kept_stdout IS NULL AND rowid <= "
-                "(SELECT rowid FROM runs WHERE sandbox = ? ORDER BY rowid DESC LIMIT 1 OFFSET ?)",
-                (run.sandbox, run.sandbox, keep),
-            )
+    def set_command(self, run_id: str, command: int, oom_before: int) -> None:
+        self._change(COMMAND, {"run_id": run_id, "command": str(command), "oom_before": oom_before})
 
-        await self._transact(work)
+    async def secure(self, sandbox: str) -> None:
+        """Returns when a daemon that goes on after this one would find the background runs of the sandbox as they are
+        on record now. Here it does at once: the journal has them."""
 
-    async def set_command(self, run_id: str, command: int, oom_before: int) -> None:
-        statement = "UPDATE runs SET command = ?, oom_before = ? WHERE run_id = ?"
-        await self._execute(statement, str(command), oom_before, run_id)
+    def finish_run(self, run: RunRecord) -> None:
+        self._change(FINISH, RUNS.fields.write_some(run, ENDED))
 
-    async def finish_run(self, run: RunRecord) -> None:
-        await self._transact(lambda connection: RUNS.update(connection, run, _ENDING))
-
-    async def forget_run(self, run_id: str) -> None:
-        await self._execute("DELETE FROM runs WHERE run_id = ?", run_id)
+    def forget_run(self, run_id: str) -> None:
+        self._change(FORGET, {"run_id": run_id})
 
     async def find_run(self, run_id: str) -> RunRecord | None:
         return await self._find(RUNS, "WHERE run_id = ?", run_id)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from k8e.core.access.access import find_scope
 from k8e.core.access.keys import Certificate
+from k8e.core.contract import LiveTerminal
 from k8e.core.model import Approval, Caller, Denials, NamedImage, RunResult, ServiceStatus, Session
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.http.answers import pick
@@ -44,7 +45,7 @@ def show_denials(denials: Denials) -> list[pb.Refusal]:
 def show_session(session: Session) -> pb.Session:
     return pb.Session(
         **pick(session, "session_id", "image", "env_keys", "owner", "created", "last_used", "ttl"),
-        **pick(session, "children", "labels", "persistent", "secret_keys"),
+        **pick(session, "children", "labels", "persistent", "secret_keys", "emulated"),
         tenant_id=session.tenant,
         phase=session.phase.value,
         runtime_class=session.runtime.value,
@@ -62,11 +63,15 @@ def show_session(session: Session) -> pb.Session:
 def show_run(run: RunResult) -> pb.ExecResponse:
     return pb.ExecResponse(
         **pick(run, "stdout", "stderr", "stdout_bytes", "stderr_bytes", "truncated"),
-        **pick(run, "exit_code", "session_id", "run_id", "duration_ms", "reason"),
+        **pick(run, "exit_code", "session_id", "run_id", "duration_ms", "reason", "terminal", "emulated"),
         status=run.status.value,
         denied=show_denials(run.denied),
         denied_more=run.denied.more,
     )
+
+
+def show_terminal(terminal: LiveTerminal) -> pb.TerminalOpened:
+    return pb.TerminalOpened(**pick(terminal, "run_id", "session_id", "started", "resumed", "others"))
 
 
 def show_process(command: CommandInfo) -> pb.ProcessInfo:
@@ -98,7 +103,7 @@ def show_status(status: ServiceStatus, caller: Caller) -> pb.StatusResponse:
         runtimes=[
             pb.RuntimeInfo(
                 runtime_class=report.runtime.value,
-                **pick(report, "available", "version", "reason", "hint", "notes"),
+                **pick(report, "available", "version", "reason", "hint", "notes", "emulated"),
             )
             for report in status.runtimes
         ],

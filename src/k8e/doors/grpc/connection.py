@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from k8e.core.access.access import Payer
@@ -23,6 +24,7 @@ UNAUTHENTICATED_BYTES: Final = 256 << 10  # that an unauthenticated peer may sen
 # After that the connection is not read until its caller is authenticated, because a large message may arrive faster
 # than its call is dispatched. A peer that is still unauthenticated after so many seconds is disconnected.
 UNAUTHENTICATED_WAIT: Final = 10.0
+READ: Final = 64 << 10
 LAST_WRITE: Final = 10.0  # seconds for a client to read what gRPC sent last
 
 
@@ -41,7 +43,7 @@ class Connection:
         self.name = name
         self._proxy = proxy
         self._client = client
-        self._outer = ProxySide(self._receive, self.abort)  # the client's
+        self._outer = ProxySide(self._receive, lambda _: self.abort())  # the client's
         self._inner = ProxySide(self._send, self._end)  # gRPC's
         self._outer.other, self._inner.other = self._inner, self._outer
         self._received = 0  # bytes, while the peer is unauthenticated
@@ -93,7 +95,7 @@ class Connection:
 
     # Bytes of messages that gRPC has not handed on
 
-    @contextmanager
+    @contextlib.contextmanager
     def open_call(self, call: Call, head: int) -> Iterator[None]:
         """`head`: bytes of the call that belong to no message."""
         self._calls.add(call)
@@ -161,8 +163,10 @@ class Connection:
             self._buffered.remove(len(data) // REPLIES)
         self._outer.write(data)
 
-    def _end(self) -> None:
+    def _end(self, error: Exception | None) -> None:
         """gRPC has ended the connection; a client that reads still gets the last bytes."""
+        if error is not None:
+            self._send(self._inner.read_rest())
         self._outer.close()
         if self._ending is None:
             self._ending = asyncio.get_running_loop().call_later(LAST_WRITE, self.abort)
@@ -181,7 +185,7 @@ class ProxySide(asyncio.Protocol):
 
     other: ProxySide
 
-    def __init__(self, receive: Callable[[bytes], None], lose: Callable[[], None]) -> None:
+    def __init__(self, receive: Callable[[bytes], None], lose: Callable[[Exception | None], None]) -> None:
         self._receive = receive
         self._lose = lose
         self.transport: asyncio.Transport | None = None
@@ -201,13 +205,24 @@ class ProxySide(asyncio.Protocol):
         self._receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose()
+        self._lose(exc)
 
     def write(self, data: bytes) -> None:
         if self.transport is not None:
             self.transport.write(data)
         else:
             self._early.append(data)
+
+    def read_rest(self) -> bytes:
+        """Returns what the peer sent before it ended the connection, if that was found out by a write that failed:
+        asyncio then reads no more, and closes the socket after `connection_lost`. It is at most the socket's buffer."""
+        pieces: list[bytes] = []
+        if self.transport is not None:
+            descriptor = self.transport.get_extra_info("socket").fileno()
+            with contextlib.suppress(OSError):
+                while piece := os.read(descriptor, READ):
+                    pieces.append(piece)
+        return b"".join(pieces)
 
     def pause_writing(self) -> None:
         self.other.pause(Pause.PEER)

@@ -26,6 +26,7 @@ from k8e.doors.grpc.errors import GrpcRefusal, describe, internal_error, too_slo
 from k8e.doors.grpc.message_limits import MessageLimits
 from k8e.doors.grpc.methods import ERROR_KEY
 from k8e.doors.grpc.proxy import Proxy
+from k8e.doors.grpc.tokens import admit_token, find_token
 
 CALLS_PER_PAYER: Final = 1000
 UNAUTHENTICATED_CALLS, UNAUTHENTICATED_CALLS_EACH = 64, 32  # of all, of one source
@@ -57,9 +58,11 @@ class Dispatcher:
         began = time.monotonic()
         who, source, problem, answer = "", "", None, b""
         try:
-            admitted = authenticate(self._keys, context)
-            who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
             connection = self._proxy.find(context.peer()) if self._proxy is not None else None
+            admitted = authenticate(self._keys, context)
+            if (token := find_token(context)) is not None:
+                admitted = await admit_token(self._keys, token, admitted, connection.peer.source if connection else "")
+            who = admitted.caller.label if isinstance(admitted, Admission) else "nobody"
             source = _note_caller(context, connection, admitted)
             if isinstance(admitted, Fault) and not handler.unauthenticated:
                 raise admitted
@@ -115,10 +118,8 @@ class Dispatcher:
             if call is not None and call.given_up is not None:
                 raise call.given_up from None
             if call is not None and call.expired:
-                error = "the certificate has expired"
-                raise Fault(
-                    Kind.UNAUTHENTICATED, "certificate_expired", error, hint="Log in again, and call again."
-                ) from None
+                assert call.admission is not None
+                raise call.admission.ended from None
             raise too_slow() from None
 
     @asynccontextmanager

@@ -76,10 +76,16 @@ class Gateway:
             return self._server
 
     async def _open(self) -> GrpcServer:
-        server = await asyncio.to_thread(self._load)
+        try:
+            server = await asyncio.to_thread(self._load)
+        except ImportError as error:  # a library that its package takes for granted
+            hint = "install what is missing, or use the image of `make images`"
+            raise Fault(
+                Kind.UNAVAILABLE, "gateway_closed", "gRPC cannot be loaded", detail=str(error), hint=hint
+            ) from error
         host, _, _ = self._settings.listen.rpartition(":")
         if not ipaddress.ip_address(host.strip("[]")).is_loopback:
-            self._service.expose()
+            await self._service.expose()
         await server.open(self._settings.listen, self._settings.names)
         await asyncio.to_thread(self._write_endpoint, server.endpoint)
         return server

@@ -8,6 +8,8 @@ where it comes from, and whether its peer is authenticated.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import socket
 from typing import Any, Final
@@ -15,7 +17,7 @@ from typing import Any, Final
 from k8e.doors.acceptor import Acceptor
 from k8e.doors.addresses import name_source
 from k8e.doors.connection_limits import ConnectionLimits
-from k8e.doors.grpc.connection import Connection
+from k8e.doors.grpc.connection import LAST_WRITE, Connection
 from k8e.doors.request_memory import RequestMemory
 
 DESCRIPTORS: Final = 3  # of one connection: the client's, and both ends of the unix socket
@@ -33,6 +35,7 @@ class Proxy:
         self._inner = inner
         self._acceptor = Acceptor(listener, self._take)
         self._connections: dict[str, Connection] = {}
+        self._forgotten = asyncio.Event()  # the last connection has ended
 
     def open(self) -> None:
         self._acceptor.open()
@@ -42,10 +45,21 @@ class Proxy:
         self._acceptor.close()
         self._listener.close()
 
-    def abort(self) -> None:
-        """Ends all connections."""
+    async def finish(self) -> None:
+        """Ends all connections, after gRPC has ended its sides of them: authenticated clients get its last bytes first,
+        which are the answers of the calls that the daemon's stop has ended."""
+        self._abort(authenticated=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WRITE):
+                while self._connections:
+                    self._forgotten.clear()
+                    await self._forgotten.wait()
+        self._abort(authenticated=True)
+
+    def _abort(self, *, authenticated: bool) -> None:
         for connection in list(self._connections.values()):
-            connection.abort()
+            if authenticated or connection.peer.payer is None:
+                connection.abort()
 
     def find(self, peer: str) -> Connection | None:
         """Finds a connection by gRPC's name for its peer."""
@@ -54,6 +68,8 @@ class Proxy:
     def forget(self, connection: Connection) -> None:
         if self._connections.pop(connection.name, None) is not None:
             self.connection_limits.disconnect(connection.peer)
+        if not self._connections:
+            self._forgotten.set()
 
     def dial(self, name: str) -> socket.socket:
         """Connects to gRPC under that name. Raises OSError."""

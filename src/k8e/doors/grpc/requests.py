@@ -20,6 +20,8 @@ from k8e.core.model import (
     RunSpec,
     Scope,
     SessionSpec,
+    Terminal,
+    TerminalSpec,
 )
 from k8e.doors import requests
 from k8e.doors.errors import invalid
@@ -121,6 +123,19 @@ def read_run_spec(request: pb.ExecRequest) -> RunSpec:
         stdin=request.stdin,
         background=request.background,
         user=request.user,
+    )
+
+
+def read_terminal_spec(options: pb.TerminalOptions) -> TerminalSpec:
+    defaults = Terminal()
+    size = options.size if options.HasField("size") else pb.TerminalSize(rows=defaults.rows, columns=defaults.columns)
+    return TerminalSpec(
+        session_id=options.session_id,
+        terminal=Terminal(size.rows, size.columns, options.term),
+        command=read_text("command", options.command, options.command_bytes),
+        user=options.user,
+        run_id=options.run_id,
+        new=options.new,
     )
 
 

@@ -135,7 +135,7 @@ class GrpcServer:
         if server is not None and proxy is not None:
             proxy.close()
             await server.stop(grace)
-            proxy.abort()
+            await proxy.finish()
             self._inner.unlink(missing_ok=True)
 
 

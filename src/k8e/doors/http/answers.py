@@ -8,10 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from k8e.core.model import Approval, Denials, NamedImage, RunResult, ServiceStatus, Session
-from k8e.engine import Mount
+from k8e.engine import Mount, RuntimeReport
 from k8e.link.model import CommandInfo, Entry
 
 if TYPE_CHECKING:
+    from k8e.core.contract import LiveTerminal
     from k8e.identity.register import KeyRecord
 
 Json = dict[str, Any]
@@ -55,10 +56,16 @@ def show_denials(denials: Denials) -> Json:
     return {"denied": denied, "denied_more": denials.more} if denials.more else {"denied": denied}
 
 
+def show_emulated(shown: Session | RunResult | RuntimeReport) -> Json:
+    """Left out where it is not: then times mean what they usually mean."""
+    return {"emulated": True} if shown.emulated else {}
+
+
 def show_created(session: Session) -> Json:
     return {
         "session_id": session.session_id,
         "runtime": session.runtime.value,
+        **show_emulated(session),
         "policy": {
             "image": session.image,
             "limits": asdict(session.limits),
@@ -78,6 +85,7 @@ def show_session(session: Session) -> Json:
         "tenant_id": session.tenant,
         "phase": session.phase.value,
         "runtime": session.runtime.value,
+        **show_emulated(session),
         "image": session.image,
         "limits": asdict(session.limits),
         "env_keys": list(session.env_keys),
@@ -112,8 +120,15 @@ def show_run_summary(run: RunResult) -> Json:
         "status": run.status.value,
         **pick(run, "duration_ms", "truncated", "stdout_bytes", "stderr_bytes"),
         **({"reason": run.reason} if run.reason else {}),
+        **({"terminal": True} if run.terminal else {}),
+        **show_emulated(run),
         **show_denials(run.denied),
     }
+
+
+def show_terminal(terminal: LiveTerminal) -> Json:
+    """As a client finds it that has come to it."""
+    return {**pick(terminal, "run_id", "session_id", "started", "resumed"), "others": list(terminal.others)}
 
 
 def show_command(command: CommandInfo) -> Json:
@@ -151,6 +166,7 @@ def show_status(status: ServiceStatus) -> Json:
                 "runtime": report.runtime.value,
                 **pick(report, "available", "version", "reason", "hint"),
                 "notes": list(report.notes),
+                **show_emulated(report),
             }
             for report in status.runtimes
         ],

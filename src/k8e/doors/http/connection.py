@@ -19,6 +19,7 @@ from k8e.core.model import Caller
 from k8e.doors.http.errors import HttpRefusal, describe, internal_error, malformed
 from k8e.doors.http.exchange import READ_SIZE, Exchange
 from k8e.doors.http.frames import BadFrame
+from k8e.doors.http.wire import Head, QuickHead, Wire
 from k8e.doors.request_memory import RequestMemory
 
 HEAD_SIZE: Final = 32 << 10
@@ -50,7 +51,7 @@ class HttpConnection(abc.ABC):
         self._writer = writer
         self._head_patience = head_patience
         self._idle_patience = idle_patience
-        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=head_size)
+        self._wire = Wire(head_size)
         self._busy = False
         self._retired = False
 
@@ -74,28 +75,29 @@ class HttpConnection(abc.ABC):
             self._busy = True
             await self._answer(head)
             self._busy = False
-            if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
+            if self._wire.our_state is not h11.DONE or self._wire.their_state is not h11.DONE:
                 return
-            self._protocol.start_next_cycle()
+            self._wire.start_next_cycle()
 
-    async def _read_head(self) -> h11.Request | None:
+    async def _read_head(self) -> Head | None:
         """Reads the next request; None when the client has no more."""
-        started = False
+        started = limited = False
         async with asyncio.timeout(self._idle_patience) as patience:
             while True:
-                event = self._protocol.next_event()
-                if isinstance(event, h11.Request):
+                event = self._wire.next_event()
+                if isinstance(event, QuickHead | h11.Request):
                     check_length(event)
                     return event
                 if event is not h11.NEED_DATA:
                     return None
-                data = await self._reader.read(READ_SIZE)
-                if data and not started:
-                    started = True
+                if started and not limited:
+                    limited = True
                     patience.reschedule(asyncio.get_running_loop().time() + self._head_patience)
-                self._protocol.receive_data(data)
+                data = await self._reader.read(READ_SIZE)
+                started = started or bool(data)
+                self._wire.receive_data(data)
 
-    async def _answer(self, head: h11.Request) -> None:
+    async def _answer(self, head: Head) -> None:
         began = time.monotonic()
         exchange = self._begin()
         try:
@@ -115,22 +117,22 @@ class HttpConnection(abc.ABC):
 
     def _begin(self) -> Exchange:
         allocation = self._memory.allocate(Payer(self._caller.uid, ""))
-        return Exchange(self._caller, self._protocol, self._reader, self._writer, allocation)
+        return Exchange(self._caller, self._wire, self._reader, self._writer, allocation)
 
     @abc.abstractmethod
-    async def _handle(self, exchange: Exchange, head: h11.Request) -> None: ...
+    async def _handle(self, exchange: Exchange, head: Head) -> None: ...
 
     async def _explain(self, exchange: Exchange, problem: Fault | HttpRefusal) -> None:
         if not exchange.status:
             await exchange.send_json(*describe(problem))
 
-    def _log(self, head: h11.Request, status: int, seconds: float) -> None:
+    def _log(self, head: Head, status: int, seconds: float) -> None:
         if log.isEnabledFor(logging.INFO):
             fields = {"method": head.method.decode(), "path": name_path(head), "status": status}
             log.info("%s", format_event("request", {**fields, "uid": self._caller.uid, "seconds": seconds}))
 
     async def refuse(self, refusal: HttpRefusal) -> None:
-        if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        if self._wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self._explain(self._begin(), refusal)
 
 
@@ -145,14 +147,14 @@ def is_gone(writer: asyncio.StreamWriter) -> bool:
     return bool(poll.poll(0))
 
 
-def check_length(head: h11.Request) -> None:
+def check_length(head: Head) -> None:
     """Refuses two lengths: a proxy before the daemon may believe the other one, and take a part of this body for
     another client's request."""
     if len([name for name, _ in head.headers if name in (b"content-length", b"transfer-encoding")]) > 1:
         raise h11.RemoteProtocolError("a body has one length: Content-Length or Transfer-Encoding", 400)
 
 
-def name_path(head: h11.Request) -> str:
+def name_path(head: Head) -> str:
     """Without the query, because names of files do not belong into the log."""
     return head.target.partition(b"?")[0].decode("ascii", "replace")
 

@@ -1,10 +1,11 @@
-"""One HTTP request and its answer: h11 turns bytes into events, the handlers of routes.py use them."""
+"""One HTTP request and its answer: wire.py turns bytes into events, the handlers of routes.py use them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import http
+import socket
 import urllib.parse
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,16 @@ from k8e.core.model import MAX_MESSAGE, Caller
 from k8e.doors.http import frames
 from k8e.doors.http.errors import malformed, too_large, too_slow
 from k8e.doors.http.fields import Fields, decode_object
+from k8e.doors.http.wire import Head, Wire
 from k8e.doors.request_memory import Allocation
 from k8e.profiles.text import to_json
 
 READ_SIZE = 256 << 10
 BODY_PATIENCE = 30.0  # between two pieces of a body
 WHOLE_PATIENCE = 300.0  # for all of one that is kept in memory
+# Room in the kernel for live output, two chunks of it: what does not fit in is copied, and waits for its turn in the
+# loop. The machine may allow less.
+OUTPUT_ROOM = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +39,19 @@ class Request:
     content_type: str
 
     @classmethod
-    def of(cls, event: h11.Request, *, strict: bool = True) -> Request:
+    def of(cls, event: Head, *, strict: bool = True) -> Request:
         """`strict`: a query that is no list of `name=value` is refused, instead of read as far as it is one."""
         headers = dict(event.headers)
         target, _, query = event.target.decode("ascii", "replace").partition("?")
         if not target.startswith("/"):
             raise malformed("the request's target is not a path")
         try:
-            pairs = urllib.parse.parse_qsl(
-                query,
-                keep_blank_values=True,
-                strict_parsing=bool(query) and strict,
-                errors="surrogateescape",
-                max_num_fields=16,
+            pairs = (
+                urllib.parse.parse_qsl(
+                    query, keep_blank_values=True, strict_parsing=strict, errors="surrogateescape", max_num_fields=16
+                )
+                if query
+                else ()
             )
         except ValueError as error:
             raise malformed("the query is malformed", str(error)) from error
@@ -67,13 +72,17 @@ class Request:
         return values
 
 
+def encode_fields(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("ascii"), value.encode("ascii")) for name, value in fields.items()]
+
+
 class Exchange:
     """A request whose body can be read and whose answer can be written, each at its own pace."""
 
     def __init__(
         self,
         caller: Caller,
-        protocol: h11.Connection,
+        wire: Wire,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         allocation: Allocation,
@@ -82,14 +91,14 @@ class Exchange:
         self.allocation = allocation  # bytes of the body in memory
         self.status = 0  # of the answer, once it has begun
         self._framed = False
-        self._protocol = protocol
+        self._wire = wire
         self._reader = reader
         self._writer = writer
 
     @property
     def can_continue(self) -> bool:
         """Whether frames were begun and not ended. An error in the middle of anything else cuts the answer off."""
-        return self._framed and self._protocol.our_state is h11.SEND_BODY
+        return self._framed and self._wire.our_state is h11.SEND_BODY
 
     async def read_body(self, request: Request, limit: int = MAX_MESSAGE) -> bytes:
         """Reads the whole body. Raises HttpRefusal past the limit (before reading, if the length is announced), and
@@ -97,6 +106,9 @@ class Exchange:
         announced = request.headers.get(b"content-length", b"0")
         if int(announced) > limit:  # h11 let digits through and nothing else
             raise too_large(limit)
+        if (whole := self._wire.take_body()) is not None:
+            await self.allocation.add(len(whole))
+            return whole
         body = bytearray()
         try:
             async with asyncio.timeout(WHOLE_PATIENCE):
@@ -111,7 +123,7 @@ class Exchange:
 
     def skip_body(self) -> None:
         """Drops a body that has arrived, so that the connection goes on after a refusal."""
-        while self._protocol.their_state is h11.SEND_BODY and self._protocol.next_event() is not h11.NEED_DATA:
+        while self._wire.their_state is h11.SEND_BODY and self._wire.next_event() is not h11.NEED_DATA:
             pass
 
     async def read_fields(self, request: Request) -> Fields:
@@ -121,11 +133,10 @@ class Exchange:
     async def read_piece(self, patience: float | None = None) -> bytes | None:
         """Reads the next part of the body; None after its end. `patience`: how long it waits for the client."""
         while True:
-            event = self._protocol.next_event()
+            event = self._wire.next_event()
             if event is h11.NEED_DATA:
-                if self._protocol.they_are_waiting_for_100_continue:
-                    await self._send(h11.InformationalResponse(status_code=100, headers=[]))
-                self._protocol.receive_data(await self._read(patience))
+                await self._send(self._wire.go_on())
+                self._wire.receive_data(await self._read(patience))
             elif isinstance(event, h11.Data):
                 return bytes(event.data)
             else:
@@ -145,14 +156,12 @@ class Exchange:
         kind = {"Content-Type": content_type} if body else {}
         fields = {**kind, "Content-Length": str(len(body)), **self._closing(), **(headers or {})}
         self.status = status
-        head = self._protocol.send(h11.Response(status_code=status, headers=list(fields.items())))
-        parts = self._protocol.send_with_data_passthrough(h11.Data(data=body)) or []
-        end = self._protocol.send(h11.EndOfMessage())
-        self._writer.write(b"".join(part for part in (head, *parts, end) if part))
-        await self._writer.drain()
+        head = self._wire.start(status, encode_fields(fields))
+        await self._send(head, *self._wire.pack(body), self._wire.end())
 
     async def start_frames(self) -> None:
         self._framed = True
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OUTPUT_ROOM)
         await self.start_pieces(frames.CONTENT_TYPE)
 
     async def start_pieces(self, content_type: str) -> None:
@@ -160,22 +169,21 @@ class Exchange:
         await self.start(200, {b"Content-Type": content_type.encode()}.items())
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begins an answer. Without a length among the headers h11 sends it in chunks."""
+        """Begins an answer. Without a length among the headers it is sent in chunks."""
         self.status = status
-        closing = [(b"Connection", b"close")] if self._closing() else []
-        reason = http.HTTPStatus(status).phrase.encode()
-        await self._send(h11.Response(status_code=status, headers=[*headers, *closing], reason=reason))
+        fields = (*headers, *encode_fields(self._closing()))
+        await self._send(self._wire.start(status, fields, http.HTTPStatus(status).phrase.encode()))
 
     async def send_piece(self, data: bytes) -> None:
         """Waits while the client does not read."""
-        await self._send(h11.Data(data=data))
+        await self._send(*self._wire.pack(data))
 
-    async def send_frame(self, kind: frames.FrameKind, data: bytes) -> None:
+    async def send_frame(self, kind: frames.FrameKind, *pieces: bytes) -> None:
         """Waits while the client does not read."""
-        await self._send(h11.Data(data=frames.pack_header(kind, len(data)) + data))
+        await self._send(*self._wire.pack(frames.pack_header(kind, sum(map(len, pieces))), *pieces))
 
     async def end_frames(self, trailer: Mapping[str, str] | None = None) -> None:
-        await self._send(h11.EndOfMessage(headers=list((trailer or {}).items())))
+        await self._send(self._wire.end(encode_fields(trailer or {})))
 
     async def wait_left(self, patience: float) -> None:
         """Returns when the client has closed the connection, or after a while. What it still sends is dropped."""
@@ -186,13 +194,12 @@ class Exchange:
 
     def _closing(self) -> Mapping[str, str]:
         """Ends the connection with the answer where the body was not read to its end: skipping the rest costs more."""
-        unread = self._protocol.their_state is not h11.DONE
+        unread = self._wire.their_state is not h11.DONE
         return {"Connection": "close"} if unread else {}
 
-    async def _send(self, event: h11.Event) -> None:
-        data = self._protocol.send(event)
-        if data:
-            self._writer.write(data)
+    async def _send(self, *parts: bytes) -> None:
+        if any(parts):
+            self._writer.writelines(parts)
             await self._writer.drain()
 
     async def _read(self, patience: float | None) -> bytes:

@@ -6,6 +6,7 @@ core to decide.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from k8e.core.model import (
     RunSpec,
     SessionSpec,
     Terminal,
+    TerminalSpec,
 )
 from k8e.doors import requests
 from k8e.doors.errors import invalid
@@ -30,11 +32,11 @@ from k8e.engine.images import Credentials
 _COUNTS = ("memory", "pids", "disk", "inodes", "open_files")  # limits that are whole numbers
 
 
-def read_once_spec(fields: Fields, limits: Limits) -> tuple[SessionSpec, RunSpec, bool]:
-    """Reads a session, the one command in it, and whether the session stays."""
-    session = fields.take_fields("session")
-    keep = fields.take_flag("keep")
-    return read_session_spec(session, limits), read_run_spec("", fields), keep
+async def read_new_session(fields: Fields, limits: Limits) -> SessionSpec:
+    """In a thread where there is much to read: a manifest and files have any length."""
+    if "manifest" in fields or "files" in fields:
+        return await asyncio.to_thread(read_session_spec, fields, limits)
+    return read_session_spec(fields, limits)
 
 
 def read_run_spec(session_id: str, fields: Fields) -> RunSpec:
@@ -69,6 +71,19 @@ def _read_terminal(fields: Fields) -> Terminal:
     )
     fields.finish()
     return terminal
+
+
+def read_terminal_spec(session_id: str, fields: Fields) -> TerminalSpec:
+    spec = TerminalSpec(
+        session_id=session_id,
+        terminal=_read_terminal(fields.take_fields("terminal")),
+        command=fields.take_text("command"),
+        user=fields.take_text("user"),
+        run_id=fields.take_text("run_id"),
+        new=fields.take_flag("new"),
+    )
+    fields.finish()
+    return spec
 
 
 def read_signal(fields: Fields) -> int:

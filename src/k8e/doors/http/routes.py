@@ -27,9 +27,8 @@ class Route:
     takes: tuple[str, ...] = ()  # content types; a form's are never among them
 
     def fits(self, path: tuple[str, ...]) -> bool:
-        return len(path) == len(self.path) and all(
-            part in ("*", given) for part, given in zip(self.path, path, strict=True)
-        )
+        """A path that is as long."""
+        return all(part in ("*", given) for part, given in zip(self.path, path, strict=True))
 
 
 class Handlers(Protocol):
@@ -42,6 +41,9 @@ class Handlers(Protocol):
 class Router:
     def __init__(self, handlers: Iterable[Handlers]) -> None:
         self.routes = tuple(route for each in handlers for route in each.routes)
+        self._by_kind: dict[tuple[str, int], list[Route]] = {}  # by method and length
+        for route in self.routes:
+            self._by_kind.setdefault((route.method, len(route.path)), []).append(route)
 
     async def answer(self, exchange: Exchange, request: Request) -> None:
         route = self._find(request)
@@ -59,13 +61,13 @@ class Router:
         await route.handler(exchange, request)
 
     def _find(self, request: Request) -> Route:
-        candidates = [route for route in self.routes if route.fits(request.path)]
-        if not candidates:
+        length = len(request.path)
+        for route in self._by_kind.get((request.method, length), ()):
+            if route.fits(request.path):
+                return route
+        if not any(route.fits(request.path) for route in self.routes if len(route.path) == length):
             hint = "docs/http-api.md lists them"
             raise HttpRefusal(404, "no_such_endpoint", "there is nothing at this address", hint=hint)
-        for route in candidates:
-            if route.method == request.method:
-                return route
         raise HttpRefusal(
             405,
             "method_not_allowed",

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import h11
 
+from k8e.core.access.access import local_caller
 from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import format_event
@@ -29,6 +30,7 @@ from k8e.doors.http.errors import HttpRefusal, describe
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.frames import FrameKind
 from k8e.doors.http.routes import Handlers, Router
+from k8e.doors.http.wire import Head
 from k8e.doors.request_memory import RequestMemory
 from k8e.profiles.text import to_json
 
@@ -136,7 +138,7 @@ class UnixConnection(HttpConnection):
         super().__init__(caller, server.memory, reader, writer, head_patience=server.head_patience)
         self._server = server
 
-    async def _handle(self, exchange: Exchange, head: h11.Request) -> None:
+    async def _handle(self, exchange: Exchange, head: Head) -> None:
         try:
             request = Request.of(head)
             refuse_web_pages(request)
@@ -195,7 +197,7 @@ class Disconnects:
 def read_caller(client: socket.socket) -> Caller:
     """The kernel names the process and its user."""
     pid, uid, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return Caller(uid, pid=pid)
+    return local_caller(uid, pid)
 
 
 def refuse_web_pages(request: Request) -> None:

@@ -33,7 +33,7 @@ _UID: Final = 7  # the column
 class ListenAddress:
     """An address that the server listens on: its names, and the user that needs no key."""
 
-    port: int
+    port: int | None  # None: any, because it is behind a Service or a load balancer, which have ports of their own
     names: tuple[str, ...]  # *.example.com is every name one label below
     secure: bool
     user: Caller | None  # None: every client needs a key
@@ -48,7 +48,7 @@ class ListenAddress:
         name, colon, port = host.rpartition(":")
         if not colon or host.endswith("]"):
             name, port = host, "443" if self.secure else "80"
-        if port != str(self.port):
+        if self.port is not None and port != str(self.port):
             return False
         own = {bracket(each.lower()) for each in self.names}
         return name in own or f"*.{name.partition('.')[2]}" in own
@@ -70,7 +70,7 @@ class Authenticator:
         kind, _, token = sent[0].partition(" ")
         if len(sent) > 1 or kind.lower() != "bearer":
             raise Fault(Kind.UNAUTHENTICATED, "key_needed", "only API keys are taken here", hint=_HINT)
-        admission = await self._keys.admit_bearer(token.strip())
+        admission = await self._keys.admit_bearer(token.strip(), call.connection.peer_address[0])
         self._check_tenant(admission.caller)
         return admission
 

@@ -277,9 +277,12 @@ async def _destroy(service: WholeService, caller: Caller, session_id: str) -> No
             raise
 
 
-async def reclaim(service: WholeService) -> None:
-    """Destroys the sessions of connections to an earlier daemon: no client can find them again."""
+async def reclaim(service: WholeService, *, handles: bool = True) -> None:
+    """Destroys the sessions of connections to an earlier daemon: no client can find them again. `handles`: also those
+    of clients without connections, which find theirs by its name; else core ends them when they are not used."""
     sessions = await service.sessions.list(Caller(0))
     for each in sessions:
-        if SECRET.fullmatch(each.tenant.rpartition(PART)[2]):
+        part = each.tenant.rpartition(PART)[2]
+        by_name = each.session_id == part or CHILD.fullmatch(each.session_id) is not None
+        if SECRET.fullmatch(part) and (handles or not by_name):
             await _destroy(service, Caller(each.owner, each.tenant, confined=True), each.session_id)

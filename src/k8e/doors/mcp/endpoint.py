@@ -1,7 +1,7 @@
 """The MCP door as the daemon has it: routes of the HTTP door through which clients connect. Imports nothing heavy.
 
-The SDK takes a second or two to load. A thread loads it some time after the daemon is ready, or when the first client
-connects.
+The SDK takes a second or two to load, and slows every command meanwhile. A thread loads it when the daemon has had
+nothing to do for a while, or when the first client connects.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +21,7 @@ from k8e.core.contract import WholeService
 from k8e.core.errors import Fault, Kind
 from k8e.core.log.daemon_log import format_event
 from k8e.core.model import REMOTE, Caller
-from k8e.doors.addresses import list_names
+from k8e.doors.addresses import bind_port, list_names, split_address
 from k8e.doors.connection_limits import ConnectionLimits
 from k8e.doors.errors import invalid
 from k8e.doors.http.exchange import Exchange, Request
@@ -36,11 +38,21 @@ if TYPE_CHECKING:
     from k8e.doors.mcp.server import McpServer
     from k8e.doors.mcp.transport.stdio import ByteStream, StdioTransport
 
-LOAD_DELAY: Final = 5.0  # seconds until the SDK is loaded, where no client connects before
+LOAD_DELAY: Final = 5.0  # seconds of quiet before the SDK is loaded, where no client connects before
+QUIET: Final = 0.005  # of a processor: the daemon's upkeep takes less, a command every second more
 LITTLE: Final = 64 << 10
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 log = logging.getLogger("k8e.doors.mcp")
+
+
+async def wait_quiet(seconds: float) -> None:
+    """Returns when this process has done next to nothing for so long."""
+    while True:
+        before = time.process_time()
+        await asyncio.sleep(seconds)
+        if time.process_time() - before <= QUIET * seconds:
+            return
 
 
 class McpEndpoint:
@@ -51,13 +63,17 @@ class McpEndpoint:
         names: Sequence[str] = (),
         connection_limits: ConnectionLimits | None = None,
         memory: RequestMemory | None = None,
+        *,
+        succeeded: bool = False,
     ) -> None:
-        """`names`: this machine's names for other machines, besides its own host name."""
+        """`names`: this machine's names for other machines, besides its own host name. `succeeded`: another gateway
+        takes the place of this one, and goes on with the sessions of clients that have no connection."""
         self._memory = memory or RequestMemory()
         self._connection_limits = connection_limits or ConnectionLimits()
         self._service = service
         self._keys = keys
         self._names = names
+        self._succeeded = succeeded
         keys.watch(self._revoke)
         self._loading = asyncio.Lock()
         self._loaded = False
@@ -78,10 +94,10 @@ class McpEndpoint:
         from k8e.doors.mcp.clients import reclaim
 
         try:
-            await reclaim(self._service)
+            await reclaim(self._service, handles=not self._succeeded)
         except Fault as fault:
             log.warning("%s", format_event(fault.code, {"cause": fault.error, "detail": fault.detail}))
-        await asyncio.sleep(seconds)
+        await wait_quiet(seconds)
         await self._load()
 
     async def _load(self) -> None:
@@ -172,7 +188,7 @@ class McpEndpoint:
         certificate = await self._find_certificate(str(ip), supplied, needed=not ip.is_loopback)
         listener = bind(ip, port, exchange.caller)
         if not ip.is_loopback:
-            self._service.expose()
+            await self._service.expose()
         listen = ListenAddress(
             port=listener.getsockname()[1],
             names=(*(certificate.names if certificate else ()), *(LOOPBACK if ip.is_loopback else ())),
@@ -196,6 +212,45 @@ class McpEndpoint:
         finally:
             self._servers.discard(server)
             self._fewer.set()
+
+    async def open(self, address: str) -> int:
+        """Serves clients with API keys on an address until `close`, always with TLS; returns its port. Connections wait
+        until the SDK is loaded. Raises OSError."""
+        host, port = split_address(address)
+        listener = bind_port(host, port)
+        await self._service.expose()
+        self._spawn(self._serve_address(host, listener))
+        found: int = listener.getsockname()[1]
+        return found
+
+    async def _serve_address(self, host: str, listener: socket.socket) -> None:
+        try:
+            server = await self._make_server(host, listener)
+        except BaseException:
+            listener.close()
+            raise
+        self._servers.add(server)
+        if self._closing:
+            server.close()
+        try:
+            await server.serve()
+        finally:
+            self._servers.discard(server)
+            self._fewer.set()
+
+    async def _make_server(self, host: str, listener: socket.socket) -> McpServer:
+        await self._load()
+        from k8e.doors.mcp.authentication import Authenticator, ListenAddress
+        from k8e.doors.mcp.certificates import IssuedCertificate
+        from k8e.doors.mcp.server import McpServer
+        from k8e.doors.mcp.transport.http import HttpTransport
+
+        authority, _ = await self._keys.open()
+        certificate = IssuedCertificate(authority, list_names(host, self._names))
+        listen = ListenAddress(port=None, names=tuple(certificate.names), secure=True, user=None)
+        parts = (self._service, Authenticator(listen, self._keys), "", self._spawn, self._memory)
+        transport = HttpTransport(*parts, succeeded=self._succeeded)
+        return McpServer(transport, listener, certificate, self._connection_limits)
 
     async def _find_certificate(self, host: str, supplied: tuple[str, str], *, needed: bool) -> TlsCertificate | None:
         """The supplied certificate, or one of the daemon's own authority where keys travel over a network."""

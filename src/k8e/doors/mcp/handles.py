@@ -84,6 +84,13 @@ class Handles:
         else:
             self._handles.pop(tenant, None)
 
+    def leave(self) -> None:
+        """Another gateway serves these clients from now on: their sessions stay."""
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            if handle.timer is not None:
+                handle.timer.cancel()
+
     async def close(self) -> None:
         handles, self._handles = self._handles, {}
         await asyncio.gather(*(self._close(tenant, handle) for tenant, handle in handles.items()))

@@ -14,6 +14,7 @@ from k8e.doors.grpc.handlers.keys import KeyHandlers
 from k8e.doors.grpc.handlers.runs import RunHandlers
 from k8e.doors.grpc.handlers.sessions import SessionHandlers
 from k8e.doors.grpc.handlers.status import StatusHandlers
+from k8e.doors.grpc.handlers.terminals import TerminalHandlers
 
 
 def list_handlers(service: WholeService, keys: Keys, agents: AgentDoor) -> Mapping[str, Handler]:
@@ -21,6 +22,7 @@ def list_handlers(service: WholeService, keys: Keys, agents: AgentDoor) -> Mappi
     return {
         **SessionHandlers(service).methods,
         **RunHandlers(service.runs).methods,
+        **TerminalHandlers(service.terminals).methods,
         **FileHandlers(service.files).methods,
         **ApprovalHandlers(service.approvals).methods,
         **AgentHandlers(agents).methods,

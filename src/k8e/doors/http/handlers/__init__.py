@@ -14,6 +14,7 @@ from k8e.doors.http.handlers.ports import PortHandlers
 from k8e.doors.http.handlers.runs import RunHandlers
 from k8e.doors.http.handlers.sessions import SessionHandlers
 from k8e.doors.http.handlers.status import StatusHandlers
+from k8e.doors.http.handlers.terminals import TerminalHandlers
 from k8e.doors.http.handlers.warm import WarmHandlers
 from k8e.doors.http.routes import Handlers
 
@@ -25,6 +26,7 @@ def list_handlers(
         StatusHandlers(service, render_metrics, gateway),
         SessionHandlers(service),
         RunHandlers(service),
+        TerminalHandlers(service.terminals),
         FileHandlers(service.files),
         PortHandlers(service.ports),
         ApprovalHandlers(service.approvals),

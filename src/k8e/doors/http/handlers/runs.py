@@ -53,9 +53,9 @@ class RunHandlers:
         """Runs a command in a session of its own."""
         fields, incoming = await self._read_run(exchange, request)
         stream = fields.take_flag("stream") or incoming is not None
-        linger = fields.take_flag("linger")
-        limits = self._service.default_limits
-        session, spec, keep = await asyncio.to_thread(requests.read_once_spec, fields, limits)
+        linger, keep = fields.take_flag("linger"), fields.take_flag("keep")
+        session = await requests.read_new_session(fields.take_fields("session"), self._service.default_limits)
+        spec = requests.read_run_spec("", fields)
         if stream:
             unfed = dataclasses.replace(spec, stdin=b"")
             with _until_left(linger) as until:
@@ -84,7 +84,7 @@ class RunHandlers:
             await exchange.send_frame(FrameKind.STARTED, to_json(started))
 
         async def send(chunk: Chunk) -> None:
-            await exchange.send_frame(FrameKind(chunk.stream), chunk.data)
+            await exchange.send_frame(FrameKind(chunk.stream), *chunk.pieces)
 
         result = await stream_run(live, send, stdin=take_stdin(stdin, incoming), begin=begin)
         await exchange.send_frame(FrameKind.RESULT, to_json(answers.show_run_summary(result)))

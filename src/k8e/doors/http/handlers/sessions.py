@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from k8e.core.contract import SandboxService
 from k8e.doors.http import answers, requests
 from k8e.doors.http.exchange import Exchange, Request
@@ -31,8 +29,7 @@ class SessionHandlers:
 
     async def create(self, exchange: Exchange, request: Request) -> None:
         fields = await exchange.read_fields(request)
-        # In a thread, because a large manifest takes long.
-        spec = await asyncio.to_thread(requests.read_session_spec, fields, self._service.default_limits)
+        spec = await requests.read_new_session(fields, self._service.default_limits)
         session = await self._service.sessions.create(exchange.caller, spec)
         await exchange.send_json(201, answers.show_created(session))
 

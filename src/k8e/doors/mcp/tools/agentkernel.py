@@ -80,6 +80,7 @@ def shape_sandbox(session: Session) -> Json:
         "profile": session.labels.get("profile", ""),
         "mode": session.labels.get("mode", ""),
         "runtime": session.runtime.value,
+        **answers.show_emulated(session),
         "created": session.created,
         "policy": answers.show_policy(session),
     }

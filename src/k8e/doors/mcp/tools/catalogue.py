@@ -63,6 +63,7 @@ TOOLS: Final[tuple[ToolText, ...]] = (
             "allowed_hosts": schemas.HOSTS,
         },
         outputs=schemas.CREATED,
+        optional=schemas.EMULATED,
     ),
     ToolText(
         "sandbox_destroy_session",
@@ -202,6 +203,7 @@ TOOLS: Final[tuple[ToolText, ...]] = (
             ),
         },
         outputs={**schemas.CREATED, "parent_session_id": text("Whose child it is.")},
+        optional=schemas.EMULATED,
     ),
     ToolText(
         "sandbox_confirm_action",

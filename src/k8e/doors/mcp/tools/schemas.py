@@ -103,7 +103,14 @@ RUN_OUTPUTS: Final[Mapping[str, Schema]] = {
     "stderr_bytes": COUNT,
     "denied": DENIED,
 }
+EMULATED: Final[Mapping[str, Schema]] = {
+    "emulated": {
+        "type": "boolean",
+        "description": "A virtual machine without the processor's help: everything takes some ten times longer.",
+    },
+}
 RUN_OPTIONAL: Final[Mapping[str, Schema]] = {
+    **EMULATED,
     "stdout_base64": text("The exact bytes, where they are not UTF-8."),
     "stderr_base64": text("The exact bytes, where they are not UTF-8."),
     "denied_more": COUNT,

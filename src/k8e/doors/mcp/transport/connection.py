@@ -17,6 +17,7 @@ from k8e.core.model import REMOTE, Caller
 from k8e.doors.connection_limits import ConnectionLimits, Peer
 from k8e.doors.http.connection import HttpConnection
 from k8e.doors.http.exchange import READ_SIZE, Exchange, Request
+from k8e.doors.http.wire import Head
 
 if TYPE_CHECKING:
     from k8e.doors.mcp.transport.http import HttpTransport
@@ -96,20 +97,20 @@ class McpConnection(HttpConnection):
         self._endpoint = endpoint
         self._connection = connection
 
-    async def _handle(self, exchange: Exchange, head: h11.Request) -> None:
+    async def _handle(self, exchange: Exchange, head: Head) -> None:
         await self._endpoint.answer(head, exchange, self._connection)
 
-    async def _answer(self, head: h11.Request) -> None:
+    async def _answer(self, head: Head) -> None:
         """Reads the rest of a body that was refused: a connection that is closed before is reset, and the client may
         not read the answer."""
         await super()._answer(head)
-        if self._protocol.their_state is h11.SEND_BODY:
+        if self._wire.their_state is h11.SEND_BODY:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._head_patience):
                     while await self._reader.read(READ_SIZE):
                         pass
 
-    def _log(self, head: h11.Request, status: int, seconds: float) -> None:
+    def _log(self, head: Head, status: int, seconds: float) -> None:
         """Tools write their own lines."""
 
 
@@ -117,7 +118,7 @@ class McpConnection(HttpConnection):
 class HttpCall:
     """One request, as authentication and the transports use it."""
 
-    head: h11.Request
+    head: Head
     request: Request
     exchange: Exchange
     connection: PeerConnection

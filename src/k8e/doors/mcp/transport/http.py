@@ -10,7 +10,6 @@ import asyncio
 import time
 from typing import Final
 
-import h11
 import mcp_types as types
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
@@ -21,6 +20,7 @@ from k8e.core.errors import Fault, Kind
 from k8e.doors.addresses import name_source
 from k8e.doors.http.errors import HttpRefusal, describe
 from k8e.doors.http.exchange import Exchange, Request
+from k8e.doors.http.wire import Head
 from k8e.doors.mcp.authentication import PATH, Authenticator, challenge
 from k8e.doors.mcp.clients import McpClient, StatelessClient, make_secret_name
 from k8e.doors.mcp.errors import refuse_message
@@ -40,12 +40,21 @@ SESSIONS_PER_KEY: Final = 200
 
 class HttpTransport:
     def __init__(
-        self, service: WholeService, authenticator: Authenticator, tenant: str, spawn: Spawn, memory: RequestMemory
+        self,
+        service: WholeService,
+        authenticator: Authenticator,
+        tenant: str,
+        spawn: Spawn,
+        memory: RequestMemory,
+        *,
+        succeeded: bool = False,
     ) -> None:
+        """`succeeded`: another gateway serves the same clients after this one."""
         self._service = service
         self._authenticator = authenticator
         self._tenant = tenant
         self._spawn = spawn
+        self._succeeded = succeeded
         self.memory = memory
         self._sessions: dict[str, StreamableHttpSession] = {}
         self._streams: dict[str, SseTransport] = {}
@@ -54,7 +63,7 @@ class HttpTransport:
         self._shared: dict[str, McpClient] = {}  # stateless clients of a named tenant, by identity
         self._keyed: dict[str, set[asyncio.Task[None]]] = {}  # requests under way, by the identity of their key
 
-    async def answer(self, head: h11.Request, exchange: Exchange, connection: PeerConnection) -> None:
+    async def answer(self, head: Head, exchange: Exchange, connection: PeerConnection) -> None:
         call = HttpCall(head, Request.of(head, strict=False), exchange, connection)
         try:
             admission = await self._authenticator.authenticate(call)
@@ -209,7 +218,10 @@ class HttpTransport:
             await client.close()
         for outputs in self._outputs.values():
             outputs.close()
-        await self._handles.close()
+        if self._succeeded:
+            self._handles.leave()
+        else:
+            await self._handles.close()
 
 
 async def _explain(call: HttpCall, problem: Fault | HttpRefusal) -> None:
