@@ -16,7 +16,17 @@ from hypothesis import HealthCheck, settings
 from tests.shares import Share, settle
 
 # Names of ours by which a developer or a CI job chooses how long tests run; all others would reach the programs tested.
-_OURS = ("K8E_SOAK", "K8E_KILLS", "K8E_CYCLES", "K8E_ROUNDS", "K8E_FUZZ_", "K8E_SEED", "K8E_SHARE", "K8E_SINCE")
+_OURS = (
+    "K8E_SOAK",
+    "K8E_KILLS",
+    "K8E_CYCLES",
+    "K8E_ROUNDS",
+    "K8E_FUZZ_",
+    "K8E_SEED",
+    "K8E_SHARE",
+    "K8E_SINCE",
+    "K8E_CLUSTER",
+)
 
 TESTS = Path(__file__).parent
 # The files that take long and how many seconds, as the last whole run found them: `make seconds` writes it.

@@ -12,7 +12,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 HEADER = struct.Struct("<IBBHQ")
 MAGIC = 0x4145384B
@@ -37,7 +37,7 @@ def frame(kind: int, channel: int = 0, payload: bytes = b"", stream: int = 0) ->
     return HEADER.pack(len(payload), kind, stream, 0, channel) + payload
 
 
-def hello(nonce: bytes, low: int = 3, high: int = 3, magic: int = MAGIC) -> bytes:
+def hello(nonce: bytes, low: int = 4, high: int = 4, magic: int = MAGIC) -> bytes:
     return frame(HELLO, 0, struct.pack("<IHH", magic, low, high) + nonce)
 
 
@@ -110,7 +110,7 @@ class RawLink:
                     raise
                 time.sleep(0.005)
 
-    def __enter__(self) -> RawLink:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import os
 import socket
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from devel.sandboxes import Launched, Variation, find_runsc, launch_bare, launch_gvisor
+from devel.sandboxes import POD_AGENT, Launched, Variation, find_runsc, launch_bare, launch_gvisor
 from k8e.conformance import Subject
 from k8e.link import AgentLink
-from k8e.link.dial import UnixDialer
-from k8e.link.model import ExecSpec, Identity
+from k8e.link.dial import Dialer, Sealed, UnixDialer
+from k8e.link.model import ExecSpec, Identity, Sandbox
+from k8e.link.noise import GatewayKey, PodDialer
 
 USER = Identity(uid=20_001, gid=20_001)
 PATH = (b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -38,16 +40,17 @@ def launch(kind: str, variation: Variation | None = None) -> Iterator[Launched]:
 class CuttableDialer:
     """Dials the agent's socket, and can cut what it dialled. It is the conformance suite's `LinkControl`."""
 
-    def __init__(self, path: Path) -> None:
-        self._dial = UnixDialer(path)
+    def __init__(self, dial: Dialer) -> None:
+        self._dial = dial
         self._connection: socket.socket | None = None
         self._held = False
 
-    async def __call__(self) -> socket.socket:
+    async def __call__(self) -> socket.socket | Sealed:
         if self._held:
             raise ConnectionRefusedError("the test holds the line")
-        self._connection = await self._dial()
-        return self._connection
+        dialled = await self._dial()
+        self._connection = dialled if isinstance(dialled, socket.socket) else dialled.socket
+        return dialled
 
     async def drop(self) -> None:
         if self._connection is not None:
@@ -99,16 +102,17 @@ class Linked:
     async def clean(self, subject: Subject) -> None:
         """The check's directory goes, and the agent must be alone again: checks leave no process behind."""
         await self.run_as_root("rm", "-rf", subject.directory)
-        await asyncio.wait_for(self.wait_until_alone(), timeout=10)
+        await wait_until_alone(self.link)
 
-    async def wait_until_alone(self) -> None:
-        while others := await self.processes():
-            assert others, "unreachable"
 
-    async def processes(self) -> list[int]:
-        """What else runs in the sandbox, by the file operations of the agent itself: no process looks."""
-        entries = await self.link.list_dir(b"/proc")
-        return [int(entry.name) for entry in entries if entry.name.isdigit() and entry.name != b"1"]
+async def wait_until_alone(sandbox: Sandbox) -> None:
+    """Until the agent is its sandbox's only process, by the agent's own file operations: no process looks."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 30
+    while others := [
+        entry.name for entry in await sandbox.list_dir(b"/proc") if entry.name.isdigit() and entry.name != b"1"
+    ]:
+        assert loop.time() < until, f"processes were left behind: {others}"
 
 
 def inotify_limit() -> int:
@@ -117,7 +121,12 @@ def inotify_limit() -> int:
 
 @contextlib.asynccontextmanager
 async def open_sandbox(kind: str, variation: Variation | None = None) -> AsyncIterator[Linked]:
+    key = GatewayKey.generate()
+    if kind == "pod":
+        variation = Variation(agent=POD_AGENT, gateway=key.public)
     with launch(kind, variation) as launched:
-        dialer = CuttableDialer(launched.socket)
+        plain = UnixDialer(launched.socket)
+        uid = str(uuid.UUID(bytes=launched.instance))
+        dialer = CuttableDialer(PodDialer("127.0.0.1", launched.port, uid=uid, key=key) if kind == "pod" else plain)
         async with await AgentLink.open(dialer, instance=launched.instance, deadline=30.0) as link:
             yield Linked(launched, link, dialer)

@@ -16,7 +16,9 @@ import pytest
 
 from k8e.link.binary import (
     PINNED,
+    PINNED_GUESTS,
     PINNED_LOADERS,
+    PINNED_PODS,
     BinaryMismatch,
     BinaryMissing,
     UnknownMachine,
@@ -24,6 +26,7 @@ from k8e.link.binary import (
     agent_binary,
     loader_library,
     place,
+    pod_agent_binary,
 )
 from scripts import build_agent
 
@@ -36,6 +39,8 @@ DEV = BUILD / "agent" / "k8e-agent"
 HERE = platform.machine()
 
 SIZE_LIMIT = 64 * 1024
+POD_SIZE_LIMIT = 128 * 1024
+ALL_PINNED = {**PINNED, **PINNED_PODS, **PINNED_LOADERS, **PINNED_GUESTS}
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551
 SHT_SYMTAB = 2
@@ -55,7 +60,7 @@ def read_section_types(elf: bytes) -> Iterator[int]:
         yield struct.unpack_from("<I", elf, offset + index * size + 4)[0]
 
 
-def check_executable(elf: bytes, machine: str) -> None:
+def check_executable(elf: bytes, machine: str, limit: int = SIZE_LIMIT) -> None:
     assert elf[:6] == b"\x7fELF\x02\x01"
     assert struct.unpack_from("<H", elf, 18)[0] == ELF_MACHINES[machine]
     segments = dict(read_program_headers(elf))
@@ -63,7 +68,7 @@ def check_executable(elf: bytes, machine: str) -> None:
     assert PT_DYNAMIC not in segments, "needs libraries that an image may not have"
     assert not segments.get(PT_GNU_STACK, PF_X) & PF_X, "executable stack"
     assert SHT_SYMTAB not in set(read_section_types(elf)), "not stripped"
-    assert len(elf) <= SIZE_LIMIT
+    assert len(elf) <= limit
 
 
 class Release:
@@ -128,6 +133,11 @@ class TestDevelopmentBuild:
         assert binary.machine == HERE
         assert binary.content == DEV.read_bytes()
 
+    def test_of_pods_is_found_and_verified_in_a_checkout(self) -> None:
+        content = DEV.with_name("k8e-agent-pod").read_bytes()
+        assert pod_agent_binary().content == content
+        check_executable(content, HERE, POD_SIZE_LIMIT)
+
     def test_is_refused_when_it_is_not_the_one_that_was_built(self, tmp_path: Path) -> None:
         copied = tmp_path / "build" / "agent"
         copied.mkdir(parents=True)
@@ -177,11 +187,19 @@ class TestReleaseBuild:
     def test_is_small_static_and_stripped(self, release: Release, machine: str) -> None:
         check_executable(release.read(machine), machine)
 
+    @pytest.mark.parametrize("machine", PINNED)
+    def test_that_of_pods_is_small_static_and_stripped(self, release: Release, machine: str) -> None:
+        elf = (release.folder / f"k8e-agent-pod-{machine}").read_bytes()
+        check_executable(elf, machine, POD_SIZE_LIMIT)
+        assert b"/tmp/" not in elf
+        assert str(ROOT).encode() not in elf
+        assert b"crypto.zig" not in elf
+
     def test_is_the_same_from_another_folder(self, release: Release, tmp_path: Path) -> None:
         assert build(tmp_path / "a longer name" / "agent", tmp_path / "out") == release.hashes
 
     def test_is_the_pinned_one(self, release: Release) -> None:
-        assert release.hashes == {**PINNED, **PINNED_LOADERS}, "after a change of the agent: make pin"
+        assert release.hashes == ALL_PINNED, "after a change of the agent: make pin"
 
     def test_names_no_folder_of_the_machine_it_was_built_on(self, release: Release) -> None:
         for machine in PINNED:
@@ -259,7 +277,11 @@ class TestWheel:
         names = zipfile.ZipFile(wheel).namelist()
         assert {f"k8e/_agent/k8e-agent-{machine}" for machine in PINNED} <= set(names)
         assert {f"k8e/_agent/k8e-loader-{machine}.so" for machine in PINNED} <= set(names)
+        assert {f"k8e/_agent/k8e-guest-{machine}" for machine in PINNED} <= set(names)
+        assert {f"k8e/_agent/k8e-agent-pod-{machine}" for machine in PINNED} <= set(names)
         assert "k8e/py.typed" in names
+        assert "k8e/cli/install/k8e.service" in names
+        assert [name for name in names if "standalone" in name] == [], "a program of its own"
 
     def test_installed_elsewhere_it_verifies_and_places(self, wheel: Path, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
@@ -283,7 +305,7 @@ class TestWheel:
 
     def test_is_not_built_with_an_agent_that_is_not_the_pinned_one(self, release: Release, tmp_path: Path) -> None:
         project = Project(tmp_path / "project")
-        hashes = {**PINNED, **PINNED_LOADERS, "x86_64": "a" * 64}
+        hashes = {**ALL_PINNED, "x86_64": "a" * 64}
         build_agent.write_pins(hashes, project.folder / "src/k8e/link/binary.py")
         done = project.build_wheel()
         assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""The conformance suite against the real agent, in bare namespaces and inside gVisor.
+"""The conformance suite against the real agent, in bare namespaces and inside gVisor, and against the agent of pods.
 
 A normal run has all of it once on each kernel: on Linux here, on gVisor in sandboxes of the engine
 (engine/test_conformance.py). The others have a share (shares.py), gVisor here what those have no place for as well; a
@@ -56,6 +56,8 @@ def always(check: Check) -> bool:
 
 
 CASES = [(kind, check) for kind in KINDS for check in (CHECKS if kind == "bare" else choose(CHECKS, always=always))]
+# Over the channel of pods: the same agent behind another transport, so other checks than gVisor has on the same day.
+CASES += [("pod", check) for check in choose(CHECKS, turn=1)]
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,11 @@ from k8e.engine.local.doctor import doctor
 from k8e.engine.local.doctor.controls import CONTROLS, limits
 from k8e.engine.local.doctor.controls.network import find_foreign_drops
 from k8e.engine.local.doctor.decoys import Decoys, plant_decoys
-from k8e.engine.local.doctor.doctor import Check, Examination, Report, Verdict
 from k8e.engine.local.doctor.remote_host import open_remote_host
 from k8e.engine.local.doctor.subject import Subject
-from k8e.engine.local.runtime import probes
 from k8e.engine.local.runtime.bundle import BundleSpec, build_config
 from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
+from k8e.engine.report import Check, Examination, Report, Verdict, render
 from k8e.link.model import ExecSpec, Process, Sandbox
 from tests.egress.namespaces import private_machine
 from tests.engine.answers import plant_answers
@@ -98,11 +97,11 @@ async def test_this_machine_is_safe(engine: LocalEngine) -> None:
     told: list[tuple[Runtime, Check]] = []
     report = await doctor.examine(engine, lambda runtime, check: told.append((runtime, check)))
     assert report.default is not None
-    assert report.safe, doctor.render(report)
+    assert report.safe, render(report)
     for each in report.examinations:
         if each.report.available:
             assert [check.name for check in each.checks] == [control.name for control in CONTROLS]
-            assert each.failed == (), doctor.render(report)
+            assert each.failed == (), render(report)
             assert each.checks == tuple(check for runtime, check in told if runtime is each.report.runtime)
     assert await engine.list() == []
 
@@ -111,7 +110,7 @@ async def test_an_examination_needs_no_engine_and_leaves_nothing(monkeypatch: py
     monkeypatch.setattr(doctor, "CONTROLS", CONTROLS[:1])
     with place_for_engine() as (state, run):
         report = await doctor.examine_machine(state_dir=state, run_dir=run)
-        assert report.safe, doctor.render(report)
+        assert report.safe, render(report)
         assert os.listdir(state.parent) == [f"{run.name}.lock"]
         await wait_for_no_traces(LocalEngine(state, run).layout, set())
 
@@ -143,7 +142,7 @@ async def test_the_network_is_tried_behind_a_wire_of_the_doctors_own(monkeypatch
     monkeypatch.setattr(doctor, "CONTROLS", [control for control in CONTROLS if control.name in NETWORK])
     with place_for_engine() as (state, run):
         report = await doctor.examine_machine(state_dir=state, run_dir=run)
-        assert report.safe, doctor.render(report)
+        assert report.safe, render(report)
         for each in report.examinations:
             if each.report.available:
                 assert [(check.name, check.verdict) for check in each.checks] == [
@@ -386,7 +385,7 @@ async def test_a_machine_whose_default_is_weak_is_not_safe(monkeypatch: pytest.M
     async def find_native_only(runtime: Runtime) -> Sequence[OciRuntime]:
         return await find_runtimes(runtime) if runtime is Runtime.NATIVE else []
 
-    monkeypatch.setattr(probes, "find_runtimes", find_native_only)
+    monkeypatch.setattr("k8e.engine.local.engine.find_runtimes", find_native_only)
     with place_for_engine() as (state, run), weakened(drop_filter):
         async with open_engine(state, run) as engine:
             await require(engine, Runtime.NATIVE)
@@ -394,7 +393,7 @@ async def test_a_machine_whose_default_is_weak_is_not_safe(monkeypatch: pytest.M
     assert not report.safe
     assert report.default is not None
     assert [check.name for check in report.default.failed] == ["system call filter"]
-    text = doctor.render(report)
+    text = render(report)
     assert "gvisor: not available: not installed; install runsc" in text
     assert "NOT SAFE: sandboxes would run with native" in text
     assert "do: use a runc with seccomp" in text
@@ -420,7 +419,7 @@ def test_only_the_default_decides_whether_a_machine_is_safe() -> None:
 def test_a_machine_without_a_runtime_is_not_safe() -> None:
     report = make_report(Examination(ABSENT))
     assert (report.safe, report.default) == (False, None)
-    assert doctor.render(report).endswith("No runtime works here: no sandbox can be started.\n")
+    assert render(report).endswith("No runtime works here: no sandbox can be started.\n")
 
 
 def test_reports_are_json() -> None:
@@ -434,6 +433,7 @@ def test_reports_are_json() -> None:
         "reason": "",
         "hint": "",
         "notes": ["network: none"],
+        "emulated": False,
         "safe": False,
         "checks": [
             {"name": "mounts", "verdict": "ok", "tried": "looked", "found": "fine", "hint": ""},
@@ -443,7 +443,7 @@ def test_reports_are_json() -> None:
 
 
 def test_a_table_says_what_was_tried_and_what_to_do_where_something_failed() -> None:
-    text = doctor.render(make_report(Examination(GVISOR, (GOOD, BAD)), Examination(NATIVE, (GOOD,))))
+    text = render(make_report(Examination(GVISOR, (GOOD, BAD)), Examination(NATIVE, (GOOD,))))
     assert text.splitlines() == [
         "gvisor (default): runsc 1, NOT SAFE: 1 of 2 checks failed",
         "  network: none",

@@ -22,10 +22,10 @@ from k8e.engine.local.doctor.fixes import Step, fix, render
 from k8e.engine.local.engine_locks import ENGINES, EngineLock, dead_engine, known_engines
 from k8e.engine.local.layout import Layout
 from k8e.engine.local.network.leases import LEDGERS
-from k8e.engine.local.toolchain import packages
+from k8e.engine.local.toolchain import packages, runsc
 from k8e.engine.local.toolchain.packages import Package, install_packages, missing_packages, parse_table
 from tests.engine.rig import LIMITS, place_for_engine
-from tests.engine.traces import CGROUPS, find_traces, wait_for_no_traces
+from tests.engine.traces import CGROUPS, Trace, find_traces, wait_for_no_traces
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can put things right")
 
@@ -73,6 +73,11 @@ async def put_right(layout: Layout, *, claimed: bool = False, table: Sequence[Pa
     """Of the engines on this machine only ours is nobody's: others' tests go on beside this one."""
     steps = [step async for step in fix(lambda state: claimed or state != layout.state, table=table)]
     return [step for step in steps if str(layout.state) in step.what or layout.tag in step.what]
+
+
+def lasting_traces(layout: Layout) -> set[Trace]:
+    """Without processes: the sandboxes' agents start and end some whenever they like."""
+    return {trace for trace in find_traces(layout) if trace.kind != "process"}
 
 
 def network_traces(layout: Layout) -> list[str]:
@@ -132,11 +137,11 @@ async def test_what_a_daemon_will_find_again_is_left_to_it(layout: Layout) -> No
     with engine_of_another(layout) as process:
         process.kill()
         process.wait()
-    before = {(trace.kind, trace.what) for trace in find_traces(layout)}
+    before = lasting_traces(layout)
     (step,) = await put_right(layout, claimed=True)
     assert not step.done
     assert "daemon" in step.detail
-    assert {(trace.kind, trace.what) for trace in find_traces(layout)} == before
+    assert lasting_traces(layout) == before
     engine = LocalEngine(layout.state, layout.run)
     for name in await engine.list():
         assert (await engine.observe(name)).alive
@@ -239,7 +244,7 @@ class TestPresence:
 class TestPackages:
     def test_the_table_has_what_the_engine_runs(self) -> None:
         table = parse_table(packages.TABLE.read_text())
-        assert {package.purpose for package in table} == {"build", "engine", "engine-optional", "test"}
+        assert {package.purpose for package in table} == {"build", "engine", "engine-optional", "test", "cilium"}
         assert {"runc", "nftables", "util-linux", "e2fsprogs", "mount", "iproute2"} <= {each.name for each in table}
         assert all(package.signs for package in table)
 
@@ -255,8 +260,12 @@ class TestPackages:
             for each in parse_table(packages.TABLE.read_text())
             if not any(sign in signs or (sign.startswith("/") and os.path.exists(sign)) for sign in each.signs)
         ]
-        # For the demo, and for the suite.
-        for wanted, purposes in (("", {"build", "engine"}), ("tests", {"build", "engine", "engine-optional", "test"})):
+        # For the demo, for the suite, and for a cluster with Cilium.
+        for wanted, purposes in (
+            ("", {"build", "engine"}),
+            ("tests", {"build", "engine", "engine-optional", "test"}),
+            ("cilium", {"build", "engine", "cilium"}),
+        ):
             command = ["bash", "-c", f'{function}\nmissing_packages "$1"', "bash", wanted]
             done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
             assert done.stdout.split() == [each.name for each in missing if each.purpose in purposes]
@@ -285,6 +294,44 @@ class TestPackages:
         with pytest.raises(EngineError) as raised:
             await install_packages([Package("runc", "engine", ("runc",))])
         assert "runc" in raised.value.hint
+
+
+class TestRunsc:
+    """One place decides for `k8e doctor --fix` and for scripts/setup."""
+
+    @pytest.mark.parametrize(
+        ("version", "current"),
+        [
+            ("0.0~20221219.0-2", False),  # to dpkg it is newer than 0.0~2024
+            ("runsc version 0.0~20221219.0", False),
+            ("0.0~20231231.0", False),
+            ("0.0~20240101.0", True),
+            ("0.0~20240729.0-4~bpo12+2", True),
+            ("release-20260701.0", True),
+            ("runsc version v0.0.0-20260701204157-69c2d17aea96", True),
+            ("runsc version VERSION_MISSING", True),  # of no distribution: the administrator's own
+        ],
+    )
+    def test_one_from_before_2024_is_not_current(self, version: str, current: bool) -> None:
+        assert runsc.is_current(version) is current
+
+    def test_the_set_up_asks_the_same_place(self) -> None:
+        text = (Path(__file__).parent.parent / "scripts" / "setup").read_text()
+        assert f"-m {runsc.__name__} " in text
+        assert "compare-versions" not in text
+
+    async def test_an_old_one_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        async def run_apt(*words: str, **_: object) -> str:
+            asked.append(words[0])
+            return "runsc:\n  Installed: (none)\n  Candidate: 0.0~20221219.0-2\n"
+
+        monkeypatch.setattr(runsc, "run_apt", run_apt)
+        monkeypatch.setattr(runsc, "find_backports", lambda: "")
+        with pytest.raises(EngineError, match="20221219"):
+            await runsc.install_runsc()
+        assert asked == ["policy"]
 
 
 def test_steps_are_said_for_people() -> None:

@@ -22,12 +22,13 @@ from k8e.doors.mcp.endpoint import McpEndpoint
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sdk/*/README.md")])
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-TO_COME = {"src/k8e/engine/kubernetes/"}
+TO_COME: set[str] = set()
 CODE = re.compile(r"[a-z]+(_[a-z]+)*")
 # What makes an error, and which of its arguments is the code.
 MAKERS = {
     **dict.fromkeys(("Fault", "HttpRefusal", "GrpcRefusal"), 1),
     **dict.fromkeys(("Failure", "ProfileError", "StartRefused", "SettingsError", "_deny", "_exhausted", "_failure"), 0),
+    **dict.fromkeys(("BadToken", "BuildFailed", "ClusterError", "JoinRefused", "StartFailed"), 0),
 }
 # What makes an error that has a hint; `Fault` and the others are kinds of ExplainedError (k8e.errors).
 HINTED = {
@@ -39,6 +40,11 @@ HINTED = {
     "ProfileError",
     "StartRefused",
     "SettingsError",
+    "BadToken",
+    "BuildFailed",
+    "ClusterError",
+    "JoinRefused",
+    "StartFailed",
 }
 
 

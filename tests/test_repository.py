@@ -53,7 +53,7 @@ ROOMS = {
     "k8e.engine.protocol": "import k8e.link.model\n",
     "k8e.engine.local.network": "import k8e.link.model\n",
     "k8e.engine.local.runtime.runtime": "import k8e.engine.protocol\nimport k8e.engine.local.layout\n",
-    "k8e.engine.kubernetes.pods": "import kubernetes\nimport k8e.engine.protocol\nimport k8e.engine.local.network\n",
+    "k8e.engine.kubernetes.pods": "import lightkube\nimport k8e.engine.protocol\nimport k8e.engine.local.network\n",
 }
 
 OFFENCES = [
@@ -65,17 +65,19 @@ OFFENCES = [
     ("k8e.core.sessions.offender", "import grpc.aio"),
     ("k8e.core.sessions.offender", "from starlette.routing import Route"),
     ("k8e.core.sessions.offender", "import mcp"),
-    ("k8e.core.sessions.offender", "import kubernetes"),
+    ("k8e.core.sessions.offender", "import lightkube"),
     ("k8e.core.sessions.offender", "import k8e.doors.grpc"),
     ("k8e.core.sessions.offender", "import k8e.engine.local.runtime.runtime"),
     ("k8e.core.sessions.offender", "def lazily() -> None:\n    import k8e.engine.kubernetes.pods"),
     ("k8e.doors.offender", "import k8e.engine.local.runtime.runtime"),
     ("k8e.doors.offender", "import k8e.cli.main"),
+    ("k8e.doors.offender", "import k8e.cluster.build"),
+    ("k8e.engine.kubernetes.offender", "import k8e.cluster.build"),
     ("k8e.doors.http.offender", "import k8e.doors.mcp.endpoint"),
     ("k8e.doors.request_memory", "import k8e.doors.http.server"),
     ("k8e.engine.local.runtime.offender", "import k8e.core.service"),
     ("k8e.engine.local.runtime.offender", "import k8e.engine.kubernetes.pods"),
-    ("k8e.engine.kubernetes.offender", "import k8e.engine.local.runtime.runtime"),
+    ("k8e.engine.kubernetes.usage", "import k8e.engine.local.runtime.runtime"),
     ("k8e.profiles.offender", "import k8e.core.service"),
     ("k8e.profiles.offender", "import k8e.settings"),
     ("k8e.policy.offender", "import k8e.profiles.sandbox_policy"),
@@ -95,6 +97,8 @@ OFFENCES = [
     ("k8e.engine.local.toolchain.offender", "import k8e.engine.local.mounts.mounts"),
     ("k8e.engine.local.roots.offender", "import k8e.engine.local.launcher"),
     ("k8e.engine.local.unplaced", ""),
+    ("k8e.engine.kubernetes.names", "import k8e.engine.kubernetes.engine"),
+    ("k8e.engine.kubernetes.unplaced", ""),
 ]
 
 
@@ -131,16 +135,27 @@ def find_imports(path: Path) -> set[str]:
     return found
 
 
+def name_all(requirements: list[str]) -> set[str]:
+    return {re.split(r"[=<>~! ;\[]", requirement)[0] for requirement in requirements}
+
+
 def test_each_imported_package_is_declared() -> None:
     """Another dependency may bring it today, and not tomorrow."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[=<>~! ;\[]", requirement)[0] for requirement in project["dependencies"]}
+    source = ROOT / "src" / "k8e"
+    optional = {"kubernetes": (source / "engine" / "kubernetes", source / "replicas")}  # each is for these only
+    extras = {name: name_all(project["optional-dependencies"][name]) for name in optional}
+    assert extras.keys() == project["optional-dependencies"].keys()
     known = sys.stdlib_module_names | {"k8e"}
     provided = importlib.metadata.packages_distributions()
     inside = {"k8e_figures.py"}  # runs in a sandbox, where matplotlib is the user's
-    for path in (ROOT / "src").rglob("*.py"):
+    standalone = ROOT / "src" / "k8e" / "cli" / "standalone"  # has its libraries in it, and is not in the wheel
+    for path in set((ROOT / "src").rglob("*.py")) - set(standalone.rglob("*.py")):
         for package in find_imports(path) - known if path.name not in inside else ():
             providers = {name.lower().replace("_", "-") for name in provided.get(package, [])}
+            declared = name_all(project["dependencies"])
+            for name, folders in optional.items():
+                declared |= extras[name] if any(map(path.is_relative_to, folders)) else set()
             assert providers & declared, f"{package}, which {path.relative_to(ROOT)} imports, is not declared"
 
 
@@ -185,3 +200,15 @@ class TestWords:
 def test_setting_up_again_does_nothing_and_says_nothing() -> None:
     done = subprocess.run([ROOT / "scripts" / "setup"], capture_output=True, text=True, timeout=10)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_fixture_of_the_whole_session_is_async() -> None:
+    """It would keep one event loop, with the threads that it has made, for all files after it: those that enter a
+    network namespace would do a part of their work outside of it."""
+    found = [
+        f"{path.relative_to(ROOT)}: {function}"
+        for pattern in ("conftest.py", "test_*.py")
+        for path in (ROOT / "tests").rglob(pattern)
+        for function in re.findall(r'@pytest\.fixture\(scope="session".*\)\nasync def (\w+)', path.read_text())
+    ]
+    assert found == []

@@ -40,6 +40,14 @@ from tests import leftovers
 leftovers.wait_for_none = None
 def test_disturbing(): assert 'PYTEST_XDIST_WORKER' not in os.environ
 """
+# Fails once, wherever it runs.
+FIRST = """
+def test_first():
+    mark = Path(os.environ['PLACE'], 'seen')
+    seen = mark.exists()
+    mark.touch()
+    assert seen and 'PYTEST_XDIST_WORKER' not in os.environ
+"""
 UNTIDY = "def test_untidy(): tempfile.mkdtemp(prefix='k8e-untidy-', dir=os.environ['PLACE'])\n"
 CRASHING = """
 def test_crashing(tmp_path):
@@ -61,13 +69,14 @@ class Suite:
         (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\naddopts = ["-ra"]\n')
         (folder / "tests" / "conftest.py").write_text(CONFTEST)
 
-    def run(self, *tests: str) -> tuple[int, str]:
+    def run(self, *tests: str, folder: str = "") -> tuple[int, str]:
+        (self.folder / "tests" / folder).mkdir(exist_ok=True)
         for number, content in enumerate(tests):
-            (self.folder / "tests" / f"test_{number}.py").write_text(HEAD + content)
+            (self.folder / "tests" / folder / f"test_{number}.py").write_text(HEAD + content)
         pids = self.folder / "pids"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "K8E_"))}
         own = {"PYTHONPATH": str(ROOT), "PIDS": str(pids), "PLACE": str(self.folder)}
-        command = [str(self.folder / "scripts" / "test")]
+        command = [str(self.folder / "scripts" / "test"), *(["--whole", f"tests/{folder}"] if folder else [])]
         try:
             done = subprocess.run(command, env=environment | own, capture_output=True, text=True, timeout=200)
         finally:
@@ -143,3 +152,14 @@ def test_one_that_failed_and_is_skipped_alone_is_broken(suite: Suite) -> None:
     status, text = suite.run(GOOD, SHY)
     assert status != 0, text
     assert "1 broken, 0 left behind, 0 flaky" in text
+
+
+def test_a_folder_of_its_own_is_run_in_one_process_and_looked_at_twice(suite: Suite) -> None:
+    (suite.folder / "tests" / "test_other.py").write_text(HEAD + BROKEN)
+    status, text = suite.run(GOOD, FIRST, folder="cluster")
+    assert status == 0, text
+    assert "test:   tests/cluster/test_1.py::test_first" in text
+    assert text.splitlines()[-1] == "test: passed: 0 broken, 0 left behind, 1 flaky"
+    status, text = suite.run(GOOD, BROKEN, UNTIDY, folder="cluster")
+    assert status == 1, text
+    assert text.splitlines()[-1] == "test: failed: 1 broken, 1 left behind, 0 flaky"

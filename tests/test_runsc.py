@@ -12,7 +12,7 @@ import pytest
 
 from k8e.engine import Runtime, RuntimeReport
 from k8e.engine.local import LocalEngine
-from k8e.engine.local.runtime import probes, runtime
+from k8e.engine.local.runtime import runtime
 from k8e.engine.local.runtime.runtime import OciRuntime
 from k8e.engine.local.system.tool import find_tool
 from scripts import build_runsc
@@ -88,7 +88,7 @@ class TestEach:
         async def only_this(wanted: Runtime) -> Sequence[OciRuntime]:
             return [replace(usual, binary=binary)] if wanted is Runtime.GVISOR else []
 
-        monkeypatch.setattr(probes, "find_runtimes", only_this)
+        monkeypatch.setattr("k8e.engine.local.engine.find_runtimes", only_this)
         async with gvisor_engine() as engine:
             yield Rig(Runtime.GVISOR, engine, await find_report(engine, Runtime.GVISOR))
 

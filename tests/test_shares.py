@@ -42,6 +42,10 @@ def test_two_runs_of_one_day_agree_and_a_soak_has_everything() -> None:
     one: dict[str, str] = {}
     settle(one)
     assert Share.parse(one["K8E_SHARE"]).parts == ROUND
+    another: dict[str, str] = {}
+    settle(another)
+    assert another["K8E_SHARE"] == one["K8E_SHARE"]
+    assert another["K8E_SEED"] != one["K8E_SEED"]  # the numbers are every run's own
     soak = {"K8E_SOAK": "1"}
     settle(soak)
     assert soak["K8E_SHARE"] == "1/1"

@@ -7,6 +7,7 @@ ExplainedError        code, error, detail, hint
  +- StartRefused      the daemon does not start (k8e.daemon.paths)
  +- SettingsError     k8e.toml cannot be used (k8e.settings.file)
  +- ProfileError      an option or agentkernel.toml is wrong (k8e.profiles.errors)
+ +- ClusterError      a cluster of ours cannot be built, started or stopped (k8e.cluster.errors)
  +- Failure           the command line ends with this error (k8e.cli.process)
 """
 

@@ -22,6 +22,7 @@ from tests.sdk.conftest import stop
 
 pytestmark = needs_root
 RUN = ("run", *CLAUDE, "sh", "-ec")
+STRICT = ("--image", "host", "--compatibility-mode", "codex", "--no-network")  # its root is read-only
 COMMIT = "echo more >> README; git commit -qam 'from inside'; git log -1 --format='%an <%ae>'"
 
 
@@ -78,7 +79,9 @@ def test_commits_of_a_run_come_back_when_the_user_asks(either: Machine, tmp_path
     git(house, "fsck", "--strict")
     git(house, "merge", "-q", "--ff-only", "--autostash", f"{below}/heads/main")
     assert git(house, "log", "-1", "--format=%s").strip() == "from inside"
-    assert "[sandbox_not_found]" in house.refusal("git", "pull", name), "it was brought back, and the sandbox is gone"
+    said = house.refusal("git", "pull", name)
+    assert "[sandbox_not_found]" in said, "it was brought back, and the sandbox is gone"
+    assert f"its commits were brought here before: git for-each-ref {below}\n" in said
 
 
 def test_a_sandbox_that_lasts_keeps_its_repository(either: Machine, tmp_path: Path) -> None:
@@ -154,6 +157,10 @@ def test_linked_worktrees_and_submodules_work(either: Machine, tmp_path: Path) -
     (tree / "README").write_text("hello\n")
     house.ok("git", "pull", name, cwd=tree)
     assert git(house, "log", "-1", "--format=%s", f"refs/k8e/{name}/heads/linked") == "from inside\n"
+    done = house.ak(*RUN, "git checkout -q --detach; git commit -q --allow-empty -m detached", cwd=tree)
+    name = find_name(done.stderr)
+    house.ok("git", "pull", name, cwd=tree)
+    assert git(house, "log", "-1", "--format=%s", f"refs/k8e/{name}/HEAD") == "detached\n"
     library = house.home / "library"
     git(house, "clone", "-q", str(house.project), str(library))
     git(house, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library), "module")
@@ -183,12 +190,44 @@ def test_a_folder_of_a_repository_works_and_shows_no_other_file(either: Machine,
     names = git(house, "ls-tree", "-r", "--name-only", f"refs/k8e/{name}/heads/main").split()
     assert names == ["README", "other/text", "sub/code.py", "sub/deeper/file", "sub/new.py"], "nothing was deleted"
     git(house, "update-index", "--index-version", "4")
-    strict = ("--image", "host", "--compatibility-mode", "codex", "--no-network")  # its root is read-only
-    kept = house.ak("run", "--keep", *strict, "git", "status", "--short", cwd=house.project / "sub")
+    kept = house.ak("run", "--keep", *STRICT, "git", "status", "--short", cwd=house.project / "sub")
     assert kept.stdout == b" M code.py\nA  deeper/file\n?? new.py\n"
     (sandbox,) = house.object("sandbox", "list")["sandboxes"]
     assert house.ok("exec", sandbox["name"], "git", "rev-parse", "--show-prefix") == "sub/\n"
     house.ok("sandbox", "remove", sandbox["name"])
+
+
+def test_a_folder_of_a_linked_worktree_or_of_a_submodule_works(either: Machine, tmp_path: Path) -> None:
+    house = enter(either, tmp_path)
+    tree, library = house.project / ".worktrees" / "tree", house.home / "library"
+    git(house, "worktree", "add", "-q", "-b", "linked", str(tree))
+    git(house, "config", "extensions.worktreeConfig", "true")
+    git(house, "config", "--worktree", "http.extraHeader", "hush-hush", cwd=tree)
+    git(house, "clone", "-q", str(house.project), str(library))
+    git(house, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library), "module")
+    before = look(house.project / ".git")
+    for top, branch in ((tree, "linked"), (house.project / "module", "main")):
+        script = (
+            "git rev-parse --show-toplevel --show-prefix; git status --short; git config http.extraHeader || true;"
+            "echo 3 >> code.py; git commit -qam sub; git show --stat --format= HEAD | cat; git status --short;"
+            f"git checkout -q -b other; git checkout -q {branch}; git log --format=%s -1"
+        )
+        done = house.ak(*RUN, script, cwd=top / "sub")
+        assert done.stdout.decode().splitlines() == [
+            str(top),
+            "sub/",
+            " sub/code.py | 1 +",
+            " 1 file changed, 1 insertion(+)",
+            "sub",
+        ], done
+        assert look(house.project / ".git") == before
+        name = find_name(done.stderr)
+        house.ok("git", "pull", name, cwd=top / "sub")
+        names = git(house, "ls-tree", "-r", "--name-only", f"refs/k8e/{name}/heads/{branch}", cwd=top).split()
+        assert names == ["README", "other/text", "sub/code.py"], "nothing was deleted"
+        done = house.ak("run", *STRICT, "git", "status", "--short", cwd=top / "sub")
+        assert done.stdout == b" M code.py\n", done
+        before = look(house.project / ".git")
 
 
 def test_runs_at_the_same_time_do_not_see_each_other(house: House) -> None:
@@ -257,8 +296,16 @@ def test_a_repository_elsewhere_is_believed_only_if_it_leads_back(house: House) 
     """A folder that was unpacked from anywhere must not name another repository of the user's."""
     tree, thief = house.home / "tree", house.home / "thief"
     git(house, "worktree", "add", "-q", "-b", "linked", str(tree))
-    thief.mkdir()
-    for text in ((tree / ".git").read_text(), f"gitdir: {house.project / '.git'}\n", "gitdir: ../work/.git\n"):
+    made = thief / "worktrees" / "tree"  # as a linked worktree has it in its repository
+    made.mkdir(parents=True)
+    for name, content in (
+        ("HEAD", "ref: refs/heads/main"),
+        ("commondir", "../../../work/.git"),
+        ("gitdir", "../../.git"),
+    ):
+        (made / name).write_text(f"{content}\n")
+    others = (f"gitdir: {house.project / '.git'}\n", "gitdir: ../work/.git\n", "gitdir: worktrees/tree\n")
+    for text in ((tree / ".git").read_text(), *others):
         (thief / ".git").write_text(text)
         policy = json.loads(house.ok("run", "--dry-run", "--json", *CLAUDE, "true", cwd=thief))
         assert [mount["source"] for mount in policy["mounts"]] == [str(thief)], text

@@ -132,7 +132,9 @@ def test_a_dockerfile_is_nobody_s_to_build(house: House) -> None:
 def test_a_git_that_is_a_link_is_not_mounted(house: House) -> None:
     subprocess.run(["rm", "-rf", house.project / ".git"], check=True)
     link(house.project / ".git", str(house.home / "outside"))
-    assert "[mount_refused]" in house.refusal("sandbox", "create", "cage", *CLAUDE)
+    said = house.refusal("sandbox", "create", "cage", *CLAUDE)
+    assert "[mount_refused]" in said
+    assert "hint: Make .git a directory or a file" in said
 
 
 # A folder that git takes for a repository although there is no .git in it, and what it then runs on `git status`.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from k8e.cli.agentkernel.git.bundle import is_safe
-from k8e.cli.agentkernel.git.configuration import hide_credentials, hide_secrets, list_files
+from k8e.cli.agentkernel.git.configuration import find_user, hide_credentials, hide_secrets, list_files
 from k8e.cli.agentkernel.git.repository import CONFIG, Repository
 from k8e.cli.process import Failure
 from tests.agentkernel.house import House
@@ -386,6 +387,19 @@ def test_a_repository_that_borrows_gets_nothing(house: House, machine: Machine, 
     folder.mkdir(parents=True)
     (folder / "run-1.bundle").write_bytes(b"# v2 git bundle\n\n")
     assert "[git_borrowed]" in other.refusal("git", "pull", "run-1")
+    (other.project / ".git/objects/info/alternates").unlink()
+    assert "[git_borrowed]" not in other.refusal("git", "pull", "run-1")
+    for name in ("objects", "objects/info", "objects/ab", "refs", "refs/k8e", "refs/k8e/run-1", "commondir"):
+        path = other.project / ".git" / name
+        kept = path.with_name("kept")
+        if path.exists():
+            path.rename(kept)
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(house.project / ".git")
+        assert f"/.git/{name}\n" in other.refusal("git", "pull", "run-1")
+        path.unlink()
+        if kept.exists():
+            kept.rename(path)
 
 
 @needs_root
@@ -437,6 +451,15 @@ def test_addresses_are_shown_without_credentials(line: str, shown: str) -> None:
 )
 def test_values_that_are_secrets_are_not_shown(text: str, shown: list[str]) -> None:
     assert list(hide_secrets(text)) == shown
+
+
+@pytest.mark.parametrize("name", ["Ann", 'Ann "Q" O\'Nym', "back\\slash", "Ann # 1; 2", " a  b ", "Ännchen"])
+def test_the_users_name_is_what_git_has(tmp_path: Path, name: str) -> None:
+    """However git wrote it."""
+    file = tmp_path / ".gitconfig"
+    subprocess.run(["git", "config", "--file", file, "user.name", name], check=True)
+    file.write_text(file.read_text() + '[other]\n\tname = x\n[user] email = "ann@" x ; or not\n')
+    assert find_user({"HOME": str(tmp_path)}) == {"name": name, "email": "ann@ x"}
 
 
 def test_a_line_without_an_end_is_read_all_the_same() -> None:

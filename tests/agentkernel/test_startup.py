@@ -40,6 +40,7 @@ def test_run_imports_next_to_nothing(kernel: Kernel) -> None:
         "k8e.profiles.config.file",
         "k8e.profiles.environment",
         "k8e.profiles.mounts",
+        "k8e.profiles.protection",
         "k8e.cli.commands",
     }
 

@@ -17,10 +17,10 @@ from tests.cli.machine import DEADLINE, wait_until
 RUN = (AGENTKERNEL, "run", *PLAIN)
 TELL_SIZES = """
 import os, signal
-signal.signal(signal.SIGWINCH, lambda *_: os.write(1, b"%d %d\\n" % tuple(reversed(os.get_terminal_size(0)))))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
 print("ready", flush=True)
-while True:
-    signal.pause()
+while signal.sigwait([signal.SIGWINCH]):
+    os.write(1, b"%d %d\\n" % tuple(reversed(os.get_terminal_size(0))))
 """
 
 

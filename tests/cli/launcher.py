@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 
 from k8e.daemon.paths import Paths
 from k8e.daemon.server import run_detached
+from k8e.engine import Runtime, RuntimeReport, SandboxSpec
+from k8e.engine.local.vm.launcher import refuse_shape
 from k8e.settings import Settings
 from tests.core.bare_engine import BareEngine
 
 
+class Machines(BareEngine):
+    """Calls itself kata and refuses what virtual machines refuse."""
+
+    async def create(self, sandbox: str, spec: SandboxSpec) -> None:
+        refuse_shape(spec)
+        await super().create(sandbox, spec)
+
+
 def make_bare_engine(paths: Paths, settings: Settings) -> BareEngine:
-    return BareEngine(paths.state_dir / "bare")
+    engine = BareEngine(paths.state_dir / "bare")
+    if os.environ.get("K8E_TEST_MACHINES"):
+        engine = Machines(paths.state_dir / "bare")
+        engine.reports = [RuntimeReport(Runtime.KATA, available=True, version="none", emulated=True)]
+    if os.environ.get("K8E_TEST_EMULATED"):
+        engine.reports = [replace(report, emulated=report.available) for report in engine.reports]
+    return engine
 
 
 if __name__ == "__main__":

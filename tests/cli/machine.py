@@ -98,7 +98,7 @@ class Machine:
 
     def live_sessions(self) -> list[str]:
         answer = self.k8e("sandbox", "sessions").json
-        return [session["session_id"] for session in answer["sessions"]]
+        return [session["session_id"] for session in answer.get("sessions", ())]
 
     @property
     def daemon_pid(self) -> int:

@@ -146,6 +146,7 @@ class Client(RemoteTrees):
     def __init__(self, endpoint: str) -> None:
         self.place, self.endpoint = "there", endpoint
         self._channel = grpc.insecure_channel(endpoint)
+        self._known = False
 
 
 def file(path: str, **fields: Any) -> pb.FileInfo:

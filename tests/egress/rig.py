@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 from k8e.engine import EngineError, Refusal, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
+from k8e.engine.local.vm.runtime import USUAL_VMS, VmOptions
 from k8e.link import AgentLink
 from k8e.link.model import ExecOptions
 from k8e.policy import HostList
@@ -65,6 +66,7 @@ class Site:
     internet: Internet
     engine: LocalEngine
     runtime: Runtime
+    virtual: VmOptions
 
     @contextlib.asynccontextmanager
     async def cell(self, *hosts: str, image: str = "host") -> AsyncIterator[Cell]:
@@ -87,17 +89,19 @@ class Site:
 
     def make_engine(self) -> LocalEngine:
         """Another one for the same sandboxes, as a daemon that starts again."""
-        return make_engine(self.engine.layout.state, self.engine.layout.run)
+        return make_engine(self.engine.layout.state, self.engine.layout.run, self.virtual)
 
 
-def make_engine(state: Path, run: Path) -> LocalEngine:
-    return LocalEngine(state, run, nameservers=ENGINE_NAMESERVERS)
+def make_engine(state: Path, run: Path, virtual: VmOptions = USUAL_VMS) -> LocalEngine:
+    return LocalEngine(state, run, nameservers=ENGINE_NAMESERVERS, virtual=virtual)
 
 
 @contextlib.asynccontextmanager
-async def open_site(internet: Internet, runtime: Runtime, place: tuple[Path, Path]) -> AsyncIterator[Site]:
+async def open_site(
+    internet: Internet, runtime: Runtime, place: tuple[Path, Path], virtual: VmOptions = USUAL_VMS
+) -> AsyncIterator[Site]:
     """In a state and a run directory, which may have been another site's before."""
-    site = Site(internet, make_engine(*place), runtime)
+    site = Site(internet, make_engine(*place, virtual), runtime, virtual)
     try:
         yield site
     finally:

@@ -17,7 +17,7 @@ from tests.egress.internet import NAME_SERVER, Internet
 from tests.egress.test_daemon import end_daemon
 from tests.egress.zones import Zone
 from tests.engine.answers import plant_answers
-from tests.gateway.house import Guest, House
+from tests.gateway.house import Guest, House, house_in_a_child
 from tests.mcp.agents import call, fail
 from tests.mcp.test_keys import agent_with, receiving
 
@@ -63,9 +63,8 @@ def machine(internet: Internet) -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def house(machine: Machine) -> Iterator[House]:
-    house = House(machine)
-    yield house
-    house.close()
+    with house_in_a_child(machine) as house:
+        yield house
 
 
 @pytest.fixture(scope="module")

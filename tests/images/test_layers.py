@@ -17,7 +17,7 @@ import pytest
 
 from k8e.engine import EngineError
 from k8e.engine.local.images import LocalImages, Store
-from k8e.engine.local.images.layers import unpack_file
+from k8e.engine.local.images.layers import unpack, unpack_file
 from k8e.engine.local.images.limits import ImageLimits
 from k8e.engine.local.layout import Layout
 from tests.images.builder import Docker, build, compress, entry, link, make_tar, write_layout
@@ -222,6 +222,29 @@ async def test_damaged_layers_are_refused(images: LocalImages, tmp_path: Path) -
         cut = replace(image, blobs={**image.blobs, image.layers[0]: packed[:-20]})
         with pytest.raises(EngineError, match="decompressed"):
             await images.add(write_layout(tmp_path / "cut.tar", cut), ignore)
+
+
+@pytest.mark.parametrize("name", [".wh..wh..opq", ".wh.x", ".wh..wh.aufs", "directory"])
+async def test_an_entry_that_claims_a_giant_size_is_refused(images: LocalImages, tmp_path: Path, name: str) -> None:
+    """tarfile skips what an entry claims to have, also beyond the end of the archive: years of turning in a circle."""
+    kind = tarfile.DIRTYPE if name == "directory" else tarfile.REGTYPE
+    giant = bytearray(make_tar(entry(name, type=kind)))
+    giant[124:136] = b"\x80" + (1 << 85).to_bytes(11, "big")
+    giant[148:156] = b" " * 8
+    giant[148:156] = b"%06o\0 " % sum(giant[:512])
+    with pytest.raises(EngineError, match="bytes"):
+        await add_layers(images, tmp_path, bytes(giant), how="plain")
+
+
+def test_a_layer_that_keeps_the_unpacker_busy_for_too_long_is_refused(tmp_path: Path) -> None:
+    class Endless:
+        def read(self, size: int, /) -> bytes:
+            return block * (size // len(block))
+
+    block = make_tar(entry("same"))[:512]
+    with pytest.raises(EngineError, match="processor time") as caught:
+        unpack(Endless(), 1 << 30, tmp_path, ImageLimits(seconds=1), threading.Event(), lambda _: None)
+    assert caught.value.reason == "refused"
 
 
 async def test_docker_archives_of_old_have_links_between_layers(images: LocalImages, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from k8e.daemon.server import run_detached
 from k8e.engine import Runtime
-from k8e.engine.local.runtime import probes
+from k8e.engine.local import engine
 from k8e.engine.local.runtime.runtime import OciRuntime, find_runtimes
 
 
@@ -16,5 +16,5 @@ async def find_all_but_gvisor(runtime: Runtime) -> Sequence[OciRuntime]:
 
 
 if __name__ == "__main__":
-    probes.find_runtimes = find_all_but_gvisor  # type: ignore[attr-defined]
+    engine.find_runtimes = find_all_but_gvisor  # type: ignore[attr-defined]
     sys.exit(run_detached(int(sys.argv[1])))

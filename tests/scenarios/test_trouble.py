@@ -60,7 +60,7 @@ def test_after_the_daemon_was_killed_the_session_goes_on(user: User) -> None:
     first = user.run("echo kept > file; (while :; do echo >> beat; sleep 0.05; done) & true").json
     with user.daemon_killed():
         done = user.run("cat file; wc -l < beat")
-    assert done.json["session_id"] == first["session_id"]
+    assert done.json.get("session_id") == first["session_id"], done
     kept, before = done.json["stdout"].split()
     assert kept == "kept"
     wait_until(lambda: int(user.run("wc -l < beat").json["stdout"]) > int(before))

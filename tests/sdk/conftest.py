@@ -23,10 +23,10 @@ ENVIRONMENT = dict(os.environ)  # with this machine's own npm configuration
 TYPESCRIPT = Path(__file__).resolve().parent.parent.parent / "sdk" / "typescript"
 
 
-def npm(*words: str, env: dict[str, str]) -> None:
+def npm(*words: str, env: dict[str, str], folder: Path = TYPESCRIPT) -> None:
     done = subprocess.run(
         ["npm", "--loglevel=error", *words],
-        cwd=TYPESCRIPT,
+        cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

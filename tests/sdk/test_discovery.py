@@ -93,6 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         (folder / "c.pem").write_text(found.certificate + found.ca_certificate)
         (folder / "k.pem").write_text(found.key)
         (folder / "ca.pem").write_text(found.ca_certificate)
+        (folder / "token").write_text("e30.eyJhdWQiOlsiazhlIl0sImV4cCI6OTk5OTk5OTk5OX0.c2lnbmF0dXJl\n")
         body = os.urandom(72)
         foreign = base64.urlsafe_b64encode(body + hashlib.sha256(body).digest()[:4]).rstrip(b"=").decode()
         words = {
@@ -103,6 +104,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "$CERT": str(folder / "c.pem"),
             "$PEM": str(folder / "k.pem"),
             "$CA": str(folder / "ca.pem"),
+            "$TOKEN": str(folder / "token"),
         }
         (folder / "nowhere").mkdir()
         yield World(house, words, found, folder / "nowhere")
@@ -191,17 +193,25 @@ os._exit(0)
 """
 
 
-def test_the_command_line(world: World, tmp_path: Path) -> None:
-    homes = make_homes(tmp_path)
+# The standalone program does the same, with its own gRPC and signatures; it is never on the daemon's machine.
+STANDALONE = COMMANDS.replace("k8e.cli import", "k8e.cli.standalone.main import").replace(
+    "given = json", "from k8e.cli import client; client.has_daemon = False; given = json"
+)
+ELSEWHERE = [case for case in CASES if case["where"] == "elsewhere"]
+
+
+@pytest.mark.parametrize(("program", "chosen"), [(COMMANDS, CASES), (STANDALONE, ELSEWHERE)], ids=["k8e", "standalone"])
+def test_the_command_line(world: World, tmp_path: Path, program: str, chosen: list[dict[str, Any]]) -> None:
+    homes = make_homes(tmp_path)[: len(chosen)]
     given = []
-    for home, case in zip(homes, CASES, strict=True):
+    for home, case in zip(homes, chosen, strict=True):
         options = world.fill(case.get("arguments", {})).items()
         words = [word for name, value in options for word in (OPTIONS[name], value)]
         given.append({"env": world.prepare(case, home), "words": [*words, "sandbox", "status"]})
-    command = [sys.executable, "-c", COMMANDS]
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    expected = [{**case, "code": "usage"} if case.get("usage") else case for case in CASES]
+    expected = [{**case, "code": "usage"} if case.get("usage") else case for case in chosen]
     check_all(world, homes, expected, done.stdout)
 
 

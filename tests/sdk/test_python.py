@@ -143,12 +143,22 @@ def test_commands_and_runs_are_listed_and_limits_hold(client: SandboxClient, run
         assert [process.command for process in client.ps(sid)] == ["/usr/bin/sleep"]
         client.kill(started.run_id)
         assert client.ps(sid) == []
-        result = client.exec(sid, "ulimit -n")
-        assert result.stdout == "200\n"
+        result = client.exec(sid, "ulimit -n; df --output=itotal /workspace | tail -1")
+        descriptors, inodes = map(int, result.stdout.split())
+        assert (descriptors, 5000 <= inodes < 6000) == (200, True)  # ext4 has whole groups
         runs = [(run.run_id, run.status) for run in client.log(sid)]
         assert runs == [(started.run_id, "killed"), (result.run_id, "completed")]
     finally:
         client.destroy_session(sid)
+
+
+def test_a_text_is_no_limit(client: SandboxClient, session: str) -> None:
+    """The command line takes 300m."""
+    with pytest.raises(sandbox_client.InvalidArgument, match="300 << 20 are 300 MiB") as caught:
+        client.create_session(memory="300m")  # type: ignore[arg-type]
+    assert caught.value.field == "memory"
+    with pytest.raises(sandbox_client.InvalidArgument, match="cpus is a text"):
+        client.run_subagent(session, cpus="1")  # type: ignore[arg-type]
 
 
 def test_a_text_is_no_list_of_hosts(client: SandboxClient, session: str) -> None:

@@ -22,8 +22,8 @@ from tests.sdk.conftest import TYPESCRIPT
 ROOT = TYPESCRIPT.parent.parent
 # A command of k8e, or an option of one.
 COMMAND = re.compile(r"\bk8e(-sandbox)? (sandbox|connect|login|image|doctor|server)|(^|[\s(`])--[a-z]")
-# Of calls that the SDKs do not have: keys; and images, but for `image_not_found`, which a new session can meet.
-ELSEWHERE = {"key_not_found"}
+# Of calls that the SDKs do not have: keys, terminals; images, but for `image_not_found`, which a new session can meet.
+ELSEWHERE = {"key_not_found", "several_terminals", "terminal_detached", "terminal_not_found", "terminal_taken"}
 IMAGES = "images.py"
 
 

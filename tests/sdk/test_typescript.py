@@ -1,4 +1,4 @@
-"""The TypeScript SDK: its own tests (vitest) against a real gateway, and both builds."""
+"""The TypeScript SDK: its own tests (vitest) against a real gateway, and the package as it is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.machine import Machine
-from tests.sdk.conftest import RUNTIME, npm
+from tests.sdk.conftest import ENVIRONMENT, RUNTIME, npm
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "sdk" / "typescript"
 
@@ -29,6 +29,17 @@ def test_its_own_tests_pass_against_a_real_gateway(machine: Machine, admin: tupl
     assert report["numPassedTests"] > 50
 
 
+@pytest.fixture(scope="module")
+def installed(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that has the package as npm would publish it."""
+    folder = tmp_path_factory.mktemp("project")
+    npm("pack", "--ignore-scripts", "--pack-destination", str(folder), env=ENVIRONMENT)
+    (package,) = folder.glob("*.tgz")
+    (folder / "package.json").write_text('{"private": true}')
+    npm("install", "--no-audit", "--no-fund", "--prefer-offline", str(package), env=ENVIRONMENT, folder=folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -37,11 +48,11 @@ def test_its_own_tests_pass_against_a_real_gateway(machine: Machine, admin: tupl
     ],
     ids=["import", "require"],
 )
-def test_both_builds_work(machine: Machine, tmp_path: Path, words: list[str], code: str) -> None:
-    (tmp_path / "node_modules").mkdir()
-    (tmp_path / "node_modules" / "k8e-sandbox-client").symlink_to(FOLDER)
+def test_the_package_works_where_it_is_installed(
+    machine: Machine, installed: Path, words: list[str], code: str
+) -> None:
     program = f"{code} sandboxRun('echo hi').then((result) => process.stdout.write(result.stdout));"
-    done = subprocess.run(["node", *words, "-e", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(["node", *words, "-e", program], cwd=installed, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
 
 

@@ -19,14 +19,11 @@ from sandbox_client._async_files import AsyncFileCalls, AsyncPieces
 from sandbox_client._async_interactive import AsyncInteractiveRun
 from sandbox_client._discovery import LOCAL
 from sandbox_client._errors import (
-    CONNECTION_LOST,
-    UNREACHABLE,
     Conflict,
     Effect,
     NotFound,
     RunLost,
     SandboxError,
-    Unavailable,
     find_effect,
     translate,
 )
@@ -42,6 +39,7 @@ from sandbox_client._model import (
     SessionInfo,
     StatusInfo,
 )
+from sandbox_client._retry import Retry, is_lost
 from sandbox_client._target import OPTIONS, Target, find_target
 
 _SERVICE = "/sandbox.v1.SandboxService/"
@@ -53,8 +51,8 @@ class AsyncSandboxClient(AsyncFileCalls):
 
     Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there, also
     when it ended meanwhile. A credential that is given is used or refused. A request that changes anything, or runs a
-    command, is sent once; one that only asks may be asked again of the next daemon. A client may be used by many tasks
-    at once.
+    command, is sent once; one that was never sent, or only asks, is sent again, for 15 seconds to a gateway that had
+    answered this client before. A client may be used by many tasks at once.
     """
 
     def __init__(
@@ -76,6 +74,7 @@ class AsyncSandboxClient(AsyncFileCalls):
         self._target: Target | None = None
         self._channel: grpc.aio.Channel | None = None
         self._opening = asyncio.Lock()
+        self._known = False  # whether the gateway has answered this client
         self._session = ""  # the one that `run` made for itself
         self._creating = asyncio.Lock()
         self._closed = False
@@ -446,9 +445,13 @@ class AsyncSandboxClient(AsyncFileCalls):
             if self._closed:
                 raise requests.describe_closed()
             known = self._target
-            if self._channel is not None and known and time.time() < known.renew_at and not known.is_gone:
+            fresh = known is not None and time.time() < known.renew_at and not known.is_gone
+            if self._channel is not None and fresh:
                 return self._channel
-            target = await asyncio.to_thread(find_target, *self._wanted)
+            if known is not None and fresh and not known.local:
+                target = known  # the same gateway, by a new connection
+            else:
+                target = await asyncio.to_thread(find_target, *self._wanted)
             if target.local:
                 self._wanted = (LOCAL, None, None)  # its sessions are there, whatever is configured later
             channel = grpc.aio.secure_channel(target.address, target.credentials(), options=OPTIONS)
@@ -456,15 +459,18 @@ class AsyncSandboxClient(AsyncFileCalls):
             self._target, self._channel = target, channel
             return channel
 
-    async def _forget(self, channel: grpc.aio.Channel, failure: SandboxError) -> bool:
-        """Whether the call may be sent on a new channel: to the daemon of this machine, which is then started, and only
-        what was never sent, or what only asks. Nothing else is ever sent twice."""
-        lost = isinstance(failure, Unavailable) and failure.code in (UNREACHABLE, CONNECTION_LOST)
-        if not lost or self._target is None or not self._target.local:
+    async def _forget(self, channel: grpc.aio.Channel, failure: SandboxError, retry: Retry) -> bool:
+        """Whether the call is sent once more, on a new channel: to the daemon of this machine, which is then started,
+        or to another gateway behind the same address."""
+        if not is_lost(failure) or self._target is None:
             return False
+        pause = retry.choose_pause(local=self._target.local, known=self._known)
+        if pause is None:
+            return False
+        await asyncio.sleep(pause)
         async with self._opening:
             if self._channel is channel:
-                self._channel = None
+                self._channel = None  # its backoff would hold the next attempt
         return True
 
     async def _call(
@@ -473,20 +479,22 @@ class AsyncSandboxClient(AsyncFileCalls):
         effect = Effect.ASKS if asks else find_effect(name)
         return await self._attempt(_SERVICE + name, request, response, timeout, effect)
 
-    async def _attempt(
-        self, path: str, request: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
-    ) -> Any:
-        channel = await self._open()
-        method = channel.unary_unary(
-            path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
-        )
-        try:
-            return await method(request, timeout=timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            failure = translate(error, effect)
-            if not again or not await self._forget(channel, failure):
-                raise failure from error
-        return await self._attempt(path, request, response, timeout, effect, again=False)
+    async def _attempt(self, path: str, request: Any, response: Any, timeout: float, effect: Effect) -> Any:
+        retry = Retry()
+        while True:
+            channel = await self._open()
+            method = channel.unary_unary(
+                path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
+            )
+            try:
+                answer = await method(request, timeout=timeout, metadata=self._metadata)
+            except grpc.RpcError as error:
+                failure = translate(error, effect)
+                if not await self._forget(channel, failure, retry):
+                    raise failure from error
+            else:
+                self._known = True
+                return answer
 
     async def _open_awake(self, timeout: float) -> grpc.aio.Channel:
         """For pieces that can be sent once only: a daemon of this machine that is gone is started before the first."""
@@ -527,7 +535,8 @@ class AsyncSandboxClient(AsyncFileCalls):
 
     async def _stream(self, name: str, request: Any, response: Any, timeout: float) -> AsyncIterator[Any]:
         begun, run_id = False, ""
-        for last in (False, True):
+        retry = Retry()
+        while True:
             channel = await self._open()
             method = channel.unary_stream(
                 _SERVICE + name,
@@ -537,14 +546,14 @@ class AsyncSandboxClient(AsyncFileCalls):
             call = method(request, timeout=timeout, metadata=self._metadata)
             try:
                 async for message in call:
-                    begun = True
+                    begun = self._known = True
                     if isinstance(message, pb.ExecFrame) and message.HasField("started"):
                         run_id = message.started.run_id
                     yield message
                 return
             except grpc.RpcError as error:
                 failure = translate(error, find_effect(name), run_id)
-                if begun or last or not await self._forget(channel, failure):
+                if begun or not await self._forget(channel, failure, retry):
                     raise failure from error
             finally:
                 call.cancel()  # for a caller that leaves early; after the end it has no effect

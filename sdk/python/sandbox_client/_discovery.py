@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,7 @@ class Choice:
     certificate_file: str = ""  # with key_file the client's certificate, else CAs to trust
     key_file: str = ""
     profile: str = ""
+    token_file: str = ""  # of a service account; certificate_file has the CAs to trust
 
 
 def choose(endpoint: str | None, api_key: str | None, profile: str | None) -> Choice:
@@ -40,13 +41,16 @@ def choose(endpoint: str | None, api_key: str | None, profile: str | None) -> Ch
     given = _read("endpoint", endpoint)
     key = api_key if api_key is not None else os.environ.get("K8E_SANDBOX_APIKEY") or None
     name = _read("profile", profile)
-    certificate_file = key_file = ""
+    certificate_file = key_file = token_file = ""
     if api_key is None:
-        certificate_file, key_file = (os.environ.get(f"K8E_SANDBOX_{part}", "") for part in ("CERT", "KEY"))
+        names = ("CERT", "KEY", "TOKEN_FILE")
+        certificate_file, key_file, token_file = (os.environ.get(f"K8E_SANDBOX_{part}", "") for part in names)
     if key_file and not certificate_file:
         code = "credential_incomplete"
         error = "K8E_SANDBOX_KEY is set, and K8E_SANDBOX_CERT is not"
         raise InvalidArgument(error, code=code, hint=find_hint(code))
+    if token_file:
+        return _choose_token(given, key, name, Choice("", None, certificate_file, key_file, token_file=token_file))
     if key_file and (key is not None or name is not None):
         other = "an API key" if key is not None else f"the profile {name}"
         raise _ambiguous(f"K8E_SANDBOX_CERT and K8E_SANDBOX_KEY are set, and {other} is given")
@@ -68,6 +72,16 @@ def choose(endpoint: str | None, api_key: str | None, profile: str | None) -> Ch
     if key is not None or certificate_file:
         return Choice(address, key, certificate_file, key_file)
     return Choice(address, profile=Profiles().for_endpoint(address))
+
+
+def _choose_token(given: str | None, key: str | None, name: str | None, files: Choice) -> Choice:
+    """It is sent as it is, so it goes to a gateway of the given CA only."""
+    if key is not None or name is not None or files.key_file or given == LOCAL:
+        raise _ambiguous("K8E_SANDBOX_TOKEN_FILE is set, and another credential or `local` is given")
+    if not files.certificate_file:
+        code, error = "credential_incomplete", "K8E_SANDBOX_TOKEN_FILE is set, and K8E_SANDBOX_CERT is not"
+        raise InvalidArgument(error, code=code, hint=find_hint(code))
+    return replace(files, endpoint=find_own_gateway() if given is None else read_address(given))
 
 
 def _choose_without_credential() -> Choice:

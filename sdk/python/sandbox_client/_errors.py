@@ -35,6 +35,7 @@ DETAIL = "sandbox-error-bin"
 # gRPC says one status for a connection that never came to be and for one that broke; these are its words for the first.
 # Any other text counts as broken, so that a command that may have run is never called one that did not.
 NEVER_SENT = ("failed to connect", "connections to all backends failing", "dns resolution failed")
+NO_TOKEN: Final = "metadata from plugin failed"  # gRPC's words when _token.py has none: nothing was sent
 UNREACHABLE: Final = "unreachable"  # nothing was sent
 CONNECTION_LOST: Final = "connection_lost"  # it was sent, and the answer did not come
 
@@ -211,6 +212,9 @@ def _translate_connection(status: grpc.StatusCode, said: str, effect: Effect, ru
     if status is grpc.StatusCode.UNAVAILABLE and never_sent:
         error = "the gateway cannot be reached"
         return Unavailable(error, code=UNREACHABLE, detail=said, hint=find_hint(UNREACHABLE))
+    if status is grpc.StatusCode.UNAVAILABLE and NO_TOKEN in text:
+        code = "token_unreadable"
+        return InvalidArgument("the token cannot be read any more", code=code, detail=said, hint=find_hint(code))
     if status in _BROKEN:
         error = "the gateway went away before it had answered"
         if effect is Effect.ASKS:

@@ -46,6 +46,7 @@ class RunResult:
     stderr_bytes: int
     denied: tuple[Refusal, ...] = ()
     reason: str = ""  # why it was ended, where that was not the command's own doing nor yours: its session was stopped
+    emulated: bool = False  # in a virtual machine without the processor's help: some ten times slower than usual
     raw_stdout: bytes = field(default=b"", repr=False)
     raw_stderr: bytes = field(default=b"", repr=False)
 
@@ -65,6 +66,7 @@ class RunResult:
             stderr_bytes=message.stderr_bytes,
             denied=tuple(Refusal.read(refusal, message.session_id) for refusal in message.denied),
             reason=message.reason,
+            emulated=message.emulated,
             raw_stdout=message.stdout,
             raw_stderr=message.stderr,
         )
@@ -126,6 +128,7 @@ class SessionInfo:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     read_only: bool = False
     powerless: bool = False
+    emulated: bool = False  # a virtual machine without the processor's help: some ten times slower than usual
 
     @classmethod
     def read(cls, message: pb.Session) -> SessionInfo:
@@ -149,6 +152,7 @@ class SessionInfo:
             labels=dict(message.labels),
             read_only=message.read_only,
             powerless=message.powerless,
+            emulated=message.emulated,
         )
 
 

@@ -58,7 +58,7 @@ def build_create(
 ) -> pb.CreateSessionRequest:
     check_list("allowed_hosts", allowed_hosts)
     check_list("more_hosts", more_hosts)
-    limits = pb.Limits(cpus=cpus, memory=memory, pids=pids, disk=disk, inodes=inodes, open_files=open_files)
+    limits = build_limits(cpus=cpus, memory=memory, pids=pids, disk=disk, inodes=inodes, open_files=open_files)
     return pb.CreateSessionRequest(
         session_id=session_id,
         tenant_id=tenant_id,
@@ -80,6 +80,15 @@ def build_create(
         powerless=powerless,
         more_hosts=list(more_hosts),
     )
+
+
+def build_limits(cpus: float, **whole: int) -> pb.Limits:
+    given: dict[str, object] = {"cpus": cpus, **whole}
+    for field, value in given.items():
+        if isinstance(value, str | bytes):  # as the command line has it
+            hint = "give a number; sizes are in bytes: 300 << 20 are 300 MiB"
+            raise InvalidArgument(f"{field} is a text", code="invalid_argument", field=field, hint=hint)
+    return pb.Limits(cpus=cpus, **whole)
 
 
 def check_list(field: str, values: Sequence[str] | None) -> None:
@@ -136,7 +145,7 @@ def build_child(
     powerless: bool,
 ) -> pb.RunSubAgentRequest:
     check_list("allowed_hosts", allowed_hosts)
-    limits = pb.Limits(cpus=cpus, memory=memory, pids=pids, disk=disk, inodes=inodes, open_files=open_files)
+    limits = build_limits(cpus=cpus, memory=memory, pids=pids, disk=disk, inodes=inodes, open_files=open_files)
     return pb.RunSubAgentRequest(
         parent_session_id=parent_session_id,
         agent_type=agent_type,

@@ -15,14 +15,11 @@ from sandbox_client import _requests as requests
 from sandbox_client import sandbox_pb2 as pb
 from sandbox_client._discovery import LOCAL
 from sandbox_client._errors import (
-    CONNECTION_LOST,
-    UNREACHABLE,
     Conflict,
     Effect,
     NotFound,
     RunLost,
     SandboxError,
-    Unavailable,
     find_effect,
     translate,
 )
@@ -38,6 +35,7 @@ from sandbox_client._model import (
     SessionInfo,
     StatusInfo,
 )
+from sandbox_client._retry import Retry, is_lost
 from sandbox_client._sync_background import BackgroundRun
 from sandbox_client._sync_files import FileCalls, Pieces
 from sandbox_client._sync_interactive import InteractiveRun
@@ -52,8 +50,8 @@ class SandboxClient(FileCalls):
 
     Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there, also
     when it ended meanwhile. A credential that is given is used or refused. A request that changes anything, or runs a
-    command, is sent once; one that only asks may be asked again of the next daemon. A client may be used by many
-    threads at once.
+    command, is sent once; one that was never sent, or only asks, is sent again, for 15 seconds to a gateway that had
+    answered this client before. A client may be used by many threads at once.
     """
 
     def __init__(
@@ -75,6 +73,7 @@ class SandboxClient(FileCalls):
         self._target: Target | None = None
         self._channel: grpc.Channel | None = None
         self._opening = threading.Lock()
+        self._known = False  # whether the gateway has answered this client
         self._session = ""  # the one that `run` made for itself
         self._creating = threading.Lock()
         self._closed = False
@@ -443,9 +442,13 @@ class SandboxClient(FileCalls):
             if self._closed:
                 raise requests.describe_closed()
             known = self._target
-            if self._channel is not None and known and time.time() < known.renew_at and not known.is_gone:
+            fresh = known is not None and time.time() < known.renew_at and not known.is_gone
+            if self._channel is not None and fresh:
                 return self._channel
-            target = find_target(*self._wanted)
+            if known is not None and fresh and not known.local:
+                target = known  # the same gateway, by a new connection
+            else:
+                target = find_target(*self._wanted)
             if target.local:
                 self._wanted = (LOCAL, None, None)  # its sessions are there, whatever is configured later
             channel = grpc.secure_channel(target.address, target.credentials(), options=OPTIONS)
@@ -453,15 +456,18 @@ class SandboxClient(FileCalls):
             self._target, self._channel = target, channel
             return channel
 
-    def _forget(self, channel: grpc.Channel, failure: SandboxError) -> bool:
-        """Whether the call may be sent on a new channel: to the daemon of this machine, which is then started, and only
-        what was never sent, or what only asks. Nothing else is ever sent twice."""
-        lost = isinstance(failure, Unavailable) and failure.code in (UNREACHABLE, CONNECTION_LOST)
-        if not lost or self._target is None or not self._target.local:
+    def _forget(self, channel: grpc.Channel, failure: SandboxError, retry: Retry) -> bool:
+        """Whether the call is sent once more, on a new channel: to the daemon of this machine, which is then started,
+        or to another gateway behind the same address."""
+        if not is_lost(failure) or self._target is None:
             return False
+        pause = retry.choose_pause(local=self._target.local, known=self._known)
+        if pause is None:
+            return False
+        time.sleep(pause)
         with self._opening:
             if self._channel is channel:
-                self._channel = None
+                self._channel = None  # its backoff would hold the next attempt
         return True
 
     def _call(
@@ -470,20 +476,22 @@ class SandboxClient(FileCalls):
         effect = Effect.ASKS if asks else find_effect(name)
         return self._attempt(_SERVICE + name, request, response, timeout, effect)
 
-    def _attempt(
-        self, path: str, request: Any, response: Any, timeout: float, effect: Effect, *, again: bool = True
-    ) -> Any:
-        channel = self._open()
-        method = channel.unary_unary(
-            path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
-        )
-        try:
-            return method(request, timeout=timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            failure = translate(error, effect)
-            if not again or not self._forget(channel, failure):
-                raise failure from error
-        return self._attempt(path, request, response, timeout, effect, again=False)
+    def _attempt(self, path: str, request: Any, response: Any, timeout: float, effect: Effect) -> Any:
+        retry = Retry()
+        while True:
+            channel = self._open()
+            method = channel.unary_unary(
+                path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
+            )
+            try:
+                answer = method(request, timeout=timeout, metadata=self._metadata)
+            except grpc.RpcError as error:
+                failure = translate(error, effect)
+                if not self._forget(channel, failure, retry):
+                    raise failure from error
+            else:
+                self._known = True
+                return answer
 
     def _open_awake(self, timeout: float) -> grpc.Channel:
         """For pieces that can be sent once only: a daemon of this machine that is gone is started before the first."""
@@ -524,7 +532,8 @@ class SandboxClient(FileCalls):
 
     def _stream(self, name: str, request: Any, response: Any, timeout: float) -> Iterator[Any]:
         begun, run_id = False, ""
-        for last in (False, True):
+        retry = Retry()
+        while True:
             channel = self._open()
             method = channel.unary_stream(
                 _SERVICE + name,
@@ -534,14 +543,14 @@ class SandboxClient(FileCalls):
             call = method(request, timeout=timeout, metadata=self._metadata)
             try:
                 for message in call:
-                    begun = True
+                    begun = self._known = True
                     if isinstance(message, pb.ExecFrame) and message.HasField("started"):
                         run_id = message.started.run_id
                     yield message
                 return
             except grpc.RpcError as error:
                 failure = translate(error, find_effect(name), run_id)
-                if begun or last or not self._forget(channel, failure):
+                if begun or not self._forget(channel, failure, retry):
                     raise failure from error
             finally:
                 call.cancel()  # for a caller that leaves early; after the end it has no effect

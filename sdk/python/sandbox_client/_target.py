@@ -28,6 +28,7 @@ from sandbox_client._login import (
 )
 from sandbox_client._profiles import Credentials, Profiles, RenewedCertificate
 from sandbox_client._requests import MESSAGE
+from sandbox_client._token import add_token, read_token
 
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MESSAGE + (1 << 20)),
@@ -56,6 +57,7 @@ class Target:
     renew_at: float = float("inf")  # from then on it should be looked for anew
     local: bool = False  # the daemon of this machine: it is started when it does not run
     daemon: str = ""  # its process, if it can be seen from here
+    token_file: str = ""  # of the token that each call is sent with
 
     @property
     def is_gone(self) -> bool:
@@ -63,7 +65,8 @@ class Target:
         return bool(self.daemon) and find_process(int(self.daemon.partition("@")[0])) != self.daemon
 
     def credentials(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+        found = grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+        return add_token(found, self.token_file) if self.token_file else found
 
 
 def find_target(endpoint: str | None, api_key: str | None, profile: str | None) -> Target:
@@ -94,7 +97,9 @@ def _belong(address: str, identity: Identity, *, local: bool = False) -> Target:
 def _use_files(choice: Choice) -> Target:
     certificates = read_file(choice.certificate_file)
     if not choice.key_file:
-        return Target(choice.endpoint, certificates, NOBODY_CERTIFICATE, NOBODY_KEY)
+        if choice.token_file:
+            read_token(choice.token_file)  # so that a wrong name is an error of its own
+        return Target(choice.endpoint, certificates, NOBODY_CERTIFICATE, NOBODY_KEY, token_file=choice.token_file)
     own, *authorities = _CERTIFICATE.findall(certificates) or [b""]
     return Target(choice.endpoint, b"".join(authorities) or find_roots(), own, read_file(choice.key_file))
 

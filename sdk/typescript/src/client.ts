@@ -12,6 +12,7 @@ import {
 import { once } from "node:events";
 import { stat } from "node:fs/promises";
 import type { Writable } from "node:stream";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { failWith, follow, unlessAborted } from "./abort.js";
 import { BackgroundRun, type Look } from "./background.js";
@@ -19,7 +20,6 @@ import { OPTIONS, type Target } from "./channel.js";
 import { SandboxService } from "./contract.js";
 import { LOCAL, type Wanted } from "./discovery.js";
 import {
-  CONNECTION_LOST,
   Conflict,
   type Effect,
   InvalidArgument,
@@ -27,8 +27,6 @@ import {
   NotText,
   RunLost,
   SandboxError,
-  UNREACHABLE,
-  Unavailable,
   findEffect,
 } from "./errors.js";
 import { findHint } from "./hints.js";
@@ -46,6 +44,7 @@ import {
   type SessionInfo,
   type StatusInfo,
   type Transfer,
+  encode,
   readApproval,
   readFileInfo,
   readImage,
@@ -55,6 +54,7 @@ import {
   readSession,
   readStatus,
 } from "./model.js";
+import { Retry, isLost } from "./retry.js";
 import { findTarget, isGone } from "./target.js";
 
 const SMALL = 4 << 20; // a file up to here goes in one message
@@ -181,13 +181,11 @@ type Message = any;
 type Pieces = AsyncIterable<Uint8Array> | Iterable<Uint8Array>;
 type Method = (...words: unknown[]) => unknown;
 
-const bytes = (data: string | Uint8Array): Uint8Array => (typeof data === "string" ? Buffer.from(data, "utf8") : data);
-
 const pathFields = (name: string, path: Path): Record<string, Path> =>
   typeof path === "string" ? { [name]: path } : { [`${name}_bytes`]: path };
 
 /** A text has a length and letters, as a list has: `"x"` would be taken apart. */
-function checkList(field: string, values: readonly string[] | undefined): void {
+function checkList(field: string, values: readonly unknown[] | undefined): void {
   if (values !== undefined && !Array.isArray(values)) {
     const parts = { code: "invalid_argument", field, hint: `give a list: [${JSON.stringify(values)}]` };
     throw new InvalidArgument(`${field} is no list`, parts);
@@ -215,7 +213,10 @@ function wishes({ allowedHosts, ...options }: Wishes): Message {
 }
 
 function execRequest(sessionId: string, command: Command, timeout: number, options: ExecOptions, background = false): Message {
-  if (typeof command !== "string" && !command.length) {
+  if (typeof command !== "string") {
+    checkList("command", command);
+  }
+  if (!command.length && typeof command !== "string") {
     // On the wire no arguments are no list, and no code is an empty program, which would be run.
     const parts = { code: "invalid_argument", field: "command", hint: "the program is the first entry of the list" };
     throw new InvalidArgument("command is an empty list", parts);
@@ -224,11 +225,11 @@ function execRequest(sessionId: string, command: Command, timeout: number, optio
     session_id: sessionId,
     ...(typeof command === "string"
       ? { command, language: options.language ?? "bash" }
-      : { argv: command.map((word) => bytes(word)) }),
+      : { argv: command.map((word) => encode("command", word)) }),
     timeout,
     env: options.env ?? {},
     ...pathFields("workdir", options.workdir ?? ""),
-    stdin: bytes(options.stdin ?? ""),
+    stdin: encode("stdin", options.stdin ?? ""),
     background,
     user: options.user ?? "",
   };
@@ -239,13 +240,16 @@ function execRequest(sessionId: string, command: Command, timeout: number, optio
  *
  * Without arguments and configuration it finds the daemon of this machine, and starts it when it is not there, also when
  * it ended meanwhile. A credential that is given is used or refused. A request that changes anything, or runs a command,
- * is sent once; one that only asks may be asked again of the next daemon.
+ * is sent once; one that was never sent, or only asks, is sent again, for 15 seconds to a gateway that had answered this
+ * client before.
  */
 export class SandboxClient {
   #wanted: Wanted;
   readonly #tenant: string;
   readonly #metadata = new Metadata();
   #open: Promise<{ client: Client; target: Target }> | undefined;
+  #lastTarget: Target | undefined; // of a channel that failed
+  #known = false; // whether the gateway has answered this client
   #session: Promise<string> | undefined; // the one that `run` made for itself
   #phase: "open" | "closing" | "closed" = "open";
 
@@ -508,7 +512,7 @@ export class SandboxClient {
     mode: "w" | "a" = "w",
     options: FileOptions = {},
   ): Promise<number> {
-    const data = bytes(content);
+    const data = encode("content", content);
     const where = { session_id: sessionId, ...pathFields("path", path), mode };
     if (data.length <= SMALL) {
       return (await this.#call("WriteFile", { ...where, content: data }, options, options.timeout ?? FILE_SECONDS)).bytes;
@@ -564,7 +568,7 @@ export class SandboxClient {
       return { bytes: await send(source, path), files: 1, skipped: [] };
     }
     const { files, bare, skipped } = await listFolder(source);
-    const top = Buffer.concat([bytes(path), Buffer.from("/")]);
+    const top = Buffer.concat([encode("path", path), Buffer.from("/")]);
     let size = 0;
     for (const file of files) {
       size += await send(file.path, Buffer.concat([top, file.name]));
@@ -594,7 +598,7 @@ export class SandboxClient {
       return { bytes: await replaceFile(target, pieces, isProgram(top)), files: 1, skipped: [] };
     }
     const folder = await TargetFolder.open(target);
-    const prefix = Buffer.concat([bytes(path), Buffer.from("/")]);
+    const prefix = Buffer.concat([encode("path", path), Buffer.from("/")]);
     const copied: Transfer = { bytes: 0, files: 0, skipped: [] };
     for (const entry of entries) {
       const { rawPath: name } = readFileInfo(entry);
@@ -642,8 +646,12 @@ export class SandboxClient {
       }
     }
     if (this.#open === known) {
+      const last = this.#lastTarget;
+      this.#lastTarget = undefined;
+      // The same gateway, by a new connection; or it is looked for.
+      const found = last && Date.now() / 1000 < last.renewAt ? Promise.resolve(last) : findTarget(this.#wanted);
       // Calls that are under way on an older one go on; it is gone with the last of them.
-      const opening = findTarget(this.#wanted).then((target) => {
+      const opening = found.then((target) => {
         if (target.local) {
           // Its sessions are there, whatever is configured later.
           this.#wanted = { endpoint: LOCAL, apiKey: undefined, profile: undefined };
@@ -662,17 +670,21 @@ export class SandboxClient {
   }
 
   /**
-   * Whether a call may be sent on a new channel: to the daemon of this machine, which is then started, and only what was
-   * never sent, or what only asks. Nothing else is ever sent twice.
+   * Whether a call is sent once more, on a new channel: to the daemon of this machine, which is then started, or to another
+   * gateway behind the same address.
    */
-  async #forget(client: Client, failure: unknown): Promise<boolean> {
-    const lost = failure instanceof Unavailable && [UNREACHABLE, CONNECTION_LOST].includes(failure.code);
-    if (!lost || this.#wanted.endpoint !== LOCAL) {
+  async #forget(client: Client, failure: unknown, retry: Retry, signal: AbortSignal | undefined): Promise<boolean> {
+    const local = this.#wanted.endpoint === LOCAL;
+    const pause = isLost(failure) ? retry.choosePause(local, this.#known) : undefined;
+    if (pause === undefined) {
       return false;
     }
+    await unlessAborted(sleep(pause * 1000), signal);
     const opened = this.#open;
-    if ((await opened?.catch(() => undefined))?.client === client && this.#open === opened) {
-      this.#open = undefined;
+    const found = await opened?.catch(() => undefined);
+    if (found?.client === client && this.#open === opened) {
+      this.#open = undefined; // its backoff would hold the next attempt
+      this.#lastTarget = local ? undefined : found.target;
     }
     return true;
   }
@@ -684,15 +696,19 @@ export class SandboxClient {
     seconds = MARGIN,
     effect = findEffect(name),
   ): Promise<Message> {
-    const client = await unlessAborted(this.#connect(), options.signal);
-    try {
-      return await this.#send(client, name, request, options, seconds, effect);
-    } catch (failure) {
-      if (!(await this.#forget(client, failure))) {
-        throw failure;
+    const retry = new Retry();
+    for (;;) {
+      const client = await unlessAborted(this.#connect(), options.signal);
+      try {
+        const answer = await this.#send(client, name, request, options, seconds, effect);
+        this.#known = true;
+        return answer;
+      } catch (failure) {
+        if (!(await this.#forget(client, failure, retry, options.signal))) {
+          throw failure;
+        }
       }
     }
-    return this.#send(await unlessAborted(this.#connect(), options.signal), name, request, options, seconds, effect);
   }
 
   async #send(
@@ -771,21 +787,22 @@ export class SandboxClient {
 
   async *#stream(name: string, request: Message, { signal }: CallOptions, seconds: number): AsyncGenerator<Message> {
     let [begun, runId] = [false, ""];
-    for (let last = false; ; last = true) {
+    const retry = new Retry();
+    for (;;) {
       const client = await unlessAborted(this.#connect(), signal);
       const limits = { deadline: deadline(seconds) };
       const call = method(client, name).call(client, request, this.#metadata, limits) as ClientReadableStream<Message>;
       const leave = follow(signal, call);
       try {
         for await (const message of call) {
-          begun = true;
+          begun = this.#known = true;
           runId = message.started?.run_id ?? runId;
           yield message;
         }
         return;
       } catch (error) {
         const failure = failWith(error as ServiceError, signal, findEffect(name), runId);
-        if (begun || last || !(await this.#forget(client, failure))) {
+        if (begun || !(await this.#forget(client, failure, retry, signal))) {
           throw failure;
         }
       } finally {

@@ -30,6 +30,8 @@ export interface Choice {
   certificateFile?: string | undefined;
   keyFile?: string | undefined;
   profile?: string;
+  /** Of a service account; `certificateFile` has the CAs to trust. */
+  tokenFile?: string;
 }
 
 /** An argument comes before its variable; a key that is one comes before the files that variables name. */
@@ -42,6 +44,18 @@ export function choose(wanted: Wanted): Choice {
   if (keyFile && !certificateFile) {
     const code = "credential_incomplete";
     throw new InvalidArgument("K8E_SANDBOX_KEY is set, and K8E_SANDBOX_CERT is not", { code, hint: findHint(code) });
+  }
+  const tokenFile = wanted.apiKey === undefined ? variable("TOKEN_FILE") : undefined;
+  if (tokenFile) {
+    // It is sent as it is, so it goes to a gateway of the given CA only.
+    if (apiKey !== undefined || name !== undefined || keyFile || given === LOCAL) {
+      throw ambiguous("K8E_SANDBOX_TOKEN_FILE is set, and another credential or `local` is given");
+    }
+    if (!certificateFile) {
+      const code = "credential_incomplete";
+      throw new InvalidArgument("K8E_SANDBOX_TOKEN_FILE is set, and K8E_SANDBOX_CERT is not", { code, hint: findHint(code) });
+    }
+    return { endpoint: given !== undefined ? readAddress(given) : findOwnGateway(), certificateFile, tokenFile };
   }
   if (keyFile && (apiKey !== undefined || name !== undefined)) {
     const other = apiKey !== undefined ? "an API key" : `the profile ${name}`;

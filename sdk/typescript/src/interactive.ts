@@ -5,7 +5,7 @@ import type { ClientDuplexStream } from "@grpc/grpc-js";
 
 import { InvalidArgument, RunLost } from "./errors.js";
 import { PIECE } from "./local_files.js";
-import { type Chunk, ChunkReader, type RunResult, readRun } from "./model.js";
+import { type Chunk, ChunkReader, type RunResult, encode, readRun } from "./model.js";
 
 /* eslint-disable-next-line @typescript-eslint/no-explicit-any -- the loader's messages have no types */
 type Message = any;
@@ -76,7 +76,7 @@ export class InteractiveRun implements AsyncIterable<Chunk> {
       const parts = { code: "invalid_argument", field: "stdin", hint: "write before closeStdin()" };
       throw new InvalidArgument("the input is closed", parts);
     }
-    const content = typeof data === "string" ? Buffer.from(data, "utf8") : data;
+    const content = encode("data", data);
     for (let start = 0; start < content.length && !this.#ended; start += PIECE) {
       if (!this.#call.write({ stdin: content.subarray(start, start + PIECE) })) {
         await Promise.race([once(this.#call, "drain"), this.#over]);

@@ -1,4 +1,5 @@
 /** What calls give back, as plain data. Output is text, and beside it the exact bytes. */
+import { InvalidArgument } from "./errors.js";
 import { hintAtHosts } from "./hints.js";
 
 /** Where a command wrote it. */
@@ -33,6 +34,8 @@ export interface RunResult {
   denied: Refusal[];
   /** Why it was ended, where that was not the command's own doing nor yours: its session was stopped. Else "". */
   reason: string;
+  /** In a virtual machine without the processor's help: some ten times slower than usual. */
+  emulated: boolean;
   rawStdout: Uint8Array;
   rawStderr: Uint8Array;
 }
@@ -72,6 +75,8 @@ export interface SessionInfo {
   labels: Record<string, string>;
   readOnly: boolean;
   powerless: boolean;
+  /** A virtual machine without the processor's help: some ten times slower than usual. */
+  emulated: boolean;
 }
 
 /** An image that sessions can be made of. */
@@ -184,6 +189,18 @@ export class ChunkReader {
 // Not TextDecoder's default, which would swallow a byte order mark.
 const makeDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });
 
+/** Text as UTF-8, and bytes as they are. Anything else would be sent as nothing. */
+export function encode(field: string, data: unknown): Uint8Array {
+  if (typeof data === "string") {
+    return Buffer.from(data, "utf8");
+  }
+  if (!ArrayBuffer.isView(data)) {
+    const parts = { code: "invalid_argument", field, hint: "give a string, or bytes (Uint8Array)" };
+    throw new InvalidArgument(`${field} is neither text nor bytes`, parts);
+  }
+  return Buffer.from(data.buffer, data.byteOffset, data.byteLength);
+}
+
 export function decode(data: Uint8Array): string {
   return makeDecoder().decode(data);
 }
@@ -211,6 +228,7 @@ export function readRun(message: Message): RunResult {
     stderrBytes: message.stderr_bytes,
     denied: readRefusals(message.denied, message.session_id),
     reason: message.reason,
+    emulated: message.emulated,
     rawStdout: message.stdout,
     rawStderr: message.stderr,
   };
@@ -260,6 +278,7 @@ export function readSession(message: Message): SessionInfo {
     labels: message.labels,
     readOnly: message.read_only,
     powerless: message.powerless,
+    emulated: message.emulated,
   };
 }
 

@@ -18,6 +18,7 @@ import {
   loginWithCertificate,
   loginWithKey,
 } from "./login.js";
+import { addToken } from "./token.js";
 import { type Credentials, Profiles, RenewedCertificate, isWorn } from "./profiles.js";
 
 const AGAIN = 60; // seconds after which a renewal that failed is tried again
@@ -58,7 +59,8 @@ export function isGone(target: Target): boolean {
 function useFiles(endpoint: string, choice: Choice): Target {
   const certificates = readFile(choice.certificateFile!);
   if (!choice.keyFile) {
-    return makeTarget(endpoint, certificates, NOBODY_KEY, NOBODY_CERTIFICATE);
+    const target = makeTarget(endpoint, certificates, NOBODY_KEY, NOBODY_CERTIFICATE);
+    return choice.tokenFile ? addToken(target, choice.tokenFile) : target;
   }
   const blocks = /-----BEGIN CERTIFICATE-----[^]*?-----END CERTIFICATE-----\n?/g;
   const [own = "", ...rest] = certificates.toString("latin1").match(blocks) ?? [];

@@ -77,6 +77,17 @@ test("an empty list is no command, and a text is no list", async () => {
   await client.close();
 });
 
+test("what is neither text nor bytes is not sent as nothing", async () => {
+  const client = new SandboxClient();
+  for (const command of [["echo", 1], ["echo", undefined], 5, null, new Uint8Array(2)] as unknown as string[][]) {
+    await expect(client.exec("any", command)).rejects.toMatchObject({ name: "InvalidArgument", field: "command" });
+  }
+  const number = 5 as unknown as string;
+  await expect(client.exec("any", "cat", 30, { stdin: number })).rejects.toMatchObject({ field: "stdin" });
+  await expect(client.writeFile("any", "x", number)).rejects.toMatchObject({ field: "content" });
+  await client.close();
+});
+
 test("a closed client makes no session", async () => {
   const client = new SandboxClient();
   await client.run("true");

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 
 
-def main() -> int:
+def main() -> None:
     from k8e.cli.process import run_command
 
-    return run_command(choose, sys.argv[1:])
+    run_command(choose, sys.argv[1:])
 
 
 def choose(arguments: list[str]) -> int:

@@ -8,6 +8,8 @@ import sys
 
 from k8e.cli import manual
 from k8e.cli.arguments import Parser, add_table
+from k8e.cli.cluster.commands import CLUSTER, MEMBER
+from k8e.cli.cluster.commands import SERVER as CLUSTER_SERVER
 from k8e.cli.command import Command, add_commands, any_text
 from k8e.cli.process import want_json, write_all
 from k8e.cli.sandbox.commands import SANDBOX
@@ -59,6 +61,7 @@ def dispatch(arguments: list[str]) -> int:
     if parsed.apikey:  # comes before the files that variables name
         os.environ.pop("K8E_SANDBOX_CERT", None)
         os.environ.pop("K8E_SANDBOX_KEY", None)
+        os.environ.pop("K8E_SANDBOX_TOKEN_FILE", None)
     handler: Callable[[argparse.Namespace], int] = parsed.handler
     return handler(parsed)
 
@@ -77,9 +80,30 @@ GATEWAY: Table = {
     "--profile": (str, "NAME", "a connection profile: a gateway as `k8e connect` has named it (no security profile)"),
 }
 JSON: Table = {"--json": (None, "", "print JSON, as in a pipe, at a terminal too")}
+SERVER: Table = {
+    "--engine": (("local", "kubernetes"), "", "where sandboxes are made (default: local)"),
+    "--tenant-namespaces": (None, "", "on Kubernetes: each tenant's in a namespace of its own"),
+    **CLUSTER_SERVER,
+}
+NODE_HELPER: Table = {
+    "--node": (str, "NAME", "the node's name in the cluster"),
+    "--address": (str, "ADDRESS", "the node's address, where gateways reach the helper"),
+    "--port": (int, "PORT", "default: 10541"),
+    "--namespace": (str, "NAME", "where the sandboxes are (default: k8e)"),
+    "--state": (str, "DIRECTORY", "default: /var/lib/k8e-node"),
+    "--kubeconfig": (str, "FILE", "default: as a pod of the cluster is given it"),
+    "--nameserver": (list, "ADDRESS", "instead of those of /etc/resolv.conf; can be given several times"),
+}
 DOCTOR: Table = {
+    "--engine": (("local", "kubernetes"), "", "which engine's sandboxes are tried (default: local)"),
     "--json": (None, "", "print JSON instead of a table"),
-    "--fix": (None, "", "first install what is missing and remove what is left over"),
+    "--fix": (None, "", "first install what is missing, for every user, and remove what is left over"),
+}
+UNINSTALL: Table = {
+    "--yes": (None, "", "do not ask; where there is no terminal it cannot be asked"),
+    "--with-sessions": (None, "", "destroy the sessions that there are, with all their files"),
+    "--keep-state": (None, "", "keep /var/lib/k8e: stopped sessions, images, keys, logs"),
+    "--packages": (None, "", "also remove the system packages that `k8e doctor --fix` had installed"),
 }
 SKILL: Table = {
     "agent?": (
@@ -96,6 +120,10 @@ IMPORT: Table = {
     "file": (str, "FILE", "an archive, a directory, or - for standard input"),
     "--name": (str, "NAME", "default: as the archive calls it"),
     **TENANT,
+}
+GUEST: Table = {
+    "--without": (list, "PATH", "leave a directory below /usr out; can be given several times"),
+    "--check": (bool, "", "build nothing: compare every file of the guest with its hash"),
 }
 PRUNE: Table = {
     "--unused-for": (read_span, "TIME", "only those not used for that long: 1h, 7d (default: all)"),
@@ -143,6 +171,11 @@ IMAGES = {
     "build-base": Command(
         "build k8e/base out of this machine's own package sources; root only", "images.commands:build_base"
     ),
+    "build-guest": Command(
+        "build the guest of virtual machines: a kernel and this machine's /usr; root only",
+        "images.commands:build_guest",
+        GUEST,
+    ),
 }
 KEYS = {
     "create": Command("make a key; it is shown this once", "keys:create", KEY, defaults={"ttl": "30d", "scope": "run"}),
@@ -151,8 +184,48 @@ KEYS = {
 }
 COMMANDS = {
     "sandbox": Command("run code, make sessions, handle their files", text="manual:SANDBOX", commands=SANDBOX),
-    "server": Command("run the daemon in the foreground", "daemon:serve", text="manual:SERVER"),
-    "doctor": Command("say what works on this machine", "daemon:examine", DOCTOR, "manual:DOCTOR"),
+    "server": Command(
+        "run the daemon in the foreground, or a server of a cluster",
+        "daemon:serve",
+        SERVER,
+        "manual:SERVER",
+        defaults={"engine": "local", "tenant_namespaces": False},
+    ),
+    "agent": Command(
+        "run a worker of a cluster in the foreground: K8E_URL, K8E_TOKEN",
+        "cluster.member:work",
+        MEMBER,
+        "manual:AGENT",
+    ),
+    "cluster": Command("a Kubernetes cluster of one's own", text="manual:CLUSTER", commands=CLUSTER),
+    "node-helper": Command(
+        "run the helper of a Kubernetes node in the foreground",
+        "daemon:help_node",
+        NODE_HELPER,
+        "manual:NODE_HELPER",
+        defaults={
+            "namespace": "k8e",
+            "port": 10541,
+            "state": "/var/lib/k8e-node",
+            "kubeconfig": "",
+            "nameserver": [],
+            "node": "",
+            "address": "",
+        },
+    ),
+    "doctor": Command(
+        "say what works on this machine, or on a cluster",
+        "daemon:examine",
+        DOCTOR,
+        "manual:DOCTOR",
+        defaults={"engine": "local"},
+    ),
+    "uninstall": Command(
+        "take everything back that `k8e doctor --fix` has installed",
+        "install.uninstall:uninstall",
+        UNINSTALL,
+        "manual:UNINSTALL",
+    ),
     "sandbox-install-skill": Command(
         "tell agents about us", "skill.install:install_skill", SKILL, "manual:SKILL", defaults={"agent": "all"}
     ),

@@ -44,6 +44,18 @@ Without CODE it is read from standard input. The exit code is the command's own;
   k8e sandbox run './train.sh' --background --timeout 1h
 """
 
+SHELL = """\
+Opens a shell in a session at this terminal: bash, or sh where there is no bash, in /workspace. The exit
+code is the shell's own. Ctrl-p ctrl-q leaves the shell running, and so does anything that ends this command
+or its connection; the next `shell` comes back to it and shows its last output again. A shell that was left
+ends with its session, which it does not keep from expiring.
+
+  k8e sandbox shell SID
+  k8e sandbox shell SID --command htop --user root
+  k8e sandbox shell SID --new                     another one
+  k8e sandbox shell SID --attach RUN-ID           one of several, or one that is open elsewhere
+"""
+
 HOSTS = """\
 Shows what a session may reach, or changes it, at once and for what runs in it as well. Entries are
 names, names of all subdomains, addresses or blocks of them, with a port or for 80 and 443; several
@@ -141,20 +153,126 @@ program, where there is one, is asked whether it can connect.
 
 SERVER = """\
 Runs the daemon in the foreground until Ctrl-C or SIGTERM. Sandboxes live on without it.
-You rarely need this: as root, the first command starts the daemon by itself. deploy/k8e.service
-is the unit for systemd. Members of the group k8e may use the daemon, when there is that group.
+You rarely need this: as root, the first command starts the daemon by itself, and `k8e doctor --fix`
+makes it a service of systemd. Members of the group k8e may use the daemon, when there is that group.
 
   K8E_STATE_DIR   where sandboxes live (/var/lib/k8e)
   K8E_RUN_DIR     where the socket is (/run/k8e)
   K8E_CONFIG      the file with settings (/etc/k8e/k8e.toml, when it is there)
+
+With --cluster it makes a Kubernetes cluster of this machine (docs/cluster.md) and serves its sandboxes on
+port 50051.
+The programs have to be there: `k8e cluster build`, or --bin-dir. Ctrl-C or SIGTERM ends them; pods go on.
+
+  sudo k8e server --cluster
+  sudo k8e server --cluster --disable-sandbox-matrix
+
+  K8E_KUBECONFIG_OUTPUT   where the administrator's kubeconfig is written (/etc/k8e/k8e.yaml)
+"""
+
+AGENT = """\
+Runs a worker in the foreground until Ctrl-C or SIGTERM; its pods go on. The first time it joins the cluster of
+a server, by a token: that of /var/lib/k8e/server/node-token there, or one of `k8e cluster token create`. It
+joins no other cluster than the token's own. Later it needs neither variable.
+
+  sudo K8E_URL=https://SERVER:6443 K8E_TOKEN=K8E1... k8e agent
+
+  K8E_URL          a server of the cluster
+  K8E_TOKEN        the token
+  K8E_TOKEN_FILE   a file that has it, instead
+"""
+
+CLUSTER = """\
+A Kubernetes cluster out of machines that have none, with sandboxes on it (docs/cluster.md).
+
+  sudo k8e cluster build                                    the programs; or --bin-dir of the next one
+  sudo k8e server --cluster                                 on the first machine
+  sudo K8E_URL=https://SERVER:6443 K8E_TOKEN=... k8e agent  on every other
+  sudo k8e cluster status
+"""
+
+BUILD = """\
+Builds upstream's programs from Go modules, at the versions and hashes that k8e pins, and the images that nodes need.
+Go's own settings say where modules come from. What is built already is not built again; a build that was cut
+off goes on. The result can be copied to machines of the same architecture; SHA256SUMS has the hash of every file.
+
+  sudo k8e cluster build
+  k8e cluster build --output ./programs
+"""
+
+TOKENS = """\
+Tokens with which machines join, on a server, as root. A token is bound to the cluster's certificate authority; a
+server's opens the authorities' keys, too.
+
+  sudo k8e cluster token create --ttl 1h --description 'the new rack'
+  sudo k8e cluster token create --server --ttl 1h
+  sudo k8e cluster token list
+  sudo k8e cluster token delete 4fk2p9
+"""
+
+BACKUP = """\
+Writes a snapshot of etcd, with the keys of the authorities, to a file of root, and checks it. Servers do so by
+themselves every twelve hours and keep six. Who has the file can be every user of the cluster.
+
+  sudo k8e cluster backup
+  sudo k8e cluster backup --output /mnt/safe/cluster.tar
+  sudo k8e cluster backup --check /mnt/safe/cluster.tar
+"""
+
+RESTORE = """\
+Makes this machine the only server of a cluster, as a backup has it. End all servers first; the others join again
+afterwards, with the token in this one's server-token. The data that was here is kept, in etcd-before-restore.
+
+  sudo systemctl stop k8e
+  sudo k8e cluster restore /mnt/safe/cluster.tar
+  sudo systemctl start k8e
+"""
+
+LEAVE = """\
+Takes this machine out of its cluster: removes its node, and of a server its member of etcd; ends its programs and pods,
+and removes what they left on this machine. It asks first, and refuses while sandboxes run here. The last server cannot
+leave.
+
+  sudo k8e cluster leave
+  sudo k8e cluster leave --yes --with-sandboxes
+"""
+
+CLUSTER_UNINSTALL = """\
+Takes the cluster off this machine: what `leave` removes of a worker; on a server the cluster itself, with all its data,
+keys and sandboxes; the service, the programs, and what scripts/install.sh has installed. It asks first.
+
+  sudo k8e cluster uninstall
+  sudo k8e cluster uninstall --yes --with-sandboxes
+"""
+
+NODE_HELPER = """\
+Runs the helper of a Kubernetes node in the foreground until Ctrl-C or SIGTERM: it applies the lists of hosts of
+the sandboxes on that node, and tells gateways what was refused. Rules stay in force without it.
+The DaemonSet of deploy/kubernetes/node-helper.yaml starts it on every node (docs/kubernetes-egress.md).
 """
 
 DOCTOR = """\
 Tries every runtime and control for real, in sandboxes that are thrown away, and says what works here,
 how it was tried, and what to install. Exits with 1 when the default would not be safe.
 
-With --fix it first installs the Debian packages that are missing and removes what engines left that
-are dead (sandboxes, mounts, groups, rules), and says each step. What is alive it never touches.
+With --fix it first completes the installation, for every user of this machine (docs/install.md): packages,
+gVisor, the tools of sandboxes, the program in /usr/local/lib/k8e, its commands, the service of systemd, the
+group k8e, completions and man pages. It removes what engines left that are dead (sandboxes, mounts, groups,
+rules), and says each step. It never touches what is alive. After an upgrade, run it again.
+
+With --engine kubernetes it tries a cluster instead (docs/kubernetes.md): the API, the rights of the account,
+what the namespace admits, RuntimeClasses, and a sandbox of each runtime, with the network policy between two.
+"""
+
+UNINSTALL = """\
+Takes everything back that `k8e doctor --fix` has installed: the service, commands, program, completions, man
+pages, the group k8e if it was made then, and the state directory with the tools of sandboxes. It asks first,
+and refuses while there are sessions. What it leaves, it names: packages of the system, settings, the
+environment of pipx or uv.
+
+  sudo k8e uninstall
+  sudo k8e uninstall --yes --with-sessions
+  sudo k8e uninstall --keep-state
 """
 
 IMAGE = """\
@@ -165,6 +283,7 @@ from what `docker login` or `podman login` left (docs/images.md).
   k8e sandbox create --image python:3.12-slim
   docker save mine:1 | k8e image import -
   sudo k8e image build-base
+  sudo k8e image build-guest --without /usr/lib/jvm
 """
 
 KEYS = """\

@@ -40,7 +40,7 @@ class State:
         """The session's id; empty if there is none."""
         try:
             # Not blocking, because the file may be a pipe.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as error:
@@ -56,7 +56,8 @@ class State:
     def write(self, session_id: str) -> None:
         draft = f"{self._path}.{os.getpid()}"
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(draft, flags, 0o600)
             try:
                 os.write(descriptor, b'{"session_id": "%b"}\n' % session_id.encode("ascii"))
             finally:
@@ -66,7 +67,7 @@ class State:
             raise unusable(self._path, error) from error
 
     def __enter__(self) -> Self:
-        import fcntl
+        from k8e.cli.portable import lock_folder
 
         try:
             for directory in self._parents():
@@ -74,10 +75,9 @@ class State:
                     os.mkdir(directory, 0o700)
                 except FileExistsError:
                     pass
-            self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            self._lock = lock_folder(self._directory)
         except OSError as error:
             raise unusable(self._directory, error) from error
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
         return self
 
     def __exit__(

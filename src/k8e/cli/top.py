@@ -123,7 +123,7 @@ def cut(line: str, columns: int) -> str:
 
 def wait_for_end(seconds: float) -> bool:
     """Whether the person typed q, or closed the input, within that time."""
-    from k8e.cli.agentkernel.terminal import Terminal
+    from k8e.cli.terminal import Terminal
 
     if not os.isatty(0):
         time.sleep(seconds)

@@ -8,14 +8,38 @@ from __future__ import annotations
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from k8e.cli.terminal import Terminal
+
 # Exit codes of run, exec and attach, as shells have them.
 NO_PROGRAM = {"program_not_found": 127, "program_not_executable": 126}
 
 
-def main() -> int:
+def main() -> None:
     from k8e.cli.process import run_command
 
-    return run_command(choose, sys.argv[1:])
+    run_command(choose, sys.argv[1:])
+
+
+def open_terminal(*, required: bool) -> tuple[Terminal | None, dict[str, Any]]:
+    """The user's terminal, if there is one, and its part of a request."""
+    from k8e.cli.process import has_terminal
+
+    if not required and not has_terminal():
+        return None, {}
+    from k8e.cli import terminal
+
+    terminal.require("-t", "leave -t out: both are the command's anyway")
+    return terminal.Terminal(), {"terminal": terminal.describe()}
+
+
+def load_foreground() -> None:
+    """Imports what follows a run: for the time in which the daemon starts it."""
+    import k8e.cli.agentkernel.foreground
+    import k8e.cli.client.streams  # noqa: F401
 
 
 def choose(arguments: list[str]) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import select
-import signal
 import time
 
 from k8e.cli.agentkernel.output import say, show_table
 from k8e.cli.agentkernel.plan import find_file, read_user_config
-from k8e.cli.client import LocalClient, run_dir
+from k8e.cli.client import LocalClient
+from k8e.cli.client.daemon_process import is_running, read_pid, stop_daemon
 from k8e.cli.process import UNREACHABLE, Failure, ServiceError, print_json
 from k8e.profiles.config.file import AgentPool, PoolSizes
 from k8e.profiles.options import NO_OPTIONS, Context, SandboxOptions, merge
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 USUAL = 2  # sandboxes that prewarm keeps ready where neither option nor configuration says how many
 PATIENCE = 120.0  # for them to be ready
-STOPPING = 60.0
 LOOK = 0.2
 
 
@@ -77,56 +74,12 @@ def stop(parsed: argparse.Namespace) -> int:
         raise Failure("daemon_not_running", "the daemon does not run", hint=hint, status=UNREACHABLE)
     if os.geteuid() != 0:
         raise Failure("needs_root", "only root stops the daemon", hint="sudo agentkernel daemon stop")
-    pid = read_pid()
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        process = -1
-    if process >= 0:
-        try:
-            # The number may have passed to another process before we held a descriptor; the lock would tell.
-            if is_running() and read_pid() == pid:
-                signal.pidfd_send_signal(process, signal.SIGTERM)
-                wait_for_end(process, pid)
-        finally:
-            os.close(process)
+    pid = stop_daemon()
     if parsed.json:
         print_json({"ok": True, "pid": pid})
     else:
         say("the daemon has stopped; sandboxes live on, and the next command starts it again")
     return 0
-
-
-def wait_for_end(process: int, pid: int) -> None:
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    if not poll.poll(STOPPING * 1000):
-        raise Failure("daemon_not_stopped", "the daemon does not stop", detail=f"pid {pid}", hint="see its log")
-
-
-def is_running() -> bool:
-    """Whether a process holds the daemon's lock, or, where we may not look at it, whether there is a socket."""
-    try:
-        descriptor = os.open(os.path.join(run_dir(), "k8e.lock"), os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    except PermissionError:
-        return os.path.exists(os.path.join(run_dir(), "k8e.sock"))
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def read_pid() -> int:
-    try:
-        with open(os.path.join(run_dir(), "k8e.lock"), encoding="ascii") as file:
-            return int(file.read(32) or 0)
-    except (OSError, ValueError):
-        return 0
 
 
 # Sandboxes that are ready

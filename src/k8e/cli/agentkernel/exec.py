@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from k8e.cli.agentkernel import terminal
-from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
+from k8e.cli.agentkernel import load_foreground, open_terminal
 from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TERMINAL, TIMEOUT, show_help, take_options, wants_help
 from k8e.cli.client import LocalClient, SessionName
-from k8e.cli.process import Failure, ServiceError
+from k8e.cli.process import Failure, ServiceError, stdin_is_null
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,22 +63,20 @@ def attach(words: list[str]) -> int:
 
 
 def execute(name: str, command: list[str], options: ExecOptions) -> int:
-    from k8e.cli.values import read_env
-
-    if options.tty:
-        terminal.require()
-    own_terminal = terminal.Terminal() if terminal.is_there() else None
-    wanted: dict[str, Any] = {"argv": command, "timeout": options.timeout}
+    own_terminal, about = open_terminal(required=options.tty)
+    wanted: dict[str, Any] = {"argv": command, "timeout": options.timeout, **about}
     if options.env:
+        from k8e.cli.values import read_env
+
         wanted["env"] = read_env(options.env)
     if options.workdir:
         wanted["workdir"] = options.workdir
-    if own_terminal is not None:
-        wanted["terminal"] = terminal.describe()
     try:
-        stream = LocalClient().stream_run(SessionName(name), wanted, feeds=not stdin_is_null())
+        stream = LocalClient(load_foreground).stream_run(SessionName(name), wanted, feeds=not stdin_is_null())
     except ServiceError as error:
         raise explain(error, name) from None
+    from k8e.cli.agentkernel.foreground import ForegroundRun
+
     return ForegroundRun(stream, own_terminal).follow()
 
 

@@ -8,48 +8,21 @@ not read.
 
 from __future__ import annotations
 
-import os
-from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-found] # the C inside `signal`
+from _signal import SIG_IGN, signal  # type: ignore[import-not-found] # the C inside `signal`
 
 from k8e.cli.agentkernel.output import say
 from k8e.cli.client import LocalClient
-from k8e.cli.client.http import find_patience
-from k8e.cli.process import Failure, die_of, write_all
+from k8e.cli.process import Failure, die_of, has_terminal, stdin_is_null, write_all
+from k8e.cli.terminal import SignalWait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.cli.agentkernel.terminal import Terminal
     from k8e.cli.client.streams import LocalStream
     from k8e.cli.denials import Advise
+    from k8e.cli.terminal import Terminal
 
 HUP, INT, QUIT, USR1, USR2, TERM, CONT, TTIN, WINCH = 1, 2, 3, 10, 12, 15, 18, 21, 28
 CANNOT_RUN = 125
-
-
-class SignalWait:
-    """Waits for the daemon and for signals alike. A signal that comes just before a plain recv would be handled only
-    after it: Python notes a signal at once, but acts on it between two steps."""
-
-    def __init__(self, descriptor: int) -> None:
-        from select import POLLIN, poll
-
-        self._signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._poll = poll()
-        self._patience = find_patience() / 3 * 1000
-        for each in (descriptor, self._signals):
-            self._poll.register(each, POLLIN)
-
-    def wait(self) -> None:
-        """Raises BlockingIOError when nothing came for a while, as a receive does."""
-        while True:
-            ready = [descriptor for descriptor, _ in self._poll.poll(self._patience)]
-            if self._signals in ready:
-                os.read(self._signals, 64)
-            elif ready:
-                return
-            else:
-                raise BlockingIOError
 
 
 class ForegroundRun:
@@ -115,14 +88,11 @@ class ForegroundRun:
             LocalClient().signal_run(self._stream.run_id, number)
         except (Failure, OSError):
             pass  # without a daemon, the main thread fails to read its answer, and says so
-        if number == HUP and self._terminal is not None:
-            from k8e.cli.agentkernel.terminal import is_there
-
-            if not is_there():
-                die_of(HUP)  # the terminal is gone for good
+        if number == HUP and self._terminal is not None and not has_terminal():
+            die_of(HUP)  # the terminal is gone for good
 
     def _resize(self, *_: object) -> None:
-        from k8e.cli.agentkernel.terminal import measure
+        from k8e.cli.terminal import measure
 
         try:
             LocalClient().resize_run(self._stream.run_id, *measure())
@@ -138,9 +108,3 @@ class ForegroundRun:
     def _restore_terminal(self) -> None:
         if self._terminal is not None:
             self._terminal.take_back()
-
-
-def stdin_is_null() -> bool:
-    """Whether stdin is /dev/null, or was closed."""
-    found = os.fstat(0)
-    return found.st_mode & 0o170000 == 0o020000 and found.st_rdev == os.makedev(1, 3)

@@ -65,11 +65,11 @@ def prepare(
     policy, files = decide_in(context), []
     repository, begun = find_copy(context) if any(mount.private for mount in policy.mounts) else (None, [])
     if repository is not None and repository.elsewhere:
-        context = context.but(git_dir=repository.git_dir)
+        context = context.but(copies=repository.copies)
         policy = decide_in(context)
         if not policy.workdir:
             repository, begun = None, []
-        elif repository.top != context.cwd:
+        elif repository.above:
             # The folder above is not mounted: inside it is another filesystem's, and root's; git looks for a repository
             # in neither.
             env = {

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from k8e.cli.agentkernel import terminal
-from k8e.cli.agentkernel.foreground import ForegroundRun, stdin_is_null
+from k8e.cli.agentkernel import load_foreground, open_terminal
 from k8e.cli.agentkernel.leading_options import MOST_SECONDS, TERMINAL, TIMEOUT, show_help, take_options, wants_help
 from k8e.cli.agentkernel.options import OPTIONS, CommandOptions
-from k8e.cli.agentkernel.output import say
 from k8e.cli.agentkernel.plan import describe_session, prepare, tell_new
 from k8e.cli.client import LocalClient
-from k8e.cli.process import Failure, OutputLost, ServiceError
+from k8e.cli.process import Failure, OutputLost, ServiceError, stdin_is_null
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,11 +72,15 @@ def main(words: list[str]) -> int:
 
         show_plan(plan.policy, ports, as_json=options.json)
         return 0
-    if options.tty:
-        terminal.require()
     if plan.policy.env_left_out:
         say(f"no room for these variables: {', '.join(plan.policy.env_left_out)}")
     return execute(options, command, plan, forward(ports))
+
+
+def say(line: str) -> None:
+    from k8e.cli.agentkernel import output
+
+    output.say(line)
 
 
 def read_ports(options: RunOptions) -> list[Port]:
@@ -100,9 +102,9 @@ def forward(ports: list[Port]) -> Forwarding | None:
 
 def execute(options: RunOptions, command: list[str], plan: Plan, forwarding: Forwarding | None) -> int:
     begun = time.time()
-    own_terminal = terminal.Terminal() if terminal.is_there() else None
+    own_terminal, about = open_terminal(required=options.tty)
     try:
-        stream = start(options, command, plan, describe_terminal=own_terminal is not None)
+        stream = start(options, command, plan, about)
     except ServiceError as error:
         from k8e.cli.agentkernel.advice import advise_on_program
 
@@ -121,6 +123,8 @@ def execute(options: RunOptions, command: list[str], plan: Plan, forwarding: For
 
     if forwarding is not None:
         forwarding.serve(stream.session_id)
+    from k8e.cli.agentkernel.foreground import ForegroundRun
+
     try:
         # The list of a sandbox that is kept can be changed, as the service's own hint says.
         run = ForegroundRun(stream, own_terminal, None if options.keep else advise)
@@ -144,10 +148,9 @@ def execute(options: RunOptions, command: list[str], plan: Plan, forwarding: For
             say(f"kept as {name}: agentkernel exec {name} COMMAND, agentkernel sandbox remove {name}")
 
 
-def start(options: RunOptions, command: list[str], plan: Plan, *, describe_terminal: bool) -> LocalStream:
+def start(options: RunOptions, command: list[str], plan: Plan, others: dict[str, Any]) -> LocalStream:
     """Sends one request. Only if it fails because the image is missing is there another: nothing has been run."""
-    client, feeds = LocalClient(), not stdin_is_null()
-    others = {"terminal": terminal.describe()} if describe_terminal else {}
+    client, feeds = LocalClient(load_foreground), not stdin_is_null()
     try:
         return client.stream_once(describe_run(options, command, plan, plan.policy) | others, feeds=feeds)
     except ServiceError as error:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def main(parsed: argparse.Namespace) -> int:
-    from k8e.cli.agentkernel.daemon import is_running
+    from k8e.cli.client.daemon_process import is_running
 
     daemon = ask_daemon() if is_running() else ""
     if parsed.json:

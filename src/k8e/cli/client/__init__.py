@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
     from k8e.cli.client.response import Response
     from k8e.cli.client.service import Service, Wanted
-    from k8e.cli.client.streams import LocalPort, LocalStream
+    from k8e.cli.client.streams import LocalPort, LocalStream, LocalTerminal
 
     Show = Callable[[dict[str, Any]], None]
 
 # Any of them means a gateway and not the daemon of this machine. Options become variables (commands.py).
-GATEWAY_VARIABLES = tuple(f"K8E_SANDBOX_{name}" for name in ("ENDPOINT", "PROFILE", "APIKEY", "CERT", "KEY"))
+_NAMES = ("ENDPOINT", "PROFILE", "APIKEY", "CERT", "KEY", "TOKEN_FILE")
+GATEWAY_VARIABLES = tuple(f"K8E_SANDBOX_{name}" for name in _NAMES)
 LOCAL = "local"  # as the endpoint: the daemon of this machine all the same
 JSON = "application/json"
 BYTES = "application/octet-stream"
+PATIENCE = 30.0  # seconds; a daemon that has said nothing for so long, though it was asked twice, is silent
+has_daemon = True  # the standalone program knows gateways only
 
 
 class SessionName:
@@ -55,6 +58,14 @@ class Answer:
         return parse_object(self.text)
 
 
+def find_patience() -> float:
+    """K8E_PATIENCE is for slow machines, and for tests."""
+    try:
+        return max(float(os.environ.get("K8E_PATIENCE") or PATIENCE), 0.1)
+    except ValueError:
+        return PATIENCE
+
+
 def run_dir() -> str:
     return os.environ.get("K8E_RUN_DIR") or "/run/k8e"
 
@@ -64,6 +75,10 @@ def open_client() -> Service:
     stored last, else of the daemon, which is then started."""
     profile = find_gateway()
     if profile is None:
+        if not has_daemon:
+            from k8e.cli.client.failures import no_gateway
+
+            raise no_gateway()
         return LocalClient()
     from k8e.cli.remote.client import RemoteClient
     from k8e.cli.remote.discovery import find_target
@@ -78,9 +93,8 @@ def find_gateway() -> str | None:
         return None
     if named:
         return ""
-    if os.path.exists(run_dir() + "/k8e.sock") or not os.path.exists(
-        os.path.expanduser("~/.k8e/sandbox/profiles.yaml")
-    ):
+    local = has_daemon and os.path.exists(run_dir() + "/k8e.sock")
+    if local or not os.path.exists(os.path.expanduser("~/.k8e/sandbox/profiles.yaml")):
         return None
     from k8e.cli.remote.profiles import Profiles
 
@@ -88,14 +102,14 @@ def find_gateway() -> str | None:
 
 
 class LocalClient:
-    """Sends one request after the other on one connection. No request is sent twice."""
+    """Sends one request after the other on one connection. No request is sent twice. `meanwhile`: see Connection."""
 
     place = endpoint = ""
 
-    def __init__(self) -> None:
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         from k8e.cli.client.http import Connection
 
-        self._connection = Connection()
+        self._connection = Connection(meanwhile)
 
     def status(self) -> Answer:
         return self._get("/v1/status")
@@ -145,6 +159,12 @@ class LocalClient:
     def stream_once(self, wanted: Wanted, *, feeds: bool) -> LocalStream:
         """In a one-command session."""
         return self._stream("/v1/runs", wanted, feeds=feeds)
+
+    def open_terminal(self, session: SessionName, wanted: Wanted) -> LocalTerminal:
+        from k8e.cli.client.streams import LocalTerminal
+
+        response = self._connection.upload(locate(session, "/terminals"), wanted)
+        return LocalTerminal(check(response), self._connection)
 
     def get_run(self, run_id: str, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0) -> Answer:
         seen = {"stdout_from": str(stdout_from or ""), "stderr_from": str(stderr_from or "")}

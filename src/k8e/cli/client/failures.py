@@ -1,20 +1,17 @@
 """Failures of a connection to the daemon: it cannot be reached, went away, is silent, or sends nonsense.
 
-Imported only then. A command may be silent for hours, so silence on its connection says nothing by itself: a second
-connection asks for `/healthz`, which a daemon answers at once whatever its sandboxes do.
+Imported only then, and for JSON. A command may be silent for hours, so silence on its connection says nothing by
+itself: a second connection asks for `/healthz`, which a daemon answers at once whatever its sandboxes do.
 """
 
 from __future__ import annotations
 
-import fcntl
-from _socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
-
-from k8e.cli.client import run_dir
-from k8e.cli.client.http import find_patience, set_patience
+from k8e.cli.client import find_patience, run_dir
 from k8e.cli.process import FAILED, UNREACHABLE, Failure, ServiceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from typing import Any
 
 PROBE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -37,6 +34,10 @@ def check_presence(connection: socket, times: int, *, harmless: bool) -> None:
 def probe(daemon: int) -> bool | None:
     """Whether the daemon answers. None: another daemon, or none, is at its socket; the first one may be about to end,
     and may still finish the request."""
+    from _socket import AF_UNIX, SOCK_STREAM, socket
+
+    from k8e.cli.client.http import set_patience
+
     other = socket(AF_UNIX, SOCK_STREAM)
     try:
         set_patience(other, find_patience() * 2 / 3)
@@ -55,6 +56,8 @@ def probe(daemon: int) -> bool | None:
 
 def find_daemon(connection: socket) -> int:
     """The daemon's process id, as the kernel knows it; 0 when it is unknown."""
+    from _socket import SO_PEERCRED, SOL_SOCKET
+
     try:
         return int.from_bytes(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)[:4], "little")
     except OSError:
@@ -63,6 +66,8 @@ def find_daemon(connection: socket) -> int:
 
 def was_read(connection: socket) -> bool:
     """Whether the daemon has read all that we sent. What it has not read, it drops when it finds us gone."""
+    import fcntl
+
     try:
         left = fcntl.ioctl(connection.fileno(), OUTQ, bytes(4))
     except OSError:
@@ -102,6 +107,11 @@ def not_connected(path: str, error: OSError) -> Failure:
         hint="`sudo k8e server` runs it in the foreground and says what is wrong",
         status=UNREACHABLE,
     )
+
+
+def no_gateway() -> Failure:
+    hint = "`connect HOST:PORT`, with an API key of that gateway; or --endpoint and --apikey"
+    return Failure("no_gateway", "no gateway is known, and this program has no daemon", hint=hint, status=UNREACHABLE)
 
 
 def suggest_group() -> str:

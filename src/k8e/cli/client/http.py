@@ -10,25 +10,17 @@ import sys
 from _json import encode_basestring_ascii
 from _socket import AF_UNIX, SHUT_RDWR, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_STREAM, SOL_SOCKET, socket
 
-from k8e.cli.client import JSON, run_dir
-from k8e.cli.client.response import Response
-from k8e.cli.process import Failure, read_some
+from k8e.cli.client import JSON, find_patience, run_dir
+from k8e.cli.process import UNREACHABLE, Failure, read_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-PATIENCE = 30.0  # seconds; a daemon that has said nothing for so long, though it was asked twice, is silent
+    from k8e.cli.client.response import Response
+
 FRAMES = "application/x-k8e-frames"
 STDIN, REQUEST = 0, 3  # kinds of frames
-
-
-def find_patience() -> float:
-    """K8E_PATIENCE is for slow machines, and for tests."""
-    try:
-        return max(float(os.environ.get("K8E_PATIENCE") or PATIENCE), 0.1)
-    except ValueError:
-        return PATIENCE
 
 
 def set_patience(connection: socket, seconds: float) -> None:
@@ -62,11 +54,13 @@ def connect() -> socket:
 
 
 class Connection:
-    """Sends one request after the other. No request that changes anything is sent twice."""
+    """Sends one request after the other. No request that a daemon may have begun is sent twice. `meanwhile` is called
+    when a request was sent, before its answer is waited for: what is imported there costs no time."""
 
-    def __init__(self) -> None:
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._socket = connect()
         self._usable = True
+        self._meanwhile = meanwhile
 
     def request(
         self, method: str, target: str, body: bytes = b"", content_type: str = "", *, accept: str = "*/*"
@@ -87,6 +81,8 @@ class Connection:
             self._send(b"0\r\n\r\n")
         except ConnectionError:
             pass
+        from k8e.cli.client.response import Response
+
         return Response(self._socket, early=True)
 
     def post(self, target: str, wanted: object) -> Response:
@@ -113,23 +109,31 @@ class Connection:
 
     def close(self) -> None:
         """Also ends what another thread waits for here."""
+        self.shut()
+        self._socket.close()
+
+    def shut(self) -> None:
+        """Ends what another thread waits for here, which then closes it."""
         try:
             self._socket.shutdown(SHUT_RDWR)
         except OSError:
             pass  # the daemon was first
-        self._socket.close()
 
     def feed(self, descriptor: int) -> None:
         """Sends what can be read there as stdin, to its end. For a thread: it waits while the command reads nothing."""
         try:
             try:
                 while piece := read_some(descriptor):
-                    send_patiently(self._socket, pack_chunk(STDIN, piece))
+                    self.type(piece)
             except Failure:
                 pass  # unreadable, such as a terminal from the background: the command sees the end of its input
             self.end_body()
         except OSError:
             pass  # the command has ended, and with it the connection
+
+    def type(self, piece: bytes) -> None:
+        """Sends it as stdin."""
+        send_patiently(self._socket, pack_chunk(STDIN, piece))
 
     def _renew(self) -> None:
         if not self._usable:
@@ -137,17 +141,15 @@ class Connection:
             self._socket = connect()
 
     def _exchange(self, request: bytes, *, harmless: bool = False) -> Response:
-        """A daemon that was killed takes connections until its last thread has ended: a request that only asks is then
-        asked once more, of the next daemon. Nothing else is ever sent twice."""
-        if not harmless:
-            return self._send_and_wait(request)
+        """A daemon that was killed takes connections until its last thread has ended. A request that such a daemon has
+        certainly not begun, or that only asks, is sent once more, to the next daemon; no other ever is."""
         try:
-            return self._send_and_wait(request, harmless=True)
+            return self._send_and_wait(request, harmless=harmless)
         except Failure as failure:
-            if failure.code != "connection_lost":
+            if failure.code != "connection_lost" or failure.status != UNREACHABLE:
                 raise
         self._usable = False
-        return self._send_and_wait(request, harmless=True)
+        return self._send_and_wait(request, harmless=harmless)
 
     def _send_and_wait(self, request: bytes, *, harmless: bool = False) -> Response:
         self._renew()
@@ -156,6 +158,9 @@ class Connection:
             self._send(request, harmless=harmless)
         except ConnectionError:
             whole = False  # refused before it was sent to the end: the answer says why
+        from k8e.cli.client.response import Response
+
+        self._meanwhile()
         response = Response(self._socket, harmless=harmless, whole=whole)
         self._usable = response.headers.get("connection") != "close"
         return response

@@ -13,8 +13,9 @@ import time
 from _thread import start_new_thread
 from pathlib import Path
 
+from k8e.cli.client import find_patience
 from k8e.cli.client.failures import crowded, not_connected
-from k8e.cli.client.http import find_patience, set_patience
+from k8e.cli.client.http import set_patience
 from k8e.cli.process import UNREACHABLE, Failure
 
 LOOK = 0.02

@@ -60,6 +60,7 @@ class Service(Trees, Protocol):
     def get_run(self, run_id: str, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0) -> Answer: ...
     def kill_run(self, run_id: str) -> Answer: ...
     def list_runs(self, session: SessionName) -> Answer: ...
+    def open_terminal(self, session: SessionName, wanted: Wanted) -> TerminalStream: ...
     def list_processes(self, session: SessionName) -> Answer: ...
 
     # Files
@@ -100,3 +101,27 @@ class RunStream(Protocol):
 
     def feed(self, descriptor: int) -> None:
         """Sends what can be read there as the command's stdin, to its end. Called in a thread of its own."""
+
+
+class TerminalStream(Protocol):
+    """A terminal in a sandbox that the user is at. One thread calls `write` and `close`, another one the rest."""
+
+    run_id: str
+    resumed: bool  # it was there before
+    started: float
+    others: list[str]  # terminals of the session at which other clients are
+
+    @property
+    def result(self) -> Answer:
+        """Known after the output has ended."""
+
+    def output(self) -> Iterator[bytes]:
+        """Yields what is shown, until the command has ended. Raises Failure when the terminal is lost or left."""
+
+    def heed_signals(self) -> None:
+        """From now on signals are handled while `output` waits."""
+
+    def write(self, keys: bytes) -> None: ...
+    def resize(self, rows: int, columns: int) -> None: ...
+    def close(self) -> None:
+        """Leaves the command running."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k8e.cli.client import Answer
+from k8e.cli.client import Answer, LocalClient
 from k8e.cli.client.http import Connection
 from k8e.cli.client.response import Response, nonsense
 
@@ -45,6 +45,56 @@ class LocalStream:
 
     def feed(self, descriptor: int) -> None:
         self._connection.feed(descriptor)
+
+
+class LocalTerminal:
+    """Implements `service.TerminalStream`."""
+
+    def __init__(self, response: Response, connection: Connection) -> None:
+        from k8e.cli.client.failures import parse_object
+
+        self._response = response
+        self._connection = connection
+        self._frames = response.frames()
+        self._result = b""
+        kind, data = next(self._frames, (0, b""))
+        if kind != STARTED:
+            raise nonsense("a terminal that was not opened")
+        about = parse_object(data)
+        self.run_id, self.others = str(about.get("run_id", "")), [str(each) for each in about.get("others", ())]
+        self.resumed, self.started = bool(about.get("resumed")), float(about.get("started", 0))
+
+    @property
+    def result(self) -> Answer:
+        return Answer(self._result, self._response.exit_code)
+
+    def output(self) -> Iterator[bytes]:
+        for kind, data in self._frames:
+            if kind == STDOUT:
+                yield data
+            elif kind == RESULT:
+                self._result = data
+            elif kind == ERROR:
+                from k8e.cli.client.failures import read_error
+
+                raise read_error(data)
+        if not self._result:
+            raise nonsense("a terminal without a result")
+
+    def heed_signals(self) -> None:
+        from k8e.cli.terminal import SignalWait
+
+        self._response.wait = SignalWait(self._response.descriptor).wait
+
+    def write(self, keys: bytes) -> None:
+        self._connection.type(keys)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """On a connection of its own: on this one it would wait behind what the command does not read."""
+        LocalClient().resize_run(self.run_id, rows, columns)
+
+    def close(self) -> None:
+        self._connection.shut()
 
 
 class LocalPort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -94,6 +95,13 @@ def build_base(options: argparse.Namespace) -> int:
     with Meter(BASE) as meter:
         answer = open_daemon().build_base(meter.show)
     return show(answer)
+
+
+def build_guest(options: argparse.Namespace) -> int:
+    """Without the daemon: it finds the guest when the next one starts."""
+    from k8e.daemon.guest import build
+
+    return show(Answer(json.dumps(build(options.without, check=options.check)).encode()))
 
 
 def list_images(options: argparse.Namespace) -> int:

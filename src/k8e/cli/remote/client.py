@@ -11,8 +11,9 @@ import grpc
 from k8e.cli.client import Answer, SessionName
 from k8e.cli.process import Failure, read_some
 from k8e.cli.remote import messages
-from k8e.cli.remote.calls import DONE, name_owner, serialize, write
+from k8e.cli.remote.calls import DONE, serialize, write
 from k8e.cli.remote.messages import decode, readable
+from k8e.cli.remote.terminal import RemoteTerminal
 from k8e.cli.remote.trees import RemoteTrees
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
@@ -29,7 +30,7 @@ Explain = Callable[[Any], Failure]
 
 
 class RemoteClient(RemoteTrees):
-    """Sends one request after the other on one channel. No request is sent twice."""
+    """Sends one request after the other on one channel. No request is sent twice that may have arrived."""
 
     def status(self) -> Answer:
         answer = self._ask("Status", pb.StatusRequest())
@@ -100,13 +101,26 @@ class RemoteClient(RemoteTrees):
 
     def stream_run(self, session: SessionName, wanted: Wanted, *, feeds: bool) -> RemoteStream:
         request = messages.write_run(session.session_id, wanted)
-        stdin = Stdin(pb.ExecInput(start=request))
         method = METHODS["ExecInteractive" if feeds else "ExecStream"]
         kind = self._channel.stream_stream if feeds else self._channel.unary_stream
         call: Any = kind(method.path, serialize, method.response.FromString)
         seconds = wanted["timeout"] + MARGIN
-        started = call(stdin.messages() if feeds else request, timeout=seconds, metadata=name_owner(session))
-        return RemoteStream(started, stdin, self._explain)
+
+        def attempt() -> RemoteStream:
+            stdin = Stdin(pb.ExecInput(start=request))
+            started = self._begin(call, stdin.messages() if feeds else request, session, seconds)
+            return RemoteStream(started, stdin, self._explain)
+
+        return self._repeat(attempt)
+
+    def open_terminal(self, session: SessionName, wanted: Wanted) -> RemoteTerminal:
+        method = METHODS["OpenTerminal"]
+        call: Any = self._channel.stream_stream(method.path, serialize, method.response.FromString)
+
+        def begin(sent: Iterator[pb.OpenTerminalRequest]) -> Any:
+            return self._begin(call, sent, session)
+
+        return self._repeat(lambda: RemoteTerminal(session, wanted, begin, self._explain))
 
     def get_run(self, run_id: str, stdout_from: int = 0, stderr_from: int = 0, wait: float = 0) -> Answer:
         request = pb.PollRunRequest(
@@ -209,6 +223,7 @@ class RemoteStream:
         try:
             started = next(call).started
         except grpc.RpcError as error:
+            stdin.end()
             raise explain(error) from error
         self.run_id, self.session_id = started.run_id, started.session_id
 
@@ -240,10 +255,16 @@ class Stdin:
         self._descriptor = descriptor
         self._fed.set()
 
+    def end(self) -> None:
+        """The call has failed: nothing was read, and nothing will be."""
+        self._fed.set()
+
     def messages(self) -> Iterator[pb.ExecInput]:
         """Runs in a thread of gRPC, which asks for more when it has sent what it had."""
         yield self._start
         self._fed.wait()
+        if self._descriptor < 0:
+            return
         while piece := read_some(self._descriptor):
             yield pb.ExecInput(stdin=piece)
 

@@ -7,7 +7,6 @@ signed with the key.
 
 from __future__ import annotations
 
-import _ssl
 import hashlib
 import re
 import socket
@@ -17,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from k8e.cli.client.http import find_patience
+from k8e.cli.client import find_patience
 from k8e.cli.process import FAILED, UNREACHABLE, Failure, ServiceError
+from k8e.cli.remote.login_keys import make_request, sign_login
 from k8e.cli.remote.profiles import Credentials
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import ERROR_KEY, MAX_MESSAGE, MESSAGE_ROOM, METHODS
 from k8e.identity import anonymous
+from k8e.identity.chain import list_chain
 
 if TYPE_CHECKING:
     from k8e.identity.api_key import ApiKey
@@ -42,7 +43,9 @@ def list_options() -> list[tuple[str, int]]:
     """Pings notice a gateway that hangs, however silent a command is. To connect may take 20 seconds, as in gRPC."""
     patience = int(find_patience() * 1000)
     return [
-        ("grpc.enable_retries", 0),  # nothing is ever sent twice
+        ("grpc.enable_retries", 0),  # what is sent again is decided in retry.py
+        ("grpc.initial_reconnect_backoff_ms", 100),  # which waits itself between two attempts
+        ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.max_receive_message_length", MAX_MESSAGE + MESSAGE_ROOM),
         ("grpc.max_send_message_length", MAX_MESSAGE + MESSAGE_ROOM),
         ("grpc.keepalive_time_ms", patience),
@@ -113,33 +116,21 @@ def find_authority(endpoint: str, fingerprint: bytes) -> bytes:
     )
 
 
-def list_chain(connection: ssl.SSLSocket) -> list[bytes]:
-    """The certificates that the server sent, DER. Python has a public name for it only since 3.13."""
-    if hasattr(connection, "get_unverified_chain"):
-        return list(connection.get_unverified_chain())
-    inner: Any = connection._sslobj  # type: ignore[attr-defined]  # noqa: SLF001
-    return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in inner.get_unverified_chain()]
-
-
 def open_channel(endpoint: str, roots: bytes | None, key: bytes, certificate: bytes) -> grpc.Channel:
     return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(roots, key, certificate), list_options())
 
 
 def log_in(endpoint: str, key: ApiKey) -> Credentials:
-    from k8e.identity.authority import make_request, request_content
-
     authority = find_authority(endpoint, key.fingerprint)
     with open_channel(endpoint, authority, anonymous.KEY.encode(), anonymous.CERTIFICATE.encode()) as channel:
         private, request = make_request()
-        signature = key.sign_login(request_content(request))
+        signature = sign_login(key, request)
         message = pb.LoginRequest(key_id=key.key_id.hex(), csr=request, signature=signature)
         return _exchange(channel, endpoint, private, message)
 
 
 def renew(credentials: Credentials) -> Credentials:
     """Exchanges the certificate for a new one."""
-    from k8e.identity.authority import make_request
-
     roots, key = credentials.ca_certificate.encode(), credentials.key.encode()
     with open_channel(credentials.endpoint, roots, key, credentials.certificate.encode()) as channel:
         private, request = make_request()

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from k8e.cli import client
 from k8e.cli.client import LOCAL, LocalClient, run_dir
 from k8e.cli.process import Failure, ServiceError
 from k8e.cli.remote import connection
+from k8e.cli.remote.login_keys import make_request
 from k8e.cli.remote.profiles import Cache, Credentials, Profiles
+from k8e.cli.remote.retry import repeat
+from k8e.cli.remote.token import TokenChannel, read_token
 from k8e.identity import anonymous
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -30,6 +34,12 @@ class Target:
     roots: bytes | None  # None: the system's
     certificate: bytes
     key: bytes = field(repr=False)
+    token_file: str = ""  # of the token that each call is sent with
+    known: bool = False  # the gateway has answered this user before: the credentials are from there
+
+    def open_channel(self) -> Any:
+        channel = connection.open_channel(self.endpoint, self.roots, self.key, self.certificate)
+        return TokenChannel(channel, self.token_file) if self.token_file else channel
 
     @property
     def place(self) -> str:
@@ -61,6 +71,12 @@ def find_target(profile: str = "") -> Target:
 
 def check_combination(given: str, apikey: str, profile: str) -> None:
     certificate, key = os.environ.get("K8E_SANDBOX_CERT"), os.environ.get("K8E_SANDBOX_KEY")
+    if os.environ.get("K8E_SANDBOX_TOKEN_FILE"):
+        if key or apikey or profile or given == LOCAL:
+            raise ambiguous("K8E_SANDBOX_TOKEN_FILE is set, and another credential or `local` is given")
+        if not certificate:  # the token is sent as it is, so it goes to a gateway of the given CA only
+            error, hint = "K8E_SANDBOX_TOKEN_FILE is set, and K8E_SANDBOX_CERT is not", "CERT names the gateway's CA"
+            raise Failure("credential_incomplete", error, hint=hint)
     if key and not certificate:
         error, hint = "K8E_SANDBOX_KEY is set, and K8E_SANDBOX_CERT is not", "set both, or neither"
         raise Failure("credential_incomplete", error, hint=hint)
@@ -85,7 +101,7 @@ def find_own_gateway() -> str:
 
 def of(credentials: Credentials) -> Target:
     roots, certificate = credentials.ca_certificate.encode(), credentials.certificate.encode()
-    return Target(credentials.endpoint, roots, certificate, credentials.key.encode())
+    return Target(credentials.endpoint, roots, certificate, credentials.key.encode(), known=True)
 
 
 def use_key(endpoint: str, text: str) -> Credentials:
@@ -93,7 +109,8 @@ def use_key(endpoint: str, text: str) -> Credentials:
     credentials = cache.read()
     if credentials is not None and not credentials.is_worn(time.time()):
         return credentials
-    credentials = connection.log_in(endpoint, connection.read_key(text))
+    key = connection.read_key(text)
+    credentials = repeat(lambda: connection.log_in(endpoint, key), known=credentials is not None)
     cache.save(credentials)
     return credentials
 
@@ -160,7 +177,11 @@ def use_files(endpoint: str) -> Target | None:
         problem = "K8E_SANDBOX_CERT or _KEY cannot be read"
         raise Failure("certificate_unreadable", problem, detail=str(error), hint=hint) from error
     if key is None:
-        return Target(endpoint, certificates, anonymous.CERTIFICATE.encode(), anonymous.KEY.encode())
+        token_file = os.environ.get("K8E_SANDBOX_TOKEN_FILE", "")
+        if token_file:
+            read_token(token_file)
+        published = (anonymous.CERTIFICATE.encode(), anonymous.KEY.encode())
+        return Target(endpoint, certificates, *published, token_file)
     end = b"-----END CERTIFICATE-----"
     own, found, rest = certificates.partition(end)
     return Target(endpoint, rest.strip() or find_roots(), own + found + b"\n", key)
@@ -174,10 +195,8 @@ def use_local_daemon(endpoint: str) -> Target | None:
 def log_in_here(endpoint: str) -> Credentials | None:
     """A user of this machine needs no key for its own gateway. None: it is another machine's, or closed to the user."""
     host, port = connection.split_endpoint(endpoint)
-    if host not in LOOPBACK or not os.access(f"{run_dir()}/k8e.sock", os.W_OK):
+    if not client.has_daemon or host not in LOOPBACK or not os.access(f"{run_dir()}/k8e.sock", os.W_OK):
         return None
-    from k8e.identity.authority import make_request
-
     private, request = make_request()
     try:
         login = LocalClient().log_in(request).parse()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 
 from k8e.cli.mcp_bridge import Bridge
-from k8e.cli.remote.connection import explain, open_channel
+from k8e.cli.remote.connection import explain
 from k8e.cli.remote.discovery import find_target
 from k8e.doors.grpc import sandbox_pb2 as pb
 from k8e.doors.grpc.methods import METHODS
@@ -33,7 +33,7 @@ class RemoteLink:
         self._options = pb.AgentOptions(tenant_id=tenant)
         self._pieces: queue.Queue[bytes | None] = queue.Queue(AHEAD)
         self._ended = False
-        self._channel = open_channel(target.endpoint, target.roots, target.key, target.certificate)
+        self._channel = target.open_channel()
         method = METHODS["ConnectAgent"]
         start: Any = self._channel.stream_stream(
             method.path, method.request.SerializeToString, method.response.FromString

@@ -146,6 +146,7 @@ def read_session(session: pb.Session) -> Session:
         persistent=session.persistent,
         secret_keys=tuple(session.secret_keys),
         load=read_load(session.load) if session.HasField("load") else None,
+        emulated=session.emulated,
     )
 
 
@@ -167,6 +168,8 @@ def read_run(run: pb.ExecResponse) -> RunResult:
         duration_ms=run.duration_ms,
         denied=read_denials(run.denied, run.denied_more),
         reason=run.reason,
+        terminal=run.terminal,
+        emulated=run.emulated,
     )
 
 
@@ -199,7 +202,9 @@ def read_status(status: pb.StatusResponse) -> ServiceStatus:
         runtime=Runtime(status.runtime_class) if status.runtime_class else None,
         runtimes=[
             RuntimeReport(
-                Runtime(one.runtime_class), one.available, one.version, one.reason, one.hint, tuple(one.notes)
+                *(Runtime(one.runtime_class), one.available, one.version, one.reason, one.hint),
+                notes=tuple(one.notes),
+                emulated=one.emulated,
             )
             for one in status.runtimes
         ],

@@ -11,7 +11,6 @@ and write the same files.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from k8e.cli.portable import NOFOLLOW, find_user, lock_folder
 from k8e.cli.process import Failure
 
 
@@ -51,7 +51,7 @@ def read_private(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            if (user := find_user()) >= 0 and (found.st_uid != user or stat.S_IMODE(found.st_mode) & 0o077):
                 raise unusable(path, "others could read or change it", f"chmod 600 {path}, or connect anew")
             return file.read(1 << 20)
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def write_private(path: Path, content: bytes) -> None:
     try:
         for directory in reversed([path.parent, *path.parent.parents][:3]):
             directory.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NOFOLLOW, 0o600)
         with open(descriptor, "wb") as file:
             file.write(content)
         draft.replace(path)
@@ -78,11 +78,10 @@ def locked() -> Iterator[None]:
     """Holds the lock without which no process changes these files."""
     try:
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = lock_folder(str(folder()))
     except OSError as error:
         raise unusable(folder(), error) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -50,9 +50,13 @@ class RemoteTrees(RemoteCalls):
         request = pb.DownloadFileRequest(session_id=readable(session.session_id), **where)
         method = METHODS["DownloadFile"]
         call: Any = self._channel.unary_stream(method.path, serialize, method.response.FromString)
-        pieces = self._take_pieces(call(request, timeout=TRANSFER, metadata=name_owner(session)))
-        first = next(pieces, b"")  # an error comes before it
-        return itertools.chain((first,), pieces)
+
+        def attempt() -> Iterator[bytes]:
+            pieces = self._take_pieces(self._begin(call, request, session, TRANSFER))
+            first = next(pieces, b"")  # an error comes before it
+            return itertools.chain((first,), pieces)
+
+        return self._repeat(attempt)
 
     def _take_pieces(self, answers: Iterable[pb.DownloadFileResponse]) -> Iterator[bytes]:
         try:
@@ -71,7 +75,7 @@ class RemoteTrees(RemoteCalls):
     ) -> Answer:
         where = messages.split_text("path", path)
         header = pb.UploadHeader(session_id=readable(session.session_id), **where, permissions=permissions, mode=mode)
-        upload = Upload(header, pieces)
+        upload = Upload(header, pieces)  # whose pieces can be sent once only: it is not repeated
         method = METHODS["UploadFile"]
         call: Any = self._channel.stream_unary(method.path, serialize, method.response.FromString)
         try:

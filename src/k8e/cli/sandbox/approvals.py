@@ -10,6 +10,7 @@ import os
 import time
 
 from k8e.cli.client import LocalClient, open_client, run_dir
+from k8e.cli.portable import find_user
 from k8e.cli.process import FAILED, UNREACHABLE, Failure, read_some, write_all
 from k8e.cli.sandbox.sessions import name_session
 from k8e.cli.view import show, show_value
@@ -73,7 +74,7 @@ def approve(options: argparse.Namespace) -> int:
     client = open_as_person() if options.key else open_client()
     if not options.reject and (options.key or not client.place):
         approval = client.check_approval(options.approval_id).parse()  # before the person types anything
-        if approval["status"] == "pending" and (options.key or approval["asked_by"] == f"uid:{os.geteuid()}"):
+        if approval["status"] == "pending" and (options.key or approval["asked_by"] == f"uid:{find_user()}"):
             ask_at_terminal(approval)
     return show(client.answer_approval(options.approval_id, options.reason, approved=not options.reject))
 
@@ -106,7 +107,7 @@ def open_own_terminal() -> int:
     try:
         return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        others = "" if os.geteuid() == 0 else "as root (sudo), or "
+        others = "" if find_user() == 0 else "as root (sudo), or "
         raise Failure(
             "terminal_needed",
             "only a person at a terminal can answer this",
@@ -171,7 +172,7 @@ def name_command(approval: dict[str, Any], client: Service) -> str:
     if client.endpoint:
         return shlex.join(["k8e", "--endpoint", client.endpoint, *words])
     run = [f"K8E_RUN_DIR={shlex.quote(run_dir())}"] if os.environ.get("K8E_RUN_DIR") else []
-    if os.geteuid() == 0:
+    if find_user() == 0:
         return " ".join([*run, "k8e", "sandbox", "approve", "--key", words[-1]])
     return " ".join(["sudo", *run, find_program(), *words])
 

@@ -48,6 +48,13 @@ START: Table = {
     ),
     "--secret": (list, "NAME", "a variable with the value that it has here; may be given several times"),
 }
+SHELL: Table = {
+    **SESSION,
+    "--command": (str, "CMD", "run this instead of an interactive shell"),
+    "--user": (str, "USER", "as this user of the sandbox, such as root or 1000; default: its own"),
+    "--attach": (str, "RUN-ID", "this terminal, also if it is open elsewhere: it is taken over"),
+    "--new": (None, "", "another terminal, though one was left running"),
+}
 CONFIRM: Table = {
     **SESSION,
     "action": (str, "ACTION", "what is to be done, for the person who decides"),
@@ -118,6 +125,7 @@ SANDBOX = {
         "manual:RUN",
         defaults=vars(RunOptions()),
     ),
+    "shell": Command("open a shell in a session at this terminal", "sandbox.shell:shell", SHELL, "manual:SHELL"),
     "create": Command("make a session and print its id", "sandbox.sessions:create", CREATE),
     "subagent": Command(
         "make a session that shares another's workspace", "sandbox.sessions:subagent", CHILD, "manual:SUBAGENT"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from k8e.cli.client import SessionName, open_client
+from k8e.cli.portable import find_user
 from k8e.cli.process import Failure, ServiceError, read_some, write_all
 from k8e.cli.sandbox.sessions import name_session
 from k8e.cli.view import show, show_value
@@ -58,7 +59,7 @@ def list_own(client: Service, options: argparse.Namespace) -> list[dict[str, Any
     named. Sessions that come later are not among them."""
     owner = options.owner
     if not owner and not options.tenant_id and not client.place:
-        owner = str(os.geteuid())
+        owner = str(find_user())
     found: list[dict[str, Any]] = client.list_sessions("active", options.tenant_id, owner).parse()["sessions"]
     return found
 

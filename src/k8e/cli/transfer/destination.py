@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 
+from k8e.cli.portable import BINARY, CLOEXEC, DIRECTORY, NOFOLLOW
 from k8e.cli.process import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC | BINARY
 
 
 def split_name(name: str) -> list[str]:
@@ -32,7 +33,7 @@ class Destination:
     def __init__(self, folder: str) -> None:
         """The user names the directory; links on the way to it are followed."""
         try:
-            self._top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._top = os.open(folder, os.O_RDONLY | DIRECTORY | CLOEXEC)
         except OSError as error:
             hint = "name a directory that is there and that you can write to"
             raise Failure("destination_unusable", f"{folder} cannot be used", detail=str(error), hint=hint) from error

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from k8e.cli.process import Failure, ServiceError
-from k8e.cli.transfer.destination import Destination, split_name
+from k8e.cli.transfer.destination import split_name
+from k8e.cli.transfer.path_destination import open_destination
 from k8e.cli.transfer.transfer import Transfer
 from k8e.cli.transfer.upload import NAMELESS
 
@@ -17,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
+
+    from k8e.cli.transfer.destination import Destination
+    from k8e.cli.transfer.path_destination import PathDestination
 
 SLACK = 64 << 20  # a file may grow while it is read; not for ever
 # Of a file that was there a moment ago: the sandbox goes on while it is copied.
@@ -42,14 +46,14 @@ class Download(Transfer):
         if found["type"] == "directory":
             if base in NAMELESS and os.path.isdir(destination):
                 folder, name = destination, ""
-            self._fetch_folder(Destination(folder or "."), split_name(name) if name else [], found["entries"])
+            self._fetch_folder(open_destination(folder or "."), split_name(name) if name else [], found["entries"])
         elif found["type"] == "file":
-            self._fetch(Destination(folder or "."), split_name(name), self._path, found)
+            self._fetch(open_destination(folder or "."), split_name(name), self._path, found)
         else:
             error = f"{self._path} is no file and no folder"
             raise Failure("source_unreadable", error, detail=str(found["type"]), hint="name one of them")
 
-    def _fetch_folder(self, to: Destination, top: list[str], entries: list[dict[str, Any]]) -> None:
+    def _fetch_folder(self, to: Destination | PathDestination, top: list[str], entries: list[dict[str, Any]]) -> None:
         to.make_folder(top)
         for entry in entries:
             words = split_name(entry["path"])
@@ -62,7 +66,7 @@ class Download(Transfer):
             else:
                 self._leave_out(entry["path"], "a link" if entry["type"] == "symlink" else "a special file")
 
-    def _fetch(self, to: Destination, words: list[str], path: str, entry: dict[str, Any]) -> None:
+    def _fetch(self, to: Destination | PathDestination, words: list[str], path: str, entry: dict[str, Any]) -> None:
         try:
             pieces = self._client.read_pieces(self._session, path)
         except ServiceError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from k8e.cli.portable import BINARY, CLOEXEC, DIRECTORY, NOCTTY, NOFOLLOW, NONBLOCK, has_folder_handles
 from k8e.cli.process import Failure, ServiceError
 from k8e.cli.transfer.destination import FOLDER
 from k8e.cli.transfer.transfer import PIECE, Transfer
@@ -17,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+READ = os.O_RDONLY | NONBLOCK | NOCTTY | CLOEXEC | BINARY
 NAMELESS = ("", ".", "..")  # last parts of a path that are no name to keep
 
 
@@ -34,7 +35,7 @@ class Upload(Transfer):
         if stat.S_ISREG(found.st_mode):
             self._send(open_source(source, READ), source, target)
         elif stat.S_ISDIR(found.st_mode):
-            self._send_folder(open_source(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), source, target)
+            self._send_folder(open_folder(source, os.O_RDONLY | DIRECTORY | CLOEXEC), source, target)
         else:
             raise Failure("source_unreadable", f"{source} is no file and no folder", hint="name one of them")
 
@@ -46,7 +47,7 @@ class Upload(Transfer):
                 raise
             return False
 
-    def _send_folder(self, folder: int, source: str, target: str) -> None:
+    def _send_folder(self, folder: int | None, source: str, target: str) -> None:
         """Sends the directory and closes its descriptor. It descends on open descriptors: a sandbox in which this
         directory is mounted can put a link where a directory just was."""
         try:
@@ -54,13 +55,14 @@ class Upload(Transfer):
             for entry in list_folder(folder, source):
                 place, below = os.path.join(source, entry.name), f"{target.rstrip('/')}/{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
-                    self._send_folder(open_source(entry.name, FOLDER, folder, place), place, below)
+                    self._send_folder(open_folder(entry.name, FOLDER, folder, place), place, below)
                 elif entry.is_file(follow_symlinks=False):
-                    self._send(open_source(entry.name, READ | os.O_NOFOLLOW, folder, place), place, below)
+                    self._send(open_source(entry.name, READ | NOFOLLOW, folder, place), place, below)
                 else:
                     self._leave_out(place, "a link" if entry.is_symlink() else "a special file")
         finally:
-            os.close(folder)
+            if folder is not None:
+                os.close(folder)
 
     def _send(self, descriptor: int, source: str, target: str) -> None:
         try:
@@ -78,14 +80,19 @@ class Upload(Transfer):
 
 def open_source(name: str, flags: int, folder: int | None = None, shown: str = "") -> int:
     try:
-        return os.open(name, flags, dir_fd=folder)
+        return os.open(name if has_folder_handles else shown or name, flags, dir_fd=folder)
     except OSError as error:
         raise unreadable(shown or name, error) from error
 
 
-def list_folder(folder: int, shown: str) -> list[os.DirEntry[str]]:
+def open_folder(name: str, flags: int, folder: int | None = None, shown: str = "") -> int | None:
+    """None where directories cannot be opened: then their paths are used, and no sandbox runs on such a system."""
+    return open_source(name, flags, folder, shown) if has_folder_handles else None
+
+
+def list_folder(folder: int | None, shown: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(folder if folder is not None else shown) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise unreadable(shown, error) from error

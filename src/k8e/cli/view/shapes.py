@@ -99,6 +99,26 @@ RUNTIMES: Sequence[Column] = (
     ("VERSION", take("version")),
     ("REASON", take("reason")),
 )
+NODES: Sequence[Column] = (
+    ("NODE", take("node")),
+    ("ROLE", take("role")),
+    ("READY", take("ready")),
+    ("SCHEDULABLE", take("schedulable")),
+    ("ADDRESS", take("address")),
+    ("VERSION", take("version")),
+    ("RUNTIMES", take("runtimes")),
+)
+PROGRAMS: Sequence[Column] = (
+    ("PROGRAM", take("program")),
+    ("PID", take("pid")),
+)
+TOKENS: Sequence[Column] = (
+    ("ID", take("id")),
+    ("DESCRIPTION", take("description")),
+    ("CREATED", take("created")),
+    ("EXPIRES", lambda entry: str(entry.get("expires") or "never")),
+    ("OVER", take("over")),
+)
 # The member of the answer that is a list, and its columns.
 TABLES: Mapping[str, Sequence[Column]] = {
     "sessions": SESSIONS,
@@ -109,6 +129,9 @@ TABLES: Mapping[str, Sequence[Column]] = {
     "images": IMAGES,
     "keys": KEYS,
     "runtimes": RUNTIMES,
+    "programs": PROGRAMS,
+    "nodes": NODES,
+    "tokens": TOKENS,
 }
 COLOURS = {
     **dict.fromkeys(("active", "completed", "approved", "running"), "green"),

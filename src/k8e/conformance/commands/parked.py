@@ -26,6 +26,14 @@ _TAKE = _HEAR + 'os.write(63, b"T"); os.close(63); os.chdir(cwd); exec(code)'
 _DECLINE = _HEAR + 'os.write(63, b"N")'
 _DIE = _HEAR + "os.kill(os.getpid(), 9)"
 _IGNORE = _HEAR + "import time; time.sleep(600)"
+# Says that it makes copies, and hears of the first.
+_FORKS = """
+import os, socket, struct, time
+own = socket.socket(fileno=63)
+own.send(b"F")
+_, files, _, _ = socket.recv_fds(own, 1, 4)
+def claim(pid): os.write(files[3], b"P" + struct.pack("<i", pid)); time.sleep(600)
+"""
 
 
 async def park(subject: Subject, script: str, *, keep: float | None = None) -> None:
@@ -85,6 +93,29 @@ async def check_what_does_not_wait_is_not_parked(subject: Subject) -> None:
     await refused("it says something else", park(subject, "import os; os.write(63, b'x')"), Code.UNSUPPORTED)
     missing = subject.sandbox.park(command(subject, "no-such-program", "-c", "x"), LOADER)
     await refused("there is none", missing, Code.UNSUPPORTED, Code.NOT_FOUND)
+
+
+@check()
+async def check_a_copy_is_a_child_of_its_supervisor(subject: Subject) -> None:
+    """A loader may say whatever it likes of other processes: it is not believed, and ends none of them."""
+    other = await subject.sandbox.start(command(subject, "sleep", "600"))
+    for claim in (
+        f"claim({other.pid})",
+        "claim(1)",
+        "claim(os.getpid())",
+        "claim(os.getppid())",
+        "claim(-1)",
+        "claim(0)",
+    ):
+        await refused(claim, park(subject, _FORKS + claim), Code.UNSUPPORTED)
+    # What was never a command's leaves nothing behind, either: the process that this one makes ends with it.
+    child = "pid = os.fork() or time.sleep(600)\nclaim(pid)"
+    await refused("a child of its own", park(subject, _FORKS + child), Code.UNSUPPORTED)
+    await refused("it ends", park(subject, _FORKS), Code.UNSUPPORTED)
+    await refused("it says something else", park(subject, _FORKS + "os.write(files[3], b'T')"), Code.UNSUPPORTED)
+    equal("the rest goes on", await start(subject, python(subject, "print(1)")), (b"1\n", 0, False))
+    await other.end(5)
+    ended("the other process", await finish(other), signal=15)
 
 
 @check()

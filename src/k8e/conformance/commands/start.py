@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from k8e.conformance.registry import check
 from k8e.conformance.subject import (
     Subject,
@@ -9,6 +11,7 @@ from k8e.conformance.subject import (
     ended,
     equal,
     finish,
+    holds,
     not_started,
     prepare,
     run,
@@ -119,6 +122,16 @@ async def check_argument_too_long_for_the_kernel_is_not_started(subject: Subject
     # E2BIG on Linux, ENAMETOOLONG in gVisor.
     spec = command(subject, "true", b"x" * (200 << 10))
     await not_started(subject, spec, Stage.EXEC, Code.TOO_BIG, Code.NAME_TOO_LONG)
+
+
+@check()
+async def check_a_command_that_ends_at_once_has_its_pid(subject: Subject) -> None:
+    """The agent may hear of its start when it has ended already."""
+    processes = await asyncio.gather(*(subject.sandbox.start(command(subject, "true")) for _ in range(20)))
+    pids = {process.pid for process in processes}
+    for process in processes:
+        ended("the command", await finish(process), exit_code=0)
+    holds("every pid is one", min(pids) > 1 and len(pids) == 20, pids)
 
 
 @check()

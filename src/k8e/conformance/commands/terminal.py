@@ -70,13 +70,11 @@ async def check_terminal_has_its_size(subject: Subject) -> None:
 async def check_resize_is_told(subject: Subject) -> None:
     code = """
 import os, signal
-def tell(*_):
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
+print("ready", flush=True)
+while signal.sigwait([signal.SIGWINCH]):
     size = os.get_terminal_size(0)
     os.write(1, b"%d %d\\n" % (size.lines, size.columns))
-signal.signal(signal.SIGWINCH, tell)
-print("ready", flush=True)
-while True:
-    signal.pause()
 """
     process = await subject.sandbox.start(python(subject, code, terminal=SIZE))
     equal("before", await read_through(process.stdout, b"\n"), b"ready\r\n")
@@ -198,3 +196,27 @@ async def check_terminal_command_is_ended_with_its_tree(subject: Subject) -> Non
     done = await finish(process)
     ended("sh", done, signal=signal.SIGKILL)
     equal("processes left", await find_processes(subject, mark), [])
+
+
+@check()
+async def check_last_output_is_kept_for_the_next_client(subject: Subject) -> None:
+    keep, total = 64 << 10, 3 << 20
+    script = f"stty -echo -opost; head -c {total} /dev/zero | tr '\\0' x; printf end; exec cat"
+    process = await subject.sandbox.start(
+        command(subject, "sh", "-c", script, terminal=SIZE, detached=True, window=1 << 20)
+    )
+    await process.detach()
+    first = await subject.sandbox.attach(process.id, hold=True, keep=keep)
+    await read_through(first.stdout, b"end")
+    equal("read", first.stdout.position, total + 3)
+    await first.write(b"typed\n")
+    await read_through(first.stdout, b"typed\n")
+    await first.detach()
+    second = await subject.sandbox.attach(process.id, hold=True, keep=keep)
+    again = await read_through(second.stdout, b"typed\n")
+    holds("as much as was to be kept, and not all", keep <= len(again) <= 4 * keep, len(again))
+    holds("it is the end", again.endswith(b"xxxendtyped\n"), again[-20:])
+    await second.write(b"\x04")
+    equal("output after ^D", await second.stdout.read(), b"")
+    equal("exit code", (await second.wait()).exit_code, 0)
+    await subject.sandbox.release(process.id)

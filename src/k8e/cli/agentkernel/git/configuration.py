@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from k8e.cli.agentkernel.git.repository import CONFIG, Repository, read_bytes
+from k8e.cli.agentkernel.git.repository import CONFIG, Repository, read_bytes, read_refs, read_text
 from k8e.cli.process import Failure
 from k8e.profiles.options import FileCopy
 
@@ -25,25 +25,53 @@ _SECRET = ("extraheader", "password", "smtppass", "token", "secret", "cookiefile
 
 def list_files(repository: Repository, cwd: str) -> list[tuple[FileCopy, bytes]] | None:
     """None: a copy of this repository would not work here."""
-    files = dict(clean_others(repository.git_dir))
-    own = read_config(f"{repository.git_dir}/config")
-    if not own or os.lstat(f"{repository.git_dir}/config").st_uid != os.geteuid():
-        return list_copies(repository, files) if repository.top == cwd else None
-    files["config"] = write_config(own, find_user(os.environ), sparse=repository.top != cwd)
-    if repository.top != cwd:
-        from k8e.cli.agentkernel.git.index import UnknownIndex, skip_others
+    git_dir, inside = repository.git_dir, repository.inside
+    files = {f"{inside}/{name}": content for name, content in clean_others(git_dir)}
+    own = read_config(f"{git_dir}/config")
+    if not own or os.lstat(f"{git_dir}/config").st_uid != os.geteuid():
+        return None if repository.above else list_copies(files)
+    files[f"{inside}/config"] = write_config(own, find_user(os.environ), sparse=repository.above)
+    if repository.above:
+        from k8e.cli.agentkernel.git.index import UnknownIndex
 
-        below = os.path.relpath(cwd, repository.top)
+        if repository.linked:
+            files |= move_linked(repository, files)
         try:
-            files["index"] = skip_others(read_bytes(f"{repository.git_dir}/index", INDEX), os.fsencode(below))
+            files |= leave_out_others(repository, os.fsencode(os.path.relpath(cwd, repository.top)))
         except UnknownIndex:
             return None
-        files["info/sparse-checkout"] = b"/" + escape_pattern(os.fsencode(below)) + b"/\n"
-    return list_copies(repository, files)
+    return list_copies(files)
 
 
-def list_copies(repository: Repository, files: Mapping[str, bytes]) -> list[tuple[FileCopy, bytes]]:
-    return [(FileCopy("", f"{repository.inside}/{name}"), content) for name, content in files.items()]
+def list_copies(files: Mapping[str, bytes]) -> list[tuple[FileCopy, bytes]]:
+    return [(FileCopy("", path), content) for path, content in files.items()]
+
+
+def leave_out_others(repository: Repository, folder: bytes) -> dict[str, bytes]:
+    """The files by which git knows that only this folder of the worktree is there."""
+    from k8e.cli.agentkernel.git.index import skip_others
+
+    source, inside = repository.git_dir, repository.inside
+    if repository.linked:
+        source, inside = repository.linked, repository.linked_inside
+    return {
+        f"{inside}/index": skip_others(read_bytes(f"{source}/index", INDEX), folder),
+        f"{inside}/info/sparse-checkout": b"/" + escape_pattern(folder) + b"/\n",
+    }
+
+
+def move_linked(repository: Repository, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of a linked worktree whose own directory is a copy at another path. What it is a copy of holds no
+    branch: git would refuse to check that branch out a second time."""
+    linked, git_dir = repository.linked, repository.git_dir
+    moved = {f"{repository.linked_inside}/commondir": os.fsencode(git_dir) + b"\n"}
+    changed = files.get(f"{linked}/config.worktree")
+    if changed is not None:
+        moved[f"{repository.linked_inside}/config.worktree"] = changed
+    branch = read_text(f"{linked}/HEAD").removeprefix("ref: ")
+    if commit := read_refs(git_dir).get(branch):
+        moved[f"{linked}/HEAD"] = commit.encode() + b"\n"
+    return moved
 
 
 def clean_others(git_dir: str) -> Iterator[tuple[str, bytes]]:
@@ -77,6 +105,7 @@ def write_config(own: str, user: Mapping[str, str], *, sparse: bool = False) -> 
     lines = ["[user]", *(f"\t{key} = {quote(value)}" for key, value in user.items()), *hide_secrets(own)]
     lines += ["[core]", "\tcheckStat = minimal", "\ttrustctime = false"]
     if sparse:
+        lines = [line for line in lines if line.partition("=")[0].strip().lower() != "worktree"]  # of a submodule
         lines += ["\tsparseCheckout = true", "\tsparseCheckoutCone = false"]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
@@ -140,13 +169,29 @@ def find_user(environ: Mapping[str, str]) -> dict[str, str]:
     for path in paths:
         section = ""
         for line in read_bytes(os.path.realpath(path), CONFIG).decode("utf-8", "replace").splitlines():
-            line = line.strip()
-            if line.startswith("["):
-                section = line.partition("]")[0].lstrip("[").strip().lower()
-            key, _, value = line.partition("=")
+            end = find_section_end(line)
+            if end:
+                section = line[:end].rpartition("[")[2].strip("] \t").lower()
+            key, _, value = line[end:].partition("=")
             if section == "user" and key.strip().lower() in UNKNOWN:
-                found[key.strip().lower()] = value.strip().strip('"')
+                found[key.strip().lower()] = read_value(value)
     return {key: found.get(key) or value for key, value in UNKNOWN.items()}
+
+
+def read_value(text: str) -> str:
+    """The value that git has of the text behind a `=`: without quotes, escapes and comments."""
+    value, quoted, end = "", False, 0  # `end`: spaces at the end count in quotes only
+    letters = iter(text.strip())
+    for letter in letters:
+        if letter == '"':
+            quoted = not quoted
+        elif letter in "#;" and not quoted:
+            break
+        else:
+            value += next(letters, "") if letter == "\\" else letter
+        if quoted or not letter.isspace():
+            end = len(value)
+    return value[:end]
 
 
 def quote(value: str) -> str:

@@ -48,9 +48,12 @@ def look_for_commits(sandbox: str, repository: Repository, since: float, *, stay
 def has_changed(sandbox: str, repository: Repository, since: float) -> bool:
     """Whether refs of the sandbox's copy were written. Only the agent is asked: no program is started."""
     client = LocalClient()
-    for name in ("logs", "refs"):
+    folders = [f"{repository.inside}/logs", f"{repository.inside}/refs"]
+    if repository.linked:
+        folders.append(f"{repository.linked_inside}/logs")  # of a detached HEAD
+    for folder in folders:
         try:
-            found = client.list_files(SessionName(sandbox), f"{repository.inside}/{name}", since)
+            found = client.list_files(SessionName(sandbox), folder, since)
         except ServiceError:
             continue  # there is no such directory
         if b'"files": []' not in found.text:

@@ -54,8 +54,8 @@ def bring_live(name: str, repository: Repository) -> tuple[dict[str, str], int]:
     try:
         find(name)
     except Failure as error:
-        if error.code == "sandbox_not_found" and (stored := list_bundles()):
-            error.hint = f"there are commits of: {', '.join(stored)}"
+        if error.code == "sandbox_not_found":
+            error.hint = advise_on_missing(name, repository) or error.hint
         raise
     export = Export(name, read_refs(repository.git_dir))
     refs, left_out = export.find_new()
@@ -67,6 +67,13 @@ def bring_live(name: str, repository: Repository) -> tuple[dict[str, str], int]:
         return Quarantine(repository.git_dir).bring(path, name), left_out
     finally:
         os.unlink(path)
+
+
+def advise_on_missing(name: str, repository: Repository) -> str:
+    if any(ref.startswith(f"refs/k8e/{name}/") for ref in read_refs(repository.git_dir)):
+        return f"its commits were brought here before: git for-each-ref refs/k8e/{name}"
+    stored = list_bundles()
+    return f"there are commits of: {', '.join(stored)}" if stored else ""
 
 
 def describe(refs: dict[str, str]) -> str:

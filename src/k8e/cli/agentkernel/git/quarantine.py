@@ -41,6 +41,7 @@ _SAFE = {
     **_FRUGAL,
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
+    "core.logAllRefUpdates": "false",
     "fetch.fsckObjects": "true",
     "transfer.fsckObjects": "true",
     "fetch.recurseSubmodules": "false",
@@ -72,10 +73,7 @@ class Quarantine:
     def bring(self, path: str, sandbox: str) -> dict[str, str]:
         """Returns the refs that the project has now, and their commits."""
         limit_ourselves()
-        if os.path.lexists(f"{self._git_dir}/objects/info/alternates"):
-            # Objects of the other one could be had by a sandbox that knows their names and builds upon them.
-            hint = "git repack -a -d && rm .git/objects/info/alternates; then it has its own"
-            raise Failure("git_borrowed", "this repository borrows objects of another one", hint=hint)
+        self._check_own(sandbox)
         with storing(), open(path, "rb", buffering=0) as file:
             bundle = read_header(file)
             with tempfile.TemporaryDirectory(prefix=".quarantine-", dir=bundle_folder()) as folder:
@@ -86,6 +84,21 @@ class Quarantine:
                 self._run(folder, "update-ref", "--stdin", stdin=join_lines(updates))
                 self._fetch(folder, f"+refs/k8e/{sandbox}/*:refs/k8e/{sandbox}/*")
         return refs
+
+    def _check_own(self, sandbox: str) -> None:
+        """Refuses a repository that has its parts elsewhere. Objects of another one could be had by a sandbox that
+        knows their names and builds upon them, and git would write through links."""
+        if os.path.lexists(f"{self._git_dir}/objects/info/alternates"):
+            hint = "git repack -a -d && rm .git/objects/info/alternates; then it has its own"
+            raise Failure("git_borrowed", "this repository borrows objects of another one", hint=hint)
+        paths = [f"{self._git_dir}/{name}" for name in ("objects", "refs", "refs/k8e", f"refs/k8e/{sandbox}")]
+        with os.scandir(paths[0]) as entries:
+            paths += [entry.path for entry in entries]
+        parts = [path for path in paths if os.path.islink(path)]
+        parts += [path for path in (f"{self._git_dir}/commondir",) if os.path.lexists(path)]
+        if parts:
+            error, hint = "this repository has parts elsewhere", "run it in a clone: git clone"
+            raise Failure("git_borrowed", error, detail=parts[0], hint=hint)
 
     def _make(self, folder: str, bundle: Bundle) -> None:
         objects = os.path.join(self._git_dir, "objects")

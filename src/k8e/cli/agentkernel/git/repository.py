@@ -2,7 +2,7 @@
 
 The folder may have been unpacked from anywhere, with a `.git` that names programs. So git itself is not run here: it
 would read that configuration. What leads out of the folder (the `.git` file of a linked worktree or submodule) is
-believed only if the other end leads back here.
+believed only if the repository at the other end leads back here, in a directory of its own.
 """
 
 from __future__ import annotations
@@ -30,17 +30,34 @@ _OURS = (*NEVER_BELOW, "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "
 
 class Repository:
     """`top` is the folder of its worktree, `git_dir` the directory with its objects and refs. `elsewhere`: that is not
-    `.git` of the project's folder."""
+    `.git` of the project's folder. `above`: the project is a folder of the worktree. `linked` has the HEAD and the
+    index of a linked worktree."""
 
-    def __init__(self, top: str, git_dir: str, *, elsewhere: bool) -> None:
+    def __init__(self, top: str, git_dir: str, *, elsewhere: bool, above: bool = False, linked: str = "") -> None:
         self.top = top
         self.git_dir = git_dir
         self.elsewhere = elsewhere
+        self.above = above
+        self.linked = linked
 
     @property
     def inside(self) -> str:
         """Where a sandbox has its copy of `git_dir`."""
-        return self.git_dir if self.elsewhere else "/workspace/.git"
+        if not self.elsewhere:
+            return "/workspace/.git"
+        return f"{self.top}/.git" if self.above and not self.linked else self.git_dir
+
+    @property
+    def linked_inside(self) -> str:
+        """Where a sandbox has its copy of `linked`: the `.git` file that leads there is in a folder that it does not
+        have, so that git looks for a directory of this name."""
+        return f"{self.top}/.git" if self.above else self.linked
+
+    @property
+    def copies(self) -> tuple[tuple[str, str], ...]:
+        """The directories of which a sandbox has copies, and where, beside the project."""
+        own = ((self.linked, self.linked_inside),) if self.linked and self.above else ()
+        return ((self.git_dir, self.inside), *own) if self.elsewhere else ()
 
 
 def find_repository(context: Context) -> Repository | None:
@@ -52,7 +69,7 @@ def find_repository(context: Context) -> Repository | None:
     if _is_own_folder(entry):
         return Repository(cwd, entry, elsewhere=False)
     found = _follow_pointer(cwd) if os.path.isfile(entry) else _find_above(context)
-    return found if found is not None and all(map(_can_be_inside, (cwd, found.git_dir))) else None
+    return found if found is not None and all(map(_can_be_inside, (cwd, found.git_dir, found.inside))) else None
 
 
 def _follow_pointer(cwd: str) -> Repository | None:
@@ -64,15 +81,16 @@ def _follow_pointer(cwd: str) -> Repository | None:
     common = read_text(f"{folder}/commondir")
     if common:  # a linked worktree
         back, git_dir = read_text(f"{folder}/gitdir"), _resolve(folder, common)
-        leads_back = bool(back) and _resolve(folder, back) == f"{cwd}/.git"
+        is_part = os.path.dirname(folder) == f"{git_dir}/worktrees"  # else the folder could have made it
+        leads_back = is_part and bool(back) and _resolve(folder, back) == f"{cwd}/.git"
     else:  # a submodule
         lines = [line.partition("=") for line in read_text(f"{folder}/config", CONFIG).splitlines()]
         named = [value for key, _, value in lines if key.strip().lower() == "worktree"]
         git_dir, leads_back = folder, [_resolve(folder, value) for value in named] == [cwd]
     is_apart = not f"{git_dir}/".startswith(f"{cwd}/")
-    if not leads_back or not is_apart or not _is_own_folder(git_dir) or os.path.realpath(git_dir) != git_dir:
+    if not leads_back or not is_apart or not _is_own_folder(git_dir) or os.path.realpath(folder) != folder:
         return None
-    return Repository(cwd, git_dir, elsewhere=True)
+    return Repository(cwd, git_dir, elsewhere=True, linked=folder if common else "")
 
 
 def _find_above(context: Context) -> Repository | None:
@@ -84,8 +102,13 @@ def _find_above(context: Context) -> Repository | None:
         check_project(context.but(cwd=top, names=frozenset()))
     except ProfileError:
         return None
-    git_dir = f"{top}/.git"
-    return Repository(top, git_dir, elsewhere=True) if _is_own_folder(git_dir) else None
+    git_dir, linked = f"{top}/.git", ""
+    if os.path.isfile(git_dir):
+        found = _follow_pointer(top)
+        if found is None:
+            return None
+        git_dir, linked = found.git_dir, found.linked
+    return Repository(top, git_dir, elsewhere=True, above=True, linked=linked) if _is_own_folder(git_dir) else None
 
 
 def _resolve(folder: str, text: str) -> str:

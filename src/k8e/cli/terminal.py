@@ -1,9 +1,15 @@
-"""The user's terminal, handed to a command: raw while the command has it, as it was before and after."""
+"""The user's terminal, handed to a command: raw while the command has it, as it was before and after. For both command
+lines."""
 
 from __future__ import annotations
 
 import os
 import termios
+from _signal import set_wakeup_fd  # type: ignore[import-not-found] # the C inside `signal`
+from select import POLLIN, poll
+
+from k8e.cli.client import find_patience
+from k8e.cli.process import has_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,17 +19,11 @@ INPUT, OUTPUT = 0, 1
 IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
 
 
-def is_there() -> bool:
-    return os.isatty(INPUT) and os.isatty(OUTPUT)
-
-
-def require() -> None:
-    """For -t."""
-    if not is_there():
+def require(what: str, hint: str) -> None:
+    if not has_terminal():
         from k8e.cli.process import Failure
 
-        error, hint = "-t needs a terminal, and stdin or stdout is none", "leave -t out: both are the command's anyway"
-        raise Failure("terminal_needed", error, hint=hint)
+        raise Failure("terminal_needed", f"{what} needs a terminal, and stdin or stdout is none", hint=hint)
 
 
 def describe() -> dict[str, object]:
@@ -66,3 +66,27 @@ class Terminal:
             except termios.error:
                 pass
             self._before = None
+
+
+class SignalWait:
+    """Waits for the daemon and for signals alike. A signal that comes just before a plain recv would be handled only
+    after it: Python notes a signal at once, but acts on it between two steps."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._poll = poll()
+        self._patience = find_patience() / 3 * 1000
+        for each in (descriptor, self._signals):
+            self._poll.register(each, POLLIN)
+
+    def wait(self) -> None:
+        """Raises BlockingIOError when nothing came for a while, as a receive does."""
+        while True:
+            ready = [descriptor for descriptor, _ in self._poll.poll(self._patience)]
+            if self._signals in ready:
+                os.read(self._signals, 64)
+            elif ready:
+                return
+            else:
+                raise BlockingIOError
