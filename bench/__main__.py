@@ -17,18 +17,22 @@ from pathlib import Path
 from bench.agent import measure_agent
 from bench.agentkernel import measure_agentkernel
 from bench.budgets import render_budgets
+from bench.bystander import measure_bystander
 from bench.creates import measure_creates
-from bench.crowd import measure_crowd, measure_densities
+from bench.crowd import measure_densities
 from bench.egress import measure_egress
+from bench.footprint import measure_footprint
 from bench.gateway import measure_gateway
 from bench.hostile import measure_hostile
 from bench.idle import measure_idle
+from bench.machines import measure_machines
 from bench.mcp import measure_mcp
 from bench.oneshot import measure_oneshots
 from bench.publish import publish
 from bench.runs import measure_runs
 from bench.samples import Measure, machine_facts, render
 from bench.stream import measure_streams
+from bench.throughput import measure_throughput
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -39,14 +43,17 @@ GROUPS: dict[str, Group] = {
     "runs": measure_runs,
     "creates": measure_creates,
     "gateway": measure_gateway,
+    "throughput": measure_throughput,
+    "bystander": measure_bystander,
+    "footprint": measure_footprint,
     "idle": measure_idle,
     "mcp": measure_mcp,
     "stream": measure_streams,
-    "crowd": measure_crowd,
     "density": measure_densities,
     "egress": measure_egress,
     "hostile": measure_hostile,
     "agent": measure_agent,
+    "machines": measure_machines,
 }
 
 
@@ -54,6 +61,7 @@ async def collect(quick: bool, names: list[str]) -> tuple[list[Measure], list[st
     """Measures each group; returns the measurements and the groups that failed."""
     measures, failures = list[Measure](), list[str]()
     for name in names:
+        began = time.monotonic()
         scratch = Path(tempfile.mkdtemp(prefix="k8e-bench-"))
         os.chmod(scratch, 0o711)
         try:
@@ -66,6 +74,7 @@ async def collect(quick: bool, names: list[str]) -> tuple[list[Measure], list[st
             failures.append(f"{name} failed: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return measures, failures
 
 

@@ -19,12 +19,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from bench.baselines import OneShot, podman, run_quietly, say
-from bench.daemon import ROOT, Daemon, serving
+from bench.daemon import Daemon, serving
 from bench.oneshot import BARE, take
+from bench.programs import install_program
 from bench.samples import Measure
 from k8e.engine.local.runtime.runtime import OWN_BINARIES
 
-AGENTKERNEL = str(ROOT / ".venv" / "bin" / "agentkernel")
 BUSYBOX = Path("/bin/busybox")  # Debian's busybox-static
 IMAGE = "localhost/k8e-bench:1"
 COMMANDS = (("true",), ("python3", "-c", "print(1)"))
@@ -42,7 +42,7 @@ async def measure_agentkernel(quick: bool, scratch: Path) -> AsyncIterator[Measu
     project = scratch / "project"
     (project / ".git").mkdir(parents=True)
     mounted = tuple(podman(runsc, ("true",), project=project))
-    for name, settings, pause in (("warm", POOL, 1.0), ("cold", NO_POOL, 0.0)):
+    for name, settings, pause in (("warm", POOL, 1.2), ("cold", NO_POOL, 0.0)):
         async with serving(scratch / name, settings) as daemon:
             for command in COMMANDS:
                 ours = shot(daemon, f"agentkernel run {' '.join(command)}, {name}", "host", command)
@@ -63,7 +63,7 @@ async def measure_agentkernel(quick: bool, scratch: Path) -> AsyncIterator[Measu
 def shot(daemon: Daemon, name: str, image: str, command: tuple[str, ...], project: Path | None = None) -> OneShot:
     changed = tuple((key, value) for key, value in daemon.environment.items() if os.environ.get(key) != value)
     mode = ("--compatibility-mode", "claude") if project else ()
-    words = (AGENTKERNEL, "run", "--no-network", *mode, "--image", image, *command)
+    words = (install_program("agentkernel"), "run", "--no-network", *mode, "--image", image, *command)
     return OneShot(name, words, changed, os.fspath(project) if project else None)
 
 

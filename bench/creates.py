@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.agent import time_first_words
 from bench.baselines import bubblewrap
-from bench.daemon import Daemon, serving
+from bench.daemon import Daemon, read_cpu, serving
 from bench.samples import Measure
 from k8e.engine import Limits, Runtime, SandboxSpec
 from k8e.engine.local import LocalEngine
@@ -97,12 +97,27 @@ async def measure_claims(daemon: Daemon, runtime: str, warm: int, count: int) ->
     return Measure(name, "ms", tuple(ours), shot.name, tuple(baseline))
 
 
+async def measure_cpu(daemon: Daemon, runtime: str, count: int) -> Measure:
+    """Measures the daemon's own CPU time for a session that is created, cold, and destroyed, by turns of five; what the
+    runtime takes is not in it."""
+    await daemon.settle()
+    taken = []
+    for number in range(count + 1):
+        before = read_cpu(daemon.process.pid)
+        for _ in range(5):
+            await daemon.destroy(await daemon.create(runtime))
+        if number:  # what the first ones prepare is not theirs alone
+            taken.append((read_cpu(daemon.process.pid) - before) / 5)
+    return Measure(f"{runtime}: daemon's CPU per create and destroy, cold", "ms", tuple(taken))
+
+
 async def measure_burst(daemon: Daemon, runtime: str, bare: Bare, count: int, rounds: int) -> Measure:
     """Measures that many creates at once, and as many bare starts of the runtime; each is timed from the moment when
     all were asked for."""
     ours: list[float] = []
     baseline: list[float] = []
     for _ in range(rounds):
+        await daemon.settle()
         made = await asyncio.gather(*(create_and_run(daemon, runtime) for _ in range(count)))
         ours += [spent for _, spent in made]
         for session, _ in made:
@@ -154,6 +169,8 @@ async def measure_creates(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
         runtime = report.runtime.value
         async with serving(scratch / f"pool-{runtime}", pool_of(4)) as daemon:
             yield await measure_claims(daemon, runtime, 4, 10 if quick else 40)
+        async with serving(scratch / f"cpu-{runtime}", COLD + MANY) as daemon:
+            yield await measure_cpu(daemon, runtime, 6 if quick else 30)
         async with (
             serving(scratch / f"burst-{runtime}", MANY) as daemon,
             bare_starts(scratch, report.runtime) as bare,

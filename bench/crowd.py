@@ -1,4 +1,4 @@
-"""Many at once: commands of many clients, and how one command's latency grows with the sessions that are there.
+"""Many sessions at once: how one command's latency grows with the sessions that are there, and what one takes.
 
 Every session has its network and its list of hosts, as by default.
 """
@@ -23,19 +23,6 @@ async def execute(daemon: Daemon, session: str) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-async def measure_concurrency(daemon: Daemon, runtime: str, sessions: list[str], clients: int, count: int) -> Measure:
-    """`clients` that each send one command after the other, spread over the sessions."""
-
-    async def work(number: int) -> list[float]:
-        session = sessions[number % len(sessions)]
-        return [await execute(daemon, session) for _ in range(count)]
-
-    started = time.perf_counter()
-    taken = [sample for samples in await asyncio.gather(*map(work, range(clients))) for sample in samples]
-    rate = len(taken) / (time.perf_counter() - started)
-    return Measure(f"{runtime}: exec true, {clients} clients ({rate:.0f}/s)", "ms", tuple(taken))
-
-
 def available_memory() -> float:
     """MiB"""
     for line in Path("/proc/meminfo").read_text().splitlines():
@@ -48,6 +35,7 @@ async def measure_density(daemon: Daemon, runtime: str, sizes: list[int], count:
     """Memory that the machine has less, and how long `true` takes in the first session, with that many idle ones."""
     sessions = [await daemon.create(runtime)]
     alone = tuple([await execute(daemon, sessions[0]) for _ in range(count)])
+    yield Measure(f"{runtime}: exec true, 1 session", "ms", alone)
     before = available_memory()
     for size in sizes:
         missing = size - len(sessions)
@@ -64,16 +52,6 @@ async def measure_density(daemon: Daemon, runtime: str, sizes: list[int], count:
         yield Measure(f"{runtime}: exec true, {size} sessions", "ms", taken, "1 session", alone)
     for session in sessions:
         await daemon.destroy(session)
-
-
-async def measure_crowd(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    async with serving(scratch / "crowd", COLD) as daemon:
-        for runtime in await daemon.runtimes():
-            sessions = list(await asyncio.gather(*(daemon.create(runtime) for _ in range(4 if quick else 10))))
-            for clients in (1, 10, 100):
-                yield await measure_concurrency(daemon, runtime, sessions, clients, 100 // clients if quick else 20)
-            for session in sessions:
-                await daemon.destroy(session)
 
 
 async def measure_densities(quick: bool, scratch: Path) -> AsyncIterator[Measure]:

@@ -1,7 +1,7 @@
 """A daemon of the bench's own, and a client that keeps its connections, as a program that calls all day would.
 
-It runs as for any user: the real engine, its defaults, a network for each session. What differs is where it
-keeps its state, and the settings that a measurement asks for.
+It runs as for any user: the real engine, its defaults, a network for each session, the Python that `k8e doctor --fix`
+installs it with. What differs is where it keeps its state, and the settings that a measurement asks for.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.programs import daemon_path, find_daemon_python
 from k8e.engine.local import LocalEngine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,6 +79,14 @@ class Daemon:
         while int((await self.call("GET", "/v1/status"))["warm"]) < count:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.05)
 
+    async def settle(self) -> None:
+        """Waits until the daemon has next to nothing to do: what earlier requests have begun is done."""
+        while True:
+            before = read_cpu(self.process.pid)
+            await asyncio.sleep(0.5)
+            if read_cpu(self.process.pid) - before < 25:
+                return
+
     async def wait_ended(self) -> None:
         """Waits until every session is destroyed."""
         while any(each["phase"] != "destroyed" for each in await self.sessions()):  # noqa: ASYNC110 - another process
@@ -95,6 +104,11 @@ class Daemon:
             writer.close()
         self.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(self.process.wait)
+
+
+def read_cpu(pid: int) -> float:
+    """Milliseconds so far, of all its threads: by the clock that clock_getcpuclockid(3) gives, to the microsecond."""
+    return time.clock_gettime((~pid << 3) | 2) * 1000
 
 
 def encode(method: str, target: str, body: Mapping[str, Any] | None) -> bytes:
@@ -127,8 +141,8 @@ def start_daemon(folder: Path, settings: str) -> subprocess.Popen[bytes]:
     (folder / "k8e.toml").write_text(settings)
     read, write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "k8e.daemon", "--ready-fd", str(write)],
-        env=environment_of(folder),
+        [find_daemon_python(), "-P", "-m", "k8e.daemon", "--ready-fd", str(write)],
+        env=environment_of(folder) | {"PYTHONPATH": daemon_path()},
         pass_fds=(write,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

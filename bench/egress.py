@@ -113,6 +113,34 @@ async def nothing() -> None:
     pass
 
 
+def list_hosts(address: str, count: int) -> HostList:
+    """A list of that many entries, the last of which is the address."""
+    others = [f"198.{18 + number // 128}.{number % 128}.0/24:443" for number in range(128, 127 + count)]
+    return HostList.parse([*others, f"{address}:{PORT}"])
+
+
+async def measure_rules(
+    network: Network, inside: str, remote: Wire, counts: list[int], rounds: int
+) -> AsyncIterator[Measure]:
+    """Measures what the length of a list costs: a connection, and a change of one entry."""
+    first: dict[str, tuple[float, ...]] = {}
+    for count in counts:
+        lists = [list_hosts(str(remote.inner4), count), list_hosts(str(remote.inner4), count + 1)]
+
+        async def change(lists: list[HostList] = lists) -> None:
+            for hosts in lists:
+                await network.set_hosts("bench", hosts)
+
+        changes = tuple(each / 2 for each in (await measure_pairs(max(10, rounds), change, nothing))[0])
+        first.setdefault("change", changes)
+        yield Measure(f"egress: change of a list of {count}", "ms", changes, f"a list of {counts[0]}", first["change"])
+        some = await run(inside, CONNECTIONS, str(remote.inner4), rounds)
+        connections = tuple(1000 / each for each in some)
+        first.setdefault("connection", connections)
+        name = f"egress: TCP connection with a list of {count}"
+        yield Measure(name, "ms", connections, f"a list of {counts[0]}", first["connection"])
+
+
 async def measure_wire(
     network: Network, inside: str, wire: Wire, remote: Wire, names: NameServer, count: int
 ) -> AsyncIterator[Measure]:
@@ -160,6 +188,8 @@ async def measure_egress(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
                 assert server.stdout is not None
                 await server.stdout.readline()
                 async for measure in measure_wire(network, inside, wire, remote, names, 2 if quick else 30):
+                    yield measure
+                async for measure in measure_rules(network, inside, remote, [1, 10, 100, 500], 2 if quick else 30):
                     yield measure
             finally:
                 server.kill()

@@ -83,7 +83,7 @@ def initialize(argv: Sequence[str], env: Mapping[str, str]) -> float:
 
 
 async def measure_mcp(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    count = 10 if quick else 40
+    count = 10 if quick else 30
     ours = (str(ROOT / ".venv" / "bin" / "k8e"), "sandbox-mcp")
     hello = (sys.executable, "-c", HELLO)
     async with serving(scratch / "mcp") as daemon:

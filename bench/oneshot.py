@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from bench.baselines import OneShot, bubblewrap, podman, sandbox_runtime
-from bench.daemon import ROOT, serving
+from bench.daemon import serving
+from bench.programs import BARE_PYTHON, install_program
 from bench.samples import Measure
 from k8e.engine.local.runtime.runtime import OWN_BINARIES
 
-BARE = OneShot("/usr/bin/python3 -c pass", ("/usr/bin/python3", "-c", "pass"))
+BARE = OneShot(f"{BARE_PYTHON} -c pass", (BARE_PYTHON, "-c", "pass"))
 
 
 def take(shot: OneShot) -> float:
@@ -44,7 +45,7 @@ async def measure_in_turn(shots: Sequence[OneShot], count: int) -> dict[str, tup
 
 async def measure_oneshots(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
     own = OWN_BINARIES / "runsc"
-    k8e = str(ROOT / ".venv" / "bin" / "k8e")
+    k8e = install_program("k8e")
     others = [bubblewrap(), *podman(str(own) if own.exists() else None), *sandbox_runtime()]
     async with serving(scratch / "cli") as daemon:
         ours = []

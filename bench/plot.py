@@ -115,12 +115,18 @@ def draw(panels: Sequence[Panel], footer: str) -> str:
     return f"{head}\n<rect width='100%' height='100%' fill='white'/>\n{body}\n</svg>\n"
 
 
+def describe_run(facts: dict[str, Any]) -> str:
+    run = f"{facts['mode']} run of {facts['date']}, commit {facts['commit']}"
+    return f"{run}, {facts['cpus']} cores, {facts['cpu']}, kernel {facts['kernel']}."
+
+
 def draw_record(record: dict[str, Any], target: Path) -> None:
     """Writes the picture as SVG and as PNG."""
-    facts = record["machine"]
-    what = f"p50, less is better. {facts['mode']} run of {facts['date']}, commit {facts['commit']}"
-    footer = f"{what}, {facts['cpus']} cores, {facts['cpu']}, kernel {facts['kernel']}."
-    target.write_text(draw(read_panels(record), footer))
+    target.write_text(draw(read_panels(record), f"p50, less is better. {describe_run(record['machine'])}"))
+    render_png(target)
+
+
+def render_png(target: Path) -> None:
     if not shutil.which("rsvg-convert"):
         subprocess.run(
             ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "librsvg2-bin", "fonts-dejavu-core"],

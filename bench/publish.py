@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.budgets import render_budgets
+from bench.curves import draw_growth
 from bench.plot import draw_record
 from bench.samples import Measure, percentile
+from bench.tables import render_measures, render_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -25,9 +27,12 @@ RIVALS = ("true", "python3 -c print(1)", "true with a folder", "true in localhos
 
 def publish(record: dict[str, Any], measures: Sequence[Measure], page: Path = PAGE) -> None:
     draw_record(record, page.with_suffix(".svg"))
+    draw_growth(record, page.with_name("growth.svg"))
     text = page.read_text()
     for name, content in (
         ("run", describe(record["machine"])),
+        ("measures", render_measures(measures)),
+        ("plan", render_plan(measures)),
         ("budgets", render_budgets(measures)),
         ("agentkernel", render_agentkernel(measures)),
     ):

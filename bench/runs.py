@@ -36,7 +36,7 @@ async def measure_language(daemon: Daemon, runtime: str, language: str, count: i
 
 
 async def measure_runs(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    count = 15 if quick else 60
+    count = 15 if quick else 40
     async with serving(scratch / "runs") as daemon:
         for runtime in await daemon.runtimes():
             for language, (_, argv) in PROGRAMS.items():

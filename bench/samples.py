@@ -58,7 +58,9 @@ def percentile(samples: Sequence[float], rank: float) -> float:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, float]:
-    return {f"p{rank}": percentile(samples, rank) for rank in (50, 90, 99)} if samples else {}
+    if not samples:
+        return {}
+    return {f"p{rank}": percentile(samples, rank) for rank in (50, 90, 99)} | {"max": max(samples)}
 
 
 async def measure_pairs(
@@ -109,12 +111,12 @@ def machine_facts() -> dict[str, Any]:
 
 def render(facts: dict[str, Any], measures: Sequence[Measure]) -> str:
     lines = [
-        "| measure | p50 | p90 | p99 | unit | n | baseline | its p50 | its p99 | its n | ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| measure | p50 | p90 | p99 | max | unit | n | baseline | its p50 | its p99 | its n | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for measure in measures:
         ours, other = percentiles(measure.samples), percentiles(measure.baseline)
-        numbers = " | ".join(f"{ours[rank]:.3g}" for rank in ("p50", "p90", "p99"))
+        numbers = " | ".join(f"{ours[rank]:.3g}" for rank in ("p50", "p90", "p99", "max"))
         compared = " | | | | "
         if other:
             both = f"{other['p50']:.3g} | {other['p99']:.3g} | {len(measure.baseline)}"

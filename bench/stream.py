@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.daemon import Daemon, encode, serving
 from bench.samples import Measure
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (KIB, 64 * KIB, MIB, 16 * MIB)
 
 
 def stream(daemon: Daemon, session: str, size: int) -> float:
@@ -56,8 +57,18 @@ def through_a_pipe(size: int) -> float:
     return size / MIB / (time.perf_counter() - started)
 
 
+async def measure_size(daemon: Daemon, session: str, runtime: str, size: int, count: int) -> Measure:
+    """How long a command with that much output takes, whatever it takes to start it included."""
+    ours, bare = [], []
+    for _ in range(count):
+        ours.append(size / MIB / await asyncio.to_thread(stream, daemon, session, size) * 1000)
+        bare.append(size / MIB / await asyncio.to_thread(through_a_pipe, size) * 1000)
+    name = f"{runtime}: head with {size // KIB} KiB of stdout"
+    return Measure(name, "ms", tuple(ours), "the same on the host", tuple(bare))
+
+
 async def measure_streams(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
-    size, count = (256 * MIB, 2) if quick else (512 * MIB, 30)
+    size, count = (64 * MIB, 2) if quick else (128 * MIB, 30)
     async with serving(scratch / "stream") as daemon:
         for runtime in await daemon.runtimes():
             session = await daemon.create(runtime, limits={"cpus": 2.0})
@@ -71,3 +82,5 @@ async def measure_streams(quick: bool, scratch: Path) -> AsyncIterator[Measure]:
             streamed, baseline = zip(*taken, strict=True)
             other = "the same through a bare pipe" if runtime == "native" else "the same through a pipe inside"
             yield Measure(f"{runtime}: stdout over HTTP", "MiB/s", streamed, other, baseline, better="more")
+            for size_of_one in SIZES:
+                yield await measure_size(daemon, session, runtime, size_of_one, count)
