@@ -1,5 +1,6 @@
-"""Puts into the wheel what is not in the repository: the agent and its loader, compiled for both architectures here
-and only if they are the ones that are pinned, the messages of the gateway, generated from proto/, and the skill files.
+"""Puts into the wheel what is not in the repository: the agents, their loader and the guest's first process, compiled
+for both architectures here and only if they are the ones that are pinned, the messages of the gateway, generated from
+proto/, and the skill files.
 
 An editable install builds nothing: a checkout uses build/agent/k8e-agent, which `make agent` makes in seconds, and what
 `make setup` generates.
@@ -35,7 +36,8 @@ class AgentBuildHook(BuildHookInterface[Any]):
                     "After a change of the agent: make pin, and commit it with the change."
                 )
         for architecture in build_agent.ARCHITECTURES:
-            for name in (f"k8e-agent-{architecture}", f"k8e-loader-{architecture}.so"):
+            programs = [f"{name}-{architecture}" for name in ("k8e-agent", "k8e-agent-pod", "k8e-guest")]
+            for name in (*programs, f"k8e-loader-{architecture}.so"):
                 build_data["force_include"][str(folder / name)] = f"k8e/_agent/{name}"
         build_data["force_include"][str(root / "skills")] = "k8e/_skills"
         for module in build_proto.generate(root / "build" / "proto"):

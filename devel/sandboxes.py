@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Another build of the agent can be tried by naming it.
 AGENT = Path(os.environ.get("K8E_AGENT", ROOT / "build" / "agent" / "k8e-agent"))
 ASAN_AGENT = Path(os.environ.get("K8E_AGENT_ASAN", ROOT / "build" / "agent" / "k8e-agent-asan"))
+POD_AGENT = Path(os.environ.get("K8E_AGENT_POD", ROOT / "build" / "agent" / "k8e-agent-pod"))
+ASAN_POD_AGENT = Path(os.environ.get("K8E_AGENT_POD_ASAN", ROOT / "build" / "agent" / "k8e-agent-pod-asan"))
 SMALL_BYTES = 2 << 20
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nuser:x:20001:20001:user:/workspace:/bin/sh\n"
 GROUP = "root:x:0:\nuser:x:20001:\n"
@@ -43,6 +45,7 @@ class Launched:
     runtime: subprocess.Popen[bytes]  # bwrap or runsc
     stderr: Path | None = None  # what the agent says, in bare namespaces
     agent_pid: int = 0  # on the host, in bare namespaces
+    port: int = 0  # of an agent of pods, on 127.0.0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Variation:
     env: dict[str, str] = field(default_factory=dict)
     bwrap: Sequence[str] = ()
     inherit_listener: bool = False  # `--fd`: the socket is nowhere inside the sandbox
+    gateway: bytes | None = None  # its public key: an agent of pods, which inherits a TCP socket
+    listen: Sequence[str] | None = None  # ... or listens by itself, in the network namespace of who starts it
     as_pid_1: bool = True
     prefix: Sequence[str] = ()  # a command that starts bwrap, such as prlimit
 
@@ -102,13 +107,22 @@ def launch_bare(variation: Variation | None = None) -> Iterator[Launched]:
         status_read, status_write = os.pipe()
         stack.callback(os.close, status_read)
         inherited = [status_write]
-        arguments = [*chosen.prefix, "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
+        arguments = [*chosen.prefix, "bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+        arguments += ["--unshare-net"] if chosen.listen is None else []
         arguments += ["--as-pid-1"] if chosen.as_pid_1 else []
         arguments += ["--die-with-parent", "--json-status-fd", str(status_write)]
         for capability in CAPABILITIES:
             arguments += ["--cap-add", f"CAP_{capability}"]
         arguments += [*filesystem_arguments(folder), "--ro-bind", str(chosen.agent), "/agent"]
-        if chosen.inherit_listener:
+        port = 0
+        if chosen.listen is not None:
+            listen = list(chosen.listen)
+        elif chosen.gateway is not None:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+            port = server.getsockname()[1]
+            inherited.append(server.fileno())
+            listen = ["--fd", str(server.fileno())]
+        elif chosen.inherit_listener:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(path))
             listener.listen(16)
@@ -117,6 +131,7 @@ def launch_bare(variation: Variation | None = None) -> Iterator[Launched]:
         else:
             arguments += ["--bind", str(sockets), "/run/k8e"]
             listen = ["--listen", "/run/k8e/agent.sock"]
+        listen += ["--gateway", chosen.gateway.hex()] if chosen.gateway is not None else []
         arguments += [*chosen.bwrap, "/agent", *listen, "--instance", instance.hex()]
         stderr = folder / "stderr"
         with stderr.open("wb") as output:
@@ -127,7 +142,7 @@ def launch_bare(variation: Variation | None = None) -> Iterator[Launched]:
         os.close(status_write)
         agent_pid = read_child_pid(status_read, stderr)
         stack.enter_context(kill_at_the_end(agent_pid))
-        yield Launched("bare", path, instance, runtime, stderr, agent_pid)
+        yield Launched("bare", path, instance, runtime, stderr, agent_pid, port)
 
 
 def read_child_pid(status: int, stderr: Path) -> int:

@@ -3,7 +3,8 @@
     build_runsc.py               build/bin/runsc; as root also into /var/lib/k8e/bin, where the engine finds it
     build_runsc.py --if-possible the same for other verbs: without Go, or after a build that failed, says so and goes on
 
-The version is the one in scripts/runsc/go.mod, the content of every module that goes into it is fixed by go.sum there.
+The version is the one in src/k8e/cluster/pins/gvisor/go.mod, which a cluster of ours has, too; go.sum there fixes the
+content of every module that goes into it.
 About two minutes on two cores, nothing when it is there already.
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE = ROOT / "scripts" / "runsc"
+MODULE = ROOT / "src" / "k8e" / "cluster" / "pins" / "gvisor"
 SCRATCH = ROOT / "build" / "runsc"
 BINARY = ROOT / "build" / "bin" / "runsc"
 INSTALLED = Path("/var/lib/k8e/bin/runsc")

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "soak"
 # How long a file may take in all, and one test of it: neither is a promise, both end what hangs.
-FILE_SECONDS, TEST_SECONDS = 3600, 1800
+FILE_SECONDS, TEST_SECONDS = 7200, 1800
 AMOUNTS = {
     "K8E_SOAK": "1",
     "K8E_KILLS": "150",
@@ -26,16 +26,27 @@ AMOUNTS = {
     "K8E_FUZZ_CASES": "30000",
     "K8E_ROUNDS": "10",
 }
-# The longest first: with two at a time the last one should be short.
+# The longest first: with two at a time the last one should be short. A folder is one run, as a file is: all tests of
+# tests/kubernetes use one cluster.
 FILES = (
+    "tests/kubernetes",
+    "tests/engine/vm/test_vm_crashes.py",
     "tests/engine/test_crashes.py",
     "tests/engine/test_cycles.py",
+    "tests/engine/vm/attacks",
+    "tests/engine/vm/test_vm_contract.py",
+    "tests/engine/vm/test_vm_conformance.py",
     "tests/test_agent_fuzz.py",
     "tests/core/test_crashes.py",
     "tests/parking/test_same.py",
     "tests/test_conformance.py",
     "tests/engine/test_conformance.py",
     "tests/engine/test_image_programs.py",
+    "tests/engine/vm/test_availability.py",
+    "tests/engine/vm/test_machines.py",
+    "tests/engine/vm/test_vm_doctor.py",
+    "tests/engine/vm/test_vm_images.py",
+    "tests/engine/vm/test_vm_sessions.py",
     "tests/images/test_base.py",
     "tests/engine/test_warm.py",
     "tests/images/test_fuzz.py",

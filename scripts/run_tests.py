@@ -4,6 +4,8 @@ for processes and sockets so often that the cores would be idle otherwise.
 What failed is run once more, alone: machines are shared and noisy, and a test that fails beside others but passes alone
 is told apart from one that is broken. Such a test is flaky: the summary names it, and more than a few fail the run.
 What tests leave behind on the machine (tests/ledger.py) fails the run whatever the second look says.
+
+`run_tests.py --whole FOLDER` does the same with a folder of its own, in one process: its tests share a cluster.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ FAILED, LEFT, PASSED = CACHE / "cache" / "lastfailed", CACHE / "k8e" / "leftover
 WORKERS = min(os.cpu_count() or 2, 8) + 1
 FLAKY = 3  # so many may be
 AGAIN = 30  # more that failed are broken together: to run them again says nothing new
+WHOLE = "--whole"
 
 
 def run(*arguments: str) -> int:
@@ -53,14 +56,19 @@ def say(title: str, lines: Sequence[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments:
+    if arguments[:1] == [WHOLE]:
+        folder = arguments[1:]
+        status = run(*folder, "--tb=short")
+    elif arguments:
         return run(*arguments)
-    # In the order of tests/conftest.py: long ones first.
-    status = run(f"--numprocesses={WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")
+    else:
+        folder = []
+        # In the order of tests/conftest.py: long ones first.
+        status = run(f"--numprocesses={WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", "--tb=short")
     failed, left, flaky = read_failed(), read_left(), list[str]()
     if status == 1 and 0 < len(failed) < AGAIN:
         print("\ntest: the failures above, alone:", flush=True)
-        status = run("--last-failed", "--last-failed-no-failures=none")
+        status = run(*folder, "--last-failed", "--last-failed-no-failures=none")
         # pytest forgets a failure also when the test is skipped the second time: only one that passed counts as flaky.
         passed = set(read(PASSED, [])) - set(read_failed())
         broken = [test for test in failed if test not in passed]

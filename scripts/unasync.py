@@ -24,6 +24,7 @@ REPLACEMENTS = [
     (r" = method\(aiter\(pieces\),", " = method.future(iter(pieces),"),
     (r"\b_async(?=_\w+ import)", "_sync"),
     (r"asyncio\.Lock", "threading.Lock"),
+    (r"asyncio\.sleep", "time.sleep"),
     (r"import asyncio\n(?=.*asyncio\.Queue)", "import queue\n"),
     (r"asyncio\.Queue(?!Empty|Full)", "queue.Queue"),
     (r"asyncio\.Queue(?=Empty|Full)", "queue."),
@@ -41,7 +42,7 @@ REPLACEMENTS = [
     (r", Awaitable\b", ""),
     (r"\basync (?=def|with|for)", ""),
     (r"\bawait ", ""),
-    (r"by many tasks\n    at once", "by many\n    threads at once"),
+    (r"by many tasks at once", "by many threads at once"),
 ]
 
 
