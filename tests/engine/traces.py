@@ -141,9 +141,11 @@ def list_guards() -> Iterator[str]:
 
 
 def _list_leases(kind: str) -> Iterator[tuple[int, str]]:
-    """The number of each lease on the machine, and the tag of the engine that has it."""
+    """The number of each lease in this network namespace, and the tag of the engine that has it. Other namespaces have
+    wires of the same numbers."""
     # Not Path.glob: it fails when a ledger goes away meanwhile.
-    for path in glob.glob(f"{LEASES}/*/{kind}-*"):
+    ledger = os.stat("/proc/thread-self/ns/net").st_ino
+    for path in glob.glob(f"{LEASES}/{ledger}/{kind}-*"):
         with contextlib.suppress(FileNotFoundError):
             yield int(path.rpartition("-")[2]), os.readlink(path).split()[0]
 
