@@ -33,7 +33,6 @@ LEFT_OUT = (
     "k8e.cli.client.launch",
     "k8e.cli.install",
     "k8e.cli.mcp",
-    "k8e.cli.mcp_bridge",
     "k8e.cli.remote.mcp",
     "k8e.cli.top",
     "k8e.identity.authority",

@@ -23,7 +23,7 @@ def choose(arguments: list[str]) -> int:
         if (options := read_plainly(arguments[2:])) is not None:
             return run(options)
     if arguments == ["sandbox-mcp"]:
-        from k8e.cli.mcp import bridge
+        from k8e.cli.mcp.command import bridge
 
         return bridge("")
     if arguments[:1] == ["completion"]:

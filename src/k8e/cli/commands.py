@@ -233,7 +233,7 @@ COMMANDS = {
     "sandbox-apikey": Command("keys for programs on other machines", text="manual:KEYS", commands=KEYS),
     "sandbox-mcp": Command(
         "serve sandboxes to agents (MCP)",
-        "mcp:serve",
+        "mcp.command:serve",
         MCP,
         "manual:MCP",
         # SUPPRESS: an --endpoint before the command is kept if none stands behind it.

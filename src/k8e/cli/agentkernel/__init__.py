@@ -45,7 +45,7 @@ def load_foreground() -> None:
 def choose(arguments: list[str]) -> int:
     """Errors are for people here, on stderr: stdout belongs to results."""
     if arguments == ["mcp", "server"]:  # as agents start it: without argparse
-        from k8e.cli.mcp import bridge
+        from k8e.cli.mcp.command import bridge
 
         return bridge("", "agentkernel")
     from k8e.cli.agentkernel.commands import COMMANDS, dispatch

@@ -116,7 +116,7 @@ DAEMON = {
 MCP = {
     "server": Command(
         "speak the Model Context Protocol on stdin and stdout",
-        "mcp:serve_agentkernel",
+        "mcp.command:serve_agentkernel",
         {"--tenant-id": (any_text, "NAME", TENANT), "--allow-permissive": (None, "", PERMISSIVE)},
     ),
 }

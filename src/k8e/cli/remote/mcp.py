@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc
 
-from k8e.cli.mcp_bridge import Bridge
+from k8e.cli.mcp.bridge import Bridge
 from k8e.cli.remote.connection import explain
 from k8e.cli.remote.discovery import find_target
 from k8e.doors.grpc import sandbox_pb2 as pb

@@ -1,7 +1,7 @@
-"""`k8e sandbox-mcp`: the bridge (mcp_bridge.py) that carries MCP messages between an AI agent's pipes and the daemon or
+"""`k8e sandbox-mcp`: the bridge (bridge.py) that carries MCP messages between an AI agent's pipes and the daemon or
 a gateway; and the daemon's listener for MCP over HTTP. It imports next to nothing: an agent waits for it.
 
-The daemon sends requests of its own (mcp_requests.py), in lines that begin with a byte which no line of the protocol
+The daemon sends requests of its own (requests.py), in lines that begin with a byte which no line of the protocol
 has; replies go the same way, between two lines of the AI agent.
 """
 
@@ -14,7 +14,7 @@ from _socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket
 from k8e.cli.client import GATEWAY_VARIABLES, LocalClient, add_query, check, find_gateway, run_dir
 from k8e.cli.client.http import connect, send_patiently
 from k8e.cli.client.response import Response
-from k8e.cli.mcp_bridge import MARK, NOT_YET, PATIENCE, PAUSE, Bridge
+from k8e.cli.mcp.bridge import MARK, NOT_YET, PATIENCE, PAUSE, Bridge
 from k8e.cli.process import Failure, print_json, write_all
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ def bridge_to_daemon(tenant: str, front: str, *, permissive: bool) -> int:
     folder, home = find_folder(), os.path.realpath(os.environ.get("HOME") or "/")
 
     def answer(request: bytes) -> bytes:
-        from k8e.cli.mcp_requests import find_answer
+        from k8e.cli.mcp.requests import find_answer
 
         return find_answer(request, permissive=permissive)
 
