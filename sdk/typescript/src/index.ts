@@ -1,20 +1,5 @@
 export { BackgroundRun } from "./background.js";
-export {
-  type CallOptions,
-  type ClientOptions,
-  type Command,
-  type ExecOptions,
-  ExecStream,
-  type FileOptions,
-  type Language,
-  type Path,
-  type RangeOptions,
-  SandboxClient,
-  type SessionOptions,
-  type StartOptions,
-  type SubAgentOptions,
-  sandboxRun,
-} from "./client.js";
+export { SandboxClient, sandboxRun } from "./client.js";
 export {
   Conflict,
   DeadlineExceeded,
@@ -33,6 +18,7 @@ export {
   Unavailable,
   Unsupported,
 } from "./errors.js";
+export { ExecStream } from "./exec_stream.js";
 export { InteractiveRun } from "./interactive.js";
 export {
   type Approval,
@@ -48,3 +34,16 @@ export {
   type StreamName,
   type Transfer,
 } from "./model.js";
+export type {
+  CallOptions,
+  ClientOptions,
+  Command,
+  ExecOptions,
+  FileOptions,
+  Language,
+  Path,
+  RangeOptions,
+  SessionOptions,
+  StartOptions,
+  SubAgentOptions,
+} from "./options.js";
