@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,3 +232,19 @@ async def test_what_is_no_template_in_the_place_of_one_costs_no_sandbox(rig: Rig
         assert await room.output("echo", "alive") == "alive\n"
     assert [each.path for each in rig.engine.damages()] == [str(in_the_way)]
     assert in_the_way.is_file()
+
+
+async def test_templates_that_a_person_removed_are_made_again(rig: Rig) -> None:
+    """By the daemon that had made them, for the next sandbox."""
+    if not rig.native:
+        pytest.skip("the same file for both")
+    limits = replace(LIMITS, disk=LIMITS.disk + 8192)
+    async with rig.room(limits):
+        images = rig.engine.layout.images
+    [template] = images.glob(f"host-*-{limits.disk}-{limits.inodes}.img")
+    for left in ([template], list(images.iterdir())):
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        async with rig.room(limits) as room:
+            assert await room.output("echo", "alive") == "alive\n"
+        assert template.is_file()

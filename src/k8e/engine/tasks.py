@@ -97,6 +97,11 @@ class Once(Generic[Key, T]):
                 del self.tasks[key]
             raise
 
+    def forget(self, key: Key) -> None:
+        """Drops a result that does not hold any more, so that the next caller has the work done again."""
+        if (task := self.tasks.get(key)) is not None and task.done():
+            del self.tasks[key]
+
     async def close(self) -> None:
         """Cancels what is under way, and forgets it. Results stay."""
         for key, task in list(self.tasks.items()):

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from k8e.damage import Damaged, Damages, own_directory, read_own
@@ -54,22 +54,43 @@ class Templates:
             return await self._contents.get("host", lambda: asyncio.to_thread(self._prepare, registries))
 
     async def disk_for(self, limits: Limits, *, journal: bool = False) -> disk.Template:
-        return await self._disk_with(await self.content(), limits, journal)
+        return await self._disk_with(self.content, limits, journal)
 
     async def blank_for(self, limits: Limits, *, journal: bool = False) -> disk.Template:
         """Returns an empty disk, for the root of an image."""
+        return await self._disk_with(self._blank_content, limits, journal)
+
+    async def _blank_content(self) -> Path:
         await self.content()  # which clears away what is out of date
         with _explained("disk", "cannot be prepared"):
-            content = await self._contents.get(_BLANK, lambda: asyncio.to_thread(self._prepare_blank))
-        return await self._disk_with(content, limits, journal)
+            return await self._contents.get(_BLANK, lambda: asyncio.to_thread(self._prepare_blank))
 
-    async def _disk_with(self, content: Path, limits: Limits, journal: bool) -> disk.Template:
+    async def _disk_with(
+        self, find_content: Callable[[], Awaitable[Path]], limits: Limits, journal: bool
+    ) -> disk.Template:
+        content = await find_content()
+        if self._forget_missing(content, (content, limits.disk, limits.inodes, journal)):
+            content = await find_content()
         key = (content, limits.disk, limits.inodes, journal)
         with _explained("disk", "cannot be prepared"):
             return await self._disks.get(key, lambda: self._make_disk(*key))
 
+    def _forget_missing(self, content: Path, key: tuple[Path, int, int, bool]) -> bool:
+        """Whether the template was made and is gone: a person has cleared the directory. Two looks at names, which the
+        kernel has in memory."""
+        if key not in self._disks.tasks or os.path.lexists(self._name_disk(*key)):
+            return False
+        self._disks.forget(key)
+        if not os.path.lexists(content):
+            for name in ("host", _BLANK):
+                self._contents.forget(name)
+        return True
+
+    def _name_disk(self, content: Path, size: int, inodes: int, journal: bool) -> Path:
+        return content.with_name(f"{content.name}-{size}-{inodes}{'-journal' if journal else ''}.img")
+
     async def _make_disk(self, content: Path, size: int, inodes: int, journal: bool) -> disk.Template:
-        target = content.with_name(f"{content.name}-{size}-{inodes}{'-journal' if journal else ''}.img")
+        target = self._name_disk(content, size, inodes, journal)
         if not await asyncio.to_thread(self._is_sound, target):
             await disk.make_template(content, size, inodes, target, journal=journal)
         return await asyncio.to_thread(disk.load_template, target)
