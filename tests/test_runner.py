@@ -104,15 +104,15 @@ def test_a_broken_test_fails_the_run_and_is_named(suite: Suite) -> None:
     assert output.splitlines()[-1] == "test: failed: 1 broken, 0 left behind, 0 flaky"
 
 
-@pytest.mark.parametrize(("many", "status"), [(1, 0), (3, 0), (4, 1)])
-def test_flaky_tests_are_named_and_few(suite: Suite, many: int, status: int) -> None:
-    found, output = suite.run(GOOD, "".join(FLAKY.format(number) for number in range(many)))
+@pytest.mark.parametrize(("many", "status"), [(1, 0), (5, 0), (6, 1)])
+def test_files_with_flaky_tests_are_named_and_few(suite: Suite, many: int, status: int) -> None:
+    found, output = suite.run(GOOD, *(FLAKY.format("") + FLAKY.format("_too") for _ in range(many)))
     assert found == status, output
-    assert f"test: flaky, {many} " in output
+    assert f"test: flaky, {2 * many} in {many} files " in output
     for number in range(many):
-        assert f"test:   tests/test_1.py::test_flaky{number}\n" in output
+        assert f"test:   tests/test_{number + 1}.py::test_flaky_too\n" in output
     verdict = "failed" if status else "passed"
-    assert output.splitlines()[-1] == f"test: {verdict}: 0 broken, 0 left behind, {many} flaky"
+    assert output.splitlines()[-1] == f"test: {verdict}: 0 broken, 0 left behind, {2 * many} flaky"
 
 
 def test_a_leak_fails_the_run_though_every_test_passed(suite: Suite) -> None:
@@ -126,7 +126,7 @@ def test_a_leak_fails_the_run_though_every_test_passed(suite: Suite) -> None:
 def test_a_leak_is_not_forgiven_with_the_test_that_failed_beside_it(suite: Suite) -> None:
     status, output = suite.run(LEAKING, FLAKY.format(""))
     assert status == 1, output
-    assert "test: flaky, 1 " in output
+    assert "test: flaky, 1 in 1 files " in output
     assert "test:   tests/test_0.py::test_leaking: process " in output
 
 

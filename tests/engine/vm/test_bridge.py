@@ -19,6 +19,7 @@ from tests.sandboxes import needs_root
 
 GUEST = Path(__file__).parents[3] / "agent" / "guest"
 MOST = 8  # connections at once
+ACCEPTING = "00010000"  # __SO_ACCEPTCON
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 pytestmark = needs_root
@@ -62,7 +63,10 @@ async def bridge(harness: Path, tmp_path: Path) -> AsyncIterator[Bridge]:
         process = await asyncio.create_subprocess_exec(*alone, str(harness), *names, stderr=asyncio.subprocess.PIPE)
 
         async def listens() -> bool:
-            return os.path.exists(names[2])  # noqa: ASYNC240 - a look at a local filesystem
+            """It has its name a moment before it can be connected to."""
+            text = await asyncio.to_thread(Path("/proc/self/net/unix").read_text)
+            sockets = [line.split() for line in text.splitlines()]
+            return any(words[-1] == names[2] and words[3] == ACCEPTING for words in sockets)
 
         try:
             await eventually(listens, "it listens")
