@@ -29,9 +29,11 @@ class CommandChannel(Channel):
         *,
         hold: bool = False,
         keep: int = 0,
+        environment: bytes | None = None,
     ) -> None:
         """Without a spec the command runs already: the channel attaches to it and reads its output from `starts` on.
-        With `hold` the agent keeps what was read, or the last `keep` bytes of it."""
+        With `hold` the agent keeps what was read, or the last `keep` bytes of it. `environment`: the spec's, where that
+        is encoded already."""
         self._hold = hold
         self._may_be_parked = spec is not None and spec.parked
         self._directory = spec.cwd if spec is not None else b""
@@ -40,7 +42,7 @@ class CommandChannel(Channel):
             # An earlier daemon chose the window; this one does not know it.
             window = effective_window(1 << 20)
         else:
-            request = Request(command, FrameType.EXEC, encode_exec(spec))
+            request = Request(command, FrameType.EXEC, encode_exec(spec, environment))
             window = effective_window(spec.window)
         super().__init__(sender, request, subject or f"command {command:016x}")
         self.inbound = {
@@ -183,6 +185,10 @@ class AgentProcess:
     def copied(self) -> bool:
         assert self._channel.attachment is not None
         return self._channel.attachment.copied
+
+    @property
+    def ended(self) -> bool:
+        return self._channel.result is not None or self._channel.error is not None
 
     @property
     def stdout(self) -> Inbound:

@@ -221,6 +221,10 @@ class Process(Protocol):
         """Whether that is a template's copy: the next one waits for another command already."""
 
     @property
+    def ended(self) -> bool:
+        """Whether `wait` returns at once."""
+
+    @property
     def stdout(self) -> ByteReader: ...
     @property
     def stderr(self) -> ByteReader: ...

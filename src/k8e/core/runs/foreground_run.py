@@ -69,8 +69,8 @@ class ForegroundRun:
         self._collecting = settled is not None
         self._broken = False
         self._left: Callable[[], asyncio.Future[None] | None] = lambda: None
-        self._use = contextlib.ExitStack()
-        self._use.enter_context(live.in_use())
+        self._use = live.in_use()
+        self._use.__enter__()
         self.settled = settled or tasks.spawn(self._settle(), watched=True)
 
     @property
@@ -141,6 +141,8 @@ class ForegroundRun:
         content, errors = stdout.take(), stderr.take()
         # Also says what a broken connection cost.
         truncated = result.stdout_bytes > len(content) or result.stderr_bytes > len(errors)
+        if not content and not errors and truncated == result.truncated:
+            return result
         return replace(result, stdout=content, stderr=errors, truncated=truncated)
 
     # Input
@@ -216,9 +218,11 @@ class ForegroundRun:
                 return await self._endings.conclude(self.live, self._count(), error)
             return await self._endings.finish(self.live, self.record, self._mark, outcome)
         finally:
-            self._use.close()
+            self._use.__exit__()
 
     async def _wait(self) -> Outcome:
+        if self._process.ended:  # as a short command has, whose start and end come together
+            return await self._process.wait()
         limit = asyncio.timeout_at(self._due)
         try:
             async with limit:

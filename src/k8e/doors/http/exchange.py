@@ -56,9 +56,12 @@ class Request:
         except ValueError as error:
             raise malformed("the query is malformed", str(error)) from error
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        parts = target[1:].split("/")
+        if "%" in target:
+            parts = [urllib.parse.unquote(part, errors="surrogateescape") for part in parts]
         return cls(
             event.method.decode("ascii"),
-            tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in target[1:].split("/")),
+            tuple(parts),
             dict(pairs),
             headers,
             content_type.decode("ascii", "replace"),
