@@ -190,6 +190,13 @@ class ByteReader(Protocol):
         end."""
 
     @property
+    def ready(self) -> bool:
+        """Whether `read_all` returns, or raises, at once."""
+
+    def listen(self, callback: Callable[[], object] | None) -> None:
+        """Calls back, once and again, when it may have become ready; None ends that."""
+
+    @property
     def position(self) -> int:
         """The offset in the whole stream at which the last read ended; dropped bytes count."""
 

@@ -119,12 +119,10 @@ class InUse(AbstractContextManager[None]):
         self._live = live
 
     def __enter__(self) -> None:
-        self._live.use.count += 1
-        self._live.touch()
+        self._live.begin_use()
 
     def __exit__(self, *_: object) -> None:
-        self._live.use.count -= 1
-        self._live.touch()
+        self._live.end_use()
 
 
 class Live:
@@ -260,6 +258,14 @@ class Live:
         self.use.touch()
         if self.parent is not None:
             self.parent.touch()
+
+    def begin_use(self) -> None:
+        self.use.count += 1
+        self.touch()
+
+    def end_use(self) -> None:
+        self.use.count -= 1
+        self.touch()
 
     def in_use(self) -> InUse:
         """Counts as a use until its block ends."""
