@@ -176,6 +176,20 @@ async def test_a_live_run_gives_output_as_it_comes(rig: Rig, session: str) -> No
     await run.kill()
 
 
+async def test_a_stream_that_never_pauses_keeps_the_other_from_nothing(rig: Rig, session: str) -> None:
+    run = await rig.service.runs.start(ALICE, RunSpec(session, "yes & read line; echo $line >&2; wait"))
+    sent = False
+    async for chunk in run.output():
+        if chunk.stream == 2:
+            assert chunk.data == b"now\n"
+            break
+        if not sent:
+            sent = True
+            await run.write_stdin(b"now\n")
+    await run.kill()
+    await rig.wait_until_alone(session)
+
+
 async def test_the_stdin_of_a_live_run_may_come_with_it(rig: Rig, session: str) -> None:
     run = await rig.service.runs.start(ALICE, RunSpec(session, argv=(b"cat",), stdin=b"all of it"))
     assert b"".join([chunk.data async for chunk in run.output()]) == b"all of it"

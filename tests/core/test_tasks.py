@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from k8e.core.model import RunSpec
-from k8e.core.tasks import Tasks, do_in_turn, stop
+from k8e.core.tasks import Tasks, do_by, do_in_turn, stop
 from tests.core.rig import ALICE, open_rig
 from tests.sandboxes import needs_root
 
@@ -23,6 +25,70 @@ async def test_what_is_under_way_may_finish() -> None:
     tasks.spawn(work(2))
     await tasks.close(60.0)
     assert done == [2, 1, 0]
+
+
+async def test_work_that_need_not_wait_is_done_by_any_time() -> None:
+    async def work() -> str:
+        return "done"
+
+    assert await do_by(0.0, work()) == "done"
+
+
+async def test_work_that_waits_has_its_time_and_its_own_task() -> None:
+    loop, tasks = asyncio.get_running_loop(), []
+
+    async def work() -> str:
+        tasks.append(asyncio.current_task())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await asyncio.sleep(0.001)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await loop.create_future()
+        tasks.append(asyncio.current_task())
+        return "done"
+
+    assert await do_by(loop.time() + 60, work()) == "done"
+    assert tasks == [asyncio.current_task()] * 2
+
+
+async def test_work_that_takes_too_long_is_ended_and_cleans_up() -> None:
+    loop, ended = asyncio.get_running_loop(), []
+
+    async def work() -> None:
+        try:
+            await loop.create_future()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    with pytest.raises(TimeoutError):
+        await do_by(loop.time() + 0.01, work())
+    assert ended == [True]
+
+
+async def test_a_caller_that_leaves_takes_its_work_with_it_and_its_errors_are_the_callers() -> None:
+    loop, ended = asyncio.get_running_loop(), []
+
+    async def work() -> None:
+        try:
+            await loop.create_future()
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    caller = asyncio.create_task(do_by(loop.time() + 60, work()))
+    await asyncio.sleep(0)
+    await stop(caller)
+    assert (caller.cancelled(), ended) == (True, [True])
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await do_by(loop.time() + 60, fail())
 
 
 async def test_work_goes_on_when_its_caller_leaves() -> None:

@@ -259,7 +259,8 @@ async def test_a_transport_that_is_closed_has_no_client() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         _, writer = await asyncio.open_connection(sock=ours)
-        assert not connection.is_gone(writer)
+        departure = connection.Departure(writer)
+        assert not departure.is_gone()
         writer.transport.abort()
         await writer.wait_closed()
-        assert connection.is_gone(writer)
+        assert departure.is_gone()

@@ -26,7 +26,14 @@ from k8e.link.codec.records import (
     parse_outcome,
     parse_stage,
 )
-from k8e.link.codec.requests import FileRequest, effective_window, encode_attach, encode_exec, milliseconds
+from k8e.link.codec.requests import (
+    Environments,
+    FileRequest,
+    effective_window,
+    encode_attach,
+    encode_exec,
+    milliseconds,
+)
 from k8e.link.errors import ProtocolViolation, Stage
 from k8e.link.model import (
     Cause,
@@ -58,6 +65,13 @@ cuts = st.lists(st.integers(1, 50), max_size=60)
 @given(strategies.specs)
 def test_a_spec_comes_back_as_it_was(spec: ExecSpec) -> None:
     assert decode_exec(encode_exec(spec)) == spec
+
+
+@given(st.lists(strategies.specs, min_size=1, max_size=5))
+def test_an_environment_that_is_encoded_once_is_never_that_of_another_command(specs: list[ExecSpec]) -> None:
+    environments = Environments()
+    for spec in [*specs, *specs, *reversed(specs)]:
+        assert encode_exec(spec, environments.encode(spec.env)) == encode_exec(spec)
 
 
 @given(strategies.file_requests)

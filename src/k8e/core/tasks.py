@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 from k8e.core.errors import Fault
@@ -31,6 +32,37 @@ async def wait_first(*work: asyncio.Future[Any], timeout: float | None = None) -
     """Returns when one of them is done, however it ended, or after `timeout` seconds; whether one is."""
     done, _ = await asyncio.wait(work, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
+
+
+async def do_by(due: float, work: Coroutine[Any, Any, T]) -> T:
+    """Does the work in the caller's own task. Raises TimeoutError at `due`, in the loop's time, as asyncio.timeout_at
+    has it; but work that need not wait costs no timer."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    async with asyncio.timeout_at(due):
+        return await _go_on(work, waits_for)
+
+
+@types.coroutine
+def _go_on(work: Coroutine[Any, Any, T], waits_for: object) -> Generator[object, Any, T]:
+    """Work whose first steps are done: it waits for something."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - all are for the work
+                waits_for = work.throw(error)
+            else:
+                waits_for = work.send(sent)
+    except StopIteration as done:
+        value: T = done.value
+        return value
 
 
 async def stop(*work: asyncio.Task[Any]) -> None:

@@ -132,7 +132,7 @@ def run_daemon(
     # A client that found no socket may have started this daemon while another one was still stopping.
     lock = take_lock(paths.lock, SUCCESSION if detached else 0)
     handler = LogFile(paths.log, maxBytes=LOG_SIZE, backupCount=1) if detached else logging.StreamHandler()
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     # Of each record only what the format shows: every command logs two.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -159,6 +159,14 @@ class LineFormatter(logging.Formatter):
 
     _second = -1
     _text = ""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info or record.stack_info:
+            return super().format(record)
+        return f"{self.formatTime(record)} {record.levelname} {record.name} {record.getMessage()}"
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
         if int(record.created) != self._second:

@@ -29,6 +29,7 @@ class RequestMemory:
         self._patience = patience
         self._held: collections.Counter[Payer] = collections.Counter()
         self._waiting: collections.Counter[Payer] = collections.Counter()
+        self._patient = 0  # callers of `wait`
         self._freed = asyncio.Event()
         self.total = 0
 
@@ -48,13 +49,18 @@ class RequestMemory:
         self._held[payer] -= size
         if not self._held[payer]:
             del self._held[payer]
-        self._freed.set()
-        self._freed = asyncio.Event()
+        if self._patient:
+            self._freed.set()
+            self._freed = asyncio.Event()
 
     async def wait(self, payer: Payer, size: int) -> None:
         """Waits until the bytes fit, as long as it takes."""
-        while not self.fits(payer, size):
-            await self._freed.wait()
+        self._patient += 1
+        try:
+            while not self.fits(payer, size):
+                await self._freed.wait()
+        finally:
+            self._patient -= 1
 
     async def wait_briefly(self, payer: Payer, size: int) -> None:
         """Waits until the bytes fit. Raises Fault when they do not fit soon."""

@@ -34,10 +34,13 @@ class Links:
         return lock
 
     def is_ending(self, sandbox: str) -> bool:
-        return bool(self._ending[sandbox])
+        return sandbox in self._ending
 
     async def open(self, sandbox: str, dial: Dial | None = None) -> AgentLink:
         """`dial`: how, if it is just being started."""
+        link = self._open.get(sandbox)
+        if link is not None and link.failure is None and sandbox not in self._ending:
+            return link  # as for nearly every command
         async with self.lock(sandbox):
             if self._ending[sandbox]:
                 raise LinkLost("the sandbox is being ended")

@@ -107,14 +107,14 @@ class Channel:
             raise ProtocolViolation(f"{kind.__name__} for {self.subject}, which is {self.state.value}")
         if isinstance(frame, Data):
             self._get_stream(frame.stream).receive(frame.offset, frame.content)
-        elif isinstance(frame, Ack):
-            self._get_outbound().acknowledge(frame.offset)
-            self.pump()
         elif isinstance(frame, Eof):
             if frame.stream == TO_SANDBOX:
                 self._get_outbound().abort(frame.offset)
             else:
                 self._get_stream(frame.stream).finish(frame.offset)
+        elif isinstance(frame, Ack):
+            self._get_outbound().acknowledge(frame.offset)
+            self.pump()
         elif isinstance(frame, Opened):
             self._receive_opened(frame.payload)
         else:

@@ -83,9 +83,10 @@ class AgentLink(Files):
         subject = ascii(b" ".join(spec.argv)[:_SHOWN])[1:]
         if spec.parked and self._mux.generation < PARKING_GENERATION:
             spec = replace(spec, parked=False)
-        channel = CommandChannel(self._mux, self._mux.new_id(), spec, subject=subject)
+        environment = self._mux.environments.encode(spec.env)
+        channel = CommandChannel(self._mux, self._mux.new_id(), spec, subject=subject, environment=environment)
         try:
-            async with deadline(self._mux.timing.reply, f"starting {subject}"):
+            async with self._mux.reply_deadline(f"starting {subject}"):
                 await self._mux.begin(channel)
                 await channel.wait_opened()
         except BaseException:

@@ -29,9 +29,11 @@ class CommandChannel(Channel):
         *,
         hold: bool = False,
         keep: int = 0,
+        environment: bytes | None = None,
     ) -> None:
         """Without a spec the command runs already: the channel attaches to it and reads its output from `starts` on.
-        With `hold` the agent keeps what was read, or the last `keep` bytes of it."""
+        With `hold` the agent keeps what was read, or the last `keep` bytes of it. `environment`: the spec's, where that
+        is encoded already."""
         self._hold = hold
         self._may_be_parked = spec is not None and spec.parked
         self._directory = spec.cwd if spec is not None else b""
@@ -40,7 +42,7 @@ class CommandChannel(Channel):
             # An earlier daemon chose the window; this one does not know it.
             window = effective_window(1 << 20)
         else:
-            request = Request(command, FrameType.EXEC, encode_exec(spec))
+            request = Request(command, FrameType.EXEC, encode_exec(spec, environment))
             window = effective_window(spec.window)
         super().__init__(sender, request, subject or f"command {command:016x}")
         self.inbound = {
@@ -185,6 +187,10 @@ class AgentProcess:
         return self._channel.attachment.copied
 
     @property
+    def ended(self) -> bool:
+        return self._channel.result is not None or self._channel.error is not None
+
+    @property
     def stdout(self) -> Inbound:
         return self._channel.inbound[OUTPUT]
 
@@ -246,17 +252,25 @@ class AgentProcess:
         """Returns how the command ended and lets the agent forget it, unless it was held. Raises LinkTimeout when the
         result is overdue and no output waits for the caller to read it."""
         heard = -1
-        while self._channel.result is None and self._channel.error is None:
-            try:
-                async with asyncio.timeout_at(self._due):
-                    await self._channel.changed.wait()
-            except TimeoutError:
-                progress = self.stdout.received + self.stderr.received
-                unread = self.stdout.queued + self.stderr.queued
-                if self._channel.state is State.OPEN and not unread and progress == heard:
-                    raise LinkTimeout(f"{self._channel.subject} should have ended by now") from None
-                heard = progress
-                self._due = asyncio.get_running_loop().time() + self._mux.timing.margin
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None  # not asyncio.timeout: for a short command that is half of the wait
+        try:
+            while not self.ended:
+                if self._due is not None and loop.time() >= self._due:
+                    progress = self.stdout.received + self.stderr.received
+                    unread = self.stdout.queued + self.stderr.queued
+                    if self._channel.state is State.OPEN and not unread and progress == heard:
+                        raise LinkTimeout(f"{self._channel.subject} should have ended by now")
+                    heard = progress
+                    self._due = loop.time() + self._mux.timing.margin
+                if self._due is not None and (timer is None or timer.when() != self._due):
+                    if timer is not None:
+                        timer.cancel()
+                    timer = loop.call_at(self._due, self._channel.changed.notify)
+                await self._channel.changed.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
         return self._take_outcome()
 
     def _take_outcome(self) -> Outcome:

@@ -190,6 +190,13 @@ class ByteReader(Protocol):
         end."""
 
     @property
+    def ready(self) -> bool:
+        """Whether `read_all` returns, or raises, at once."""
+
+    def listen(self, callback: Callable[[], object] | None) -> None:
+        """Calls back, once and again, when it may have become ready; None ends that."""
+
+    @property
     def position(self) -> int:
         """The offset in the whole stream at which the last read ended; dropped bytes count."""
 
@@ -219,6 +226,10 @@ class Process(Protocol):
     @property
     def copied(self) -> bool:
         """Whether that is a template's copy: the next one waits for another command already."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `wait` returns at once."""
 
     @property
     def stdout(self) -> ByteReader: ...

@@ -20,9 +20,10 @@ SMALL = 4096
 class Notifier:
     """Wakes all waiters. Each then checks its own condition, so a cancelled waiter loses nothing."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_waiters", "listener")
 
     def __init__(self) -> None:
+        self.listener: Callable[[], object] | None = None  # called as well
         self._waiters: list[asyncio.Future[None]] = []
 
     async def wait(self) -> None:
@@ -31,6 +32,8 @@ class Notifier:
         await waiter
 
     def notify(self) -> None:
+        if self.listener is not None:
+            self.listener()
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -170,6 +173,9 @@ class Inbound:
     def ready(self) -> bool:
         """Whether `read` would return at once."""
         return bool(self._queue) or self.complete or self.error is not None
+
+    def listen(self, callback: Callable[[], object] | None) -> None:
+        self._changed.listener = callback
 
     async def read(self) -> bytes:
         """Returns the next bytes, b"" at the end. Bytes that arrived before the link failed can still be read."""

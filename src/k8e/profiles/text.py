@@ -18,10 +18,12 @@ def to_json(value: object) -> bytes:
     but not DEL, not the C1 set (where one character begins a command, as ESC [ does), and nothing that reverses or
     hides text. A lone surrogate, which stands for an invalid byte, becomes a JSON escape, too."""
     import json
-    import re
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    text = re.sub(_ACTING, lambda found: _escape(found[0]), text)
+    if not text.isascii() or "\x7f" in text:
+        import re
+
+        text = re.sub(_ACTING, lambda found: _escape(found[0]), text)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 
 from k8e.core.access.access import Payer
+from k8e.delays import Delays
 
 
 class Turns:
@@ -21,6 +23,7 @@ class Turns:
         self._held: collections.Counter[Payer] = collections.Counter()
         # In the order in which the queues come next.
         self._queues: dict[Payer, collections.deque[asyncio.Future[None]]] = {}
+        self._brief: dict[float, Delays] = {}  # by the seconds for which a place is given
 
     @asynccontextmanager
     async def take(self, payer: Payer) -> AsyncIterator[None]:
@@ -38,8 +41,11 @@ class Turns:
                 async with asyncio.timeout_at(due):
                     await self.acquire(payer)
             except TimeoutError:
-                return _BriefPlace(None, payer, seconds)
-        return _BriefPlace(self, payer, seconds)
+                return contextlib.nullcontext()
+        delays = self._brief.get(seconds)
+        if delays is None:
+            delays = self._brief[seconds] = Delays(seconds)
+        return _BriefPlace(self, payer, delays)
 
     async def acquire(self, payer: Payer) -> None:
         """The place is taken until `release`."""
@@ -102,12 +108,13 @@ class Turns:
 class _BriefPlace(AbstractContextManager[None]):
     """Given back at the end of the block, or by its timer before."""
 
-    __slots__ = ("_payer", "_timer", "_turns")
+    __slots__ = ("_delays", "_number", "_payer", "_turns")
 
-    def __init__(self, turns: Turns | None, payer: Payer, seconds: float) -> None:
-        self._turns = turns  # None: there is no place to give back, or no longer
+    def __init__(self, turns: Turns, payer: Payer, delays: Delays) -> None:
+        self._turns: Turns | None = turns  # None: the place is given back
         self._payer = payer
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._give_back)
+        self._delays = delays
+        self._number = delays.add(self._give_back)
 
     def _give_back(self) -> None:
         if self._turns is not None:
@@ -115,5 +122,5 @@ class _BriefPlace(AbstractContextManager[None]):
             self._turns = None
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        self._delays.remove(self._number)
         self._give_back()

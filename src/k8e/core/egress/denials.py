@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Final
 from weakref import WeakSet
 
-from k8e.core.model import Denial, Denials
+from k8e.core.model import NONE_DENIED, Denial, Denials
 from k8e.engine import Refusal
 from k8e.policy import AddressKind, find_opening, kind_of
 
@@ -85,6 +85,8 @@ class Notes:
 
     def since(self, mark: Mark, session_id: str) -> Denials:
         """`session_id` is empty when there is no session whose list could be changed."""
+        if mark.since == self._last and not mark.lost:
+            return NONE_DENIED  # as for most runs
         found = [self._refusals[key] for key, number in self._numbers.items() if number > mark.since]
         return show(found, session_id, mark.lost)
 

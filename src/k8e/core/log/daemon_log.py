@@ -15,12 +15,14 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:/@+-]+")
 
 
 def format_event(event: str, fields: dict[str, object]) -> str:
-    return " ".join([event, *(f"{name}={_quote(value)}" for name, value in fields.items())])
+    return " ".join([event, *[f"{name}={_quote(value)}" for name, value in fields.items()]])
 
 
 def _quote(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
+    if isinstance(value, int):
+        return str(value)
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 

@@ -61,7 +61,8 @@ class Endings:
         """The record of a run with an outcome; `alone`: no other command ran beside it."""
         kills = (await self._sessions.examine(live)).oom_kills - record.oom_before
         oom = suspect_oom(outcome.exit_code, outcome.signal, kills=kills, alone=alone)
-        return record_outcome(record, outcome, oom=oom, stdout=stdout, stderr=stderr)
+        finished = self._parts.clock.wall()
+        return record_outcome(record, outcome, oom=oom, stdout=stdout, stderr=stderr, finished=finished)
 
     async def finish(self, live: Live, record: RunRecord, mark: Mark, outcome: Outcome) -> RunResult:
         """A foreground run has an outcome."""
@@ -179,7 +180,7 @@ class Endings:
             duration_ms=record.duration_ms,
         )
         note("run_ended", run=record.run_id, sandbox=record.sandbox, status=status, exit_code=record.exit_code)
-        return replace(record, finished=self._parts.clock.wall())
+        return record if record.finished is not None else replace(record, finished=self._parts.clock.wall())
 
 
 def record_outcome(
@@ -189,11 +190,13 @@ def record_outcome(
     oom: bool = False,
     stdout: int = OUTPUT_LIMIT,
     stderr: int = OUTPUT_LIMIT,
+    finished: float | None = None,
 ) -> RunRecord:
     """`oom` is what `suspect_oom` found; `stdout` and `stderr` are how many bytes of each stream are kept at most."""
     status, code = judge(outcome.exit_code, outcome.signal, outcome.cause, oom=oom)
     return replace(
         record,
+        finished=finished,
         status=status,
         exit_code=code,
         stdout_bytes=outcome.stdout_bytes,

@@ -20,7 +20,6 @@ from k8e.link.errors import LinkError
 from k8e.link.model import ByteReader, Outcome, Process, Scope, TerminalSize
 
 TIDY: Final = 10.0  # seconds for the end of a sandbox that a result waits for
-_AHEAD: Final = 2  # chunks read before the caller asks for them; each is at most what the link has room for
 
 
 @contextlib.contextmanager
@@ -36,6 +35,26 @@ def _ended_with(limit: asyncio.Timeout, gone: asyncio.Future[Any]) -> Iterator[N
         yield
     finally:
         gone.remove_done_callback(end)
+
+
+class News:
+    """Wakes the one who waits for any of several things, and looks then which it is."""
+
+    __slots__ = ("_waiter",)
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self, _: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
 
 class Overdue(Exception):
@@ -69,8 +88,7 @@ class ForegroundRun:
         self._collecting = settled is not None
         self._broken = False
         self._left: Callable[[], asyncio.Future[None] | None] = lambda: None
-        self._use = contextlib.ExitStack()
-        self._use.enter_context(live.in_use())
+        live.begin_use()
         self.settled = settled or tasks.spawn(self._settle(), watched=True)
 
     @property
@@ -88,25 +106,35 @@ class ForegroundRun:
     # Output
 
     async def output(self) -> AsyncGenerator[Chunk, None]:
+        """Each chunk is all that a stream has when the caller asks for the next. No task reads ahead: the link does."""
         ended = False
-        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_AHEAD)
-        pumps = [
-            asyncio.create_task(self._pump(1, self._process.stdout, queue)),
-            asyncio.create_task(self._pump(2, self._process.stderr, queue)),
-        ]
-        watch = asyncio.create_task(self._watch(queue))
+        news = News()
+        readers = {1: self._process.stdout, 2: self._process.stderr}
+        for reader in readers.values():
+            reader.listen(news.tell)
+        ends = (self._gone, self.settled)
+        for end in ends:
+            end.add_done_callback(news.tell)
         try:
-            open_streams = len(pumps)
-            while open_streams:
-                chunk = await queue.get()
-                if chunk is not None:
-                    yield chunk
-                    continue
-                open_streams = 0 if self._lost else open_streams - 1
+            while readers:
+                if (stream := next((number for number, reader in readers.items() if reader.ready), None)) is not None:
+                    pieces = await self._read(readers[stream])
+                    if pieces:
+                        # Behind the other one: a stream that never pauses does not keep the other from being read.
+                        readers[stream] = readers.pop(stream)
+                        yield Chunk(stream, pieces)
+                    else:
+                        del readers[stream]
+                elif self._lost:
+                    break
+                else:
+                    await news.wait()
             ended = True
         finally:
-            for task in (*pumps, watch):
-                task.cancel()
+            for reader in (self._process.stdout, self._process.stderr):
+                reader.listen(None)
+            for end in ends:
+                end.remove_done_callback(news.tell)
             if not ended:
                 self.leave()
 
@@ -114,18 +142,12 @@ class ForegroundRun:
     def _lost(self) -> bool:
         return self._broken or self._gone.done()
 
-    async def _pump(self, stream: int, reader: ByteReader, queue: asyncio.Queue[Chunk | None]) -> None:
+    async def _read(self, reader: ByteReader) -> tuple[bytes, ...]:
         try:
-            while pieces := await reader.read_all():
-                await queue.put(Chunk(stream, pieces))
+            return await reader.read_all()
         except LinkError:
             self._broken = True  # the result says what it means
-        await queue.put(None)
-
-    async def _watch(self, queue: asyncio.Queue[Chunk | None]) -> None:
-        await wait_first(self._gone, self.settled)
-        if self._lost:
-            await queue.put(None)
+            return ()
 
     async def collect(self, stdin: bytes) -> RunResult:
         """All of it: both streams within bounds, and the result. Called once, by the task that is `settled`."""
@@ -141,6 +163,8 @@ class ForegroundRun:
         content, errors = stdout.take(), stderr.take()
         # Also says what a broken connection cost.
         truncated = result.stdout_bytes > len(content) or result.stderr_bytes > len(errors)
+        if not content and not errors and truncated == result.truncated:
+            return result
         return replace(result, stdout=content, stderr=errors, truncated=truncated)
 
     # Input
@@ -216,9 +240,11 @@ class ForegroundRun:
                 return await self._endings.conclude(self.live, self._count(), error)
             return await self._endings.finish(self.live, self.record, self._mark, outcome)
         finally:
-            self._use.close()
+            self.live.end_use()
 
     async def _wait(self) -> Outcome:
+        if self._process.ended:  # as a short command has, whose start and end come together
+            return await self._process.wait()
         limit = asyncio.timeout_at(self._due)
         try:
             async with limit:

@@ -76,7 +76,9 @@ class Launcher:
         if not before.alive:
             self._endings.withdraw(record)
             raise describe_loss(live)
-        return replace(record, oom_before=before.oom_kills), live.refusals.mark()
+        if before.oom_kills:
+            record = replace(record, oom_before=before.oom_kills)
+        return record, live.refusals.mark()
 
     async def record_unreachable(self, live: Live, record: RunRecord, about: Facts) -> None:
         """Puts a run on record whose sandbox cannot be reached."""
@@ -143,11 +145,14 @@ async def place_run(opened: Opened, plan: ExecSpec, spec: RunSpec) -> ExecSpec:
     if spec.user:
         with translated("finding the user"):
             place = await place_user(opened.sandbox, place, opened.live.session, spec.user)
+    env = opened.live.environment(place.env)
     terminal = ((b"TERM", spec.terminal.term.encode()),) if spec.terminal and spec.terminal.term else ()
+    if terminal or plan.env:
+        env = tuple(dict((*env, *terminal, *plan.env)).items())  # later ones win
     return replace(
         plan,
         argv=complete_argv(place, plan.argv) if spec.entrypoint else plan.argv,
-        env=tuple(dict((*place.env, *opened.live.env, *terminal, *plan.env)).items()),  # later ones win
+        env=env,
         cwd=plan.cwd or opened.live.session.workdir.encode() or place.workdir,
         identity=place.user,
         keep_capabilities=place.capable,

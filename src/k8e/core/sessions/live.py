@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -111,6 +110,21 @@ class HostsState:
     unsaved: bool = False  # the list in force is not the one on record
 
 
+class InUse(AbstractContextManager[None]):
+    """A use of a session: every command is two, and a generator would cost each three times as much."""
+
+    __slots__ = ("_live",)
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def __enter__(self) -> None:
+        self._live.begin_use()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.end_use()
+
+
 class Live:
     def __init__(
         self,
@@ -123,7 +137,12 @@ class Live:
     ) -> None:
         self._record = record
         self._env = env
+        self._merged: tuple[Variables, Variables, Variables] = ((), (), ())
         self._clock = clock
+        # These never change.
+        self.sandbox = record.sandbox
+        self.session_id = record.session.session_id
+        self.name: Name = (record.session.owner, record.session.tenant, record.session.session_id)
         self.payer = find_payer(record.session.owner, record.session.tenant)
         self.stored = stored
         self.parent = parent
@@ -156,23 +175,20 @@ class Live:
     def env(self) -> Variables:
         return self._env
 
-    @property
-    def sandbox(self) -> str:
-        return self._record.sandbox
-
-    @property
-    def session_id(self) -> str:
-        return self.session.session_id
+    def environment(self, base: Variables) -> Variables:
+        """The session's variables upon those that every command of its sandbox has: the same tuple each time, so that
+        the link encodes it once."""
+        known, own, merged = self._merged
+        if base is not known or self._env is not own:
+            merged = tuple(dict((*base, *self._env)).items())
+            self._merged = (base, self._env, merged)
+        return merged
 
     @property
     def identity(self) -> dict[str, object]:
         """For the audit log."""
         owner, tenant, session_id = self.name
         return {"session": session_id, "sandbox": self.sandbox, "owner": owner, "tenant": tenant}
-
-    @property
-    def name(self) -> Name:
-        return self.session.owner, self.session.tenant, self.session.session_id
 
     def show(self) -> Session:
         children = tuple(child.session_id for child in self.children)
@@ -187,7 +203,7 @@ class Live:
     @property
     def usable(self) -> bool:
         """Whether commands can run in it."""
-        return self.phase is Phase.ACTIVE
+        return self._record.session.phase is Phase.ACTIVE
 
     @property
     def stopped(self) -> bool:
@@ -243,15 +259,17 @@ class Live:
         if self.parent is not None:
             self.parent.touch()
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def begin_use(self) -> None:
         self.use.count += 1
         self.touch()
-        try:
-            yield
-        finally:
-            self.use.count -= 1
-            self.touch()
+
+    def end_use(self) -> None:
+        self.use.count -= 1
+        self.touch()
+
+    def in_use(self) -> InUse:
+        """Counts as a use until its block ends."""
+        return InUse(self)
 
     @property
     def alone(self) -> bool:

@@ -10,8 +10,9 @@ import contextlib
 import enum
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, get_type_hints
 
@@ -207,6 +208,22 @@ def _find_codec(kind: object) -> Codec:
     return _CODECS.get(kind, _PLAIN)
 
 
+class _Columns:
+    """Fields that are written together. Every command writes two rows, of values that are nearly all kept as they are:
+    these are taken all at once."""
+
+    def __init__(self, fields: Sequence[tuple[str, str, Codec]]) -> None:
+        self._columns = tuple(column for _, column, _ in fields)
+        self._values: Callable[[Any], tuple[object, ...]] = attrgetter(*(name for name, _, _ in fields))
+        self._written = [(column, codec.write) for _, column, codec in fields if codec.write is not _keep]
+
+    def write(self, record: object) -> dict[str, object]:
+        values = dict(zip(self._columns, self._values(record), strict=True))
+        for column, write in self._written:
+            values[column] = write(values[column])
+        return values
+
+
 class Fields(Generic[T]):
     """The fields of a record as columns; `within`: fields that are records themselves, in the same row."""
 
@@ -224,19 +241,24 @@ class Fields(Generic[T]):
         hints = get_type_hints(record)
         names = [name for name in hints if name not in left_out and name not in within]
         self._fields = [(name, columns.get(name, name), codecs.get(name) or _find_codec(hints[name])) for name in names]
+        self._all = _Columns(self._fields)
+        self._some: dict[frozenset[str], _Columns] = {}  # by the columns that were asked for
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Without those of records within."""
         return tuple(column for _, column, _ in self._fields)
 
-    def write_some(self, record: T, columns: Collection[str]) -> dict[str, object]:
+    def write_some(self, record: T, columns: frozenset[str]) -> dict[str, object]:
         """By the names of the columns, without those of records within."""
-        return {column: codec.write(getattr(record, name)) for name, column, codec in self._fields if column in columns}
+        some = self._some.get(columns)
+        if some is None:
+            some = self._some[columns] = _Columns([each for each in self._fields if each[1] in columns])
+        return some.write(record)
 
     def write(self, record: T) -> dict[str, object]:
         """By the names of the columns."""
-        values = {column: codec.write(getattr(record, name)) for name, column, codec in self._fields}
+        values = self._all.write(record)
         for name, fields in self._within.items():
             values |= fields.write(getattr(record, name))
         return values

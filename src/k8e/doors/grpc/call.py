@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -70,7 +70,7 @@ class Call:
         self._context = context
         self._message_limits = message_limits
         self._clock = clock
-        self._held = AsyncExitStack()
+        self._large: Payer | None = None  # who has a place among the large messages
         self._allocation = message_limits.memory.allocate(self.payer)
         self._task = asyncio.current_task()
 
@@ -106,19 +106,23 @@ class Call:
 
     async def read(self, kind: type[M], patience: float = PATIENCE) -> M | None:
         """Reads the next message, None after the last, and frees the one before."""
-        await self.free()
+        self.free()
         if self.admission is None:
             return await self._read_unauthenticated(kind)
         arrival = Arrival(self._message_limits, self.payer, self.give_up)
-        async with arrival.expect(patience):
+        await arrival.begin(patience)
+        try:
             content = await self._receive(Reading.SOON)
             arrival.finish()
             if content is grpc.aio.EOF:
                 return None
             assert isinstance(content, bytes)
             if len(content) > LARGE:
-                await self._held.enter_async_context(self._message_limits.large.take(self.payer))
+                await self._message_limits.large.acquire(self.payer)
+                self._large = self.payer
             await self._allocation.add(len(content))
+        finally:
+            arrival.end()
         return self._parse(kind, content)
 
     async def _read_unauthenticated(self, kind: type[M]) -> M | None:
@@ -149,7 +153,7 @@ class Call:
     async def read_idly(self, kind: type[M]) -> M | None:
         """Reads the next message of a call that may send nothing for hours; it takes no turn. The reader has to check
         that the message is small."""
-        await self.free()
+        self.free()
         content = await self._receive(Reading.IDLE)
         if content is grpc.aio.EOF:
             return None
@@ -167,10 +171,12 @@ class Call:
             self._connection.note_message(len(content))
         return content
 
-    async def free(self) -> None:
+    def free(self) -> None:
         """Frees the memory of the message before."""
         self._allocation.free()
-        await self._held.aclose()
+        if self._large is not None:
+            self._message_limits.large.release(self._large)
+            self._large = None
 
     async def read_one(self, kind: type[M]) -> M:
         message = await self.read(kind)

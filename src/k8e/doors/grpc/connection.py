@@ -7,7 +7,7 @@ import contextlib
 import enum
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from k8e.core.access.access import Payer
@@ -95,18 +95,16 @@ class Connection:
 
     # Bytes of messages that gRPC has not handed on
 
-    @contextlib.contextmanager
-    def open_call(self, call: Call, head: int) -> Iterator[None]:
-        """`head`: bytes of the call that belong to no message."""
+    def open_call(self, call: Call, head: int) -> None:
+        """`head`: bytes of the call that belong to no message. `close_call` has to follow."""
         self._calls.add(call)
         if self._buffered is not None:
             self._buffered.remove(head)
-        try:
-            yield
-        finally:
-            self._calls.discard(call)
-            if not self._calls and self._buffered is not None:
-                self._buffered.clear()
+
+    def close_call(self, call: Call) -> None:
+        self._calls.discard(call)
+        if not self._calls and self._buffered is not None:
+            self._buffered.clear()
 
     def note_message(self, size: int) -> None:
         """gRPC has handed on a message of that size."""

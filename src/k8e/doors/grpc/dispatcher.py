@@ -6,8 +6,7 @@ import asyncio
 import collections
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable
 from typing import Final
 
 import grpc
@@ -101,10 +100,19 @@ class Dispatcher:
                 where = (source, connection)
                 call = Call(context, admitted, self._message_limits, clock, *where, single=handler.single)
                 call.allow(handler.seconds)
-                async with self._counted(call):
-                    head = estimate_head(context.invocation_metadata() or ())
-                    with connection.open_call(call, head) if connection is not None else nullcontext():
+                remove = self._count(call)
+                try:
+                    if connection is None:
                         await handler.answer(call)
+                    else:
+                        connection.open_call(call, estimate_head(context.invocation_metadata() or ()))
+                        try:
+                            await handler.answer(call)
+                        finally:
+                            connection.close_call(call)
+                finally:
+                    remove()
+                    call.free()
                 return call.answer
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -122,21 +130,18 @@ class Dispatcher:
                 raise call.admission.ended from None
             raise too_slow() from None
 
-    @asynccontextmanager
-    async def _counted(self, call: Call) -> AsyncIterator[None]:
-        payer, identity = call.payer, call.admission.identity if call.admission else ""
+    def _count(self, call: Call) -> Callable[[], None]:
+        """Until the returned function is called."""
         if call.admission is None:
-            async with self._counted_unauthenticated(call):
-                yield
-            return
+            return self._count_unauthenticated(call)
+        payer, identity = call.payer, call.admission.identity
         if self._counts[payer] >= CALLS_PER_PAYER:
             error = f"{CALLS_PER_PAYER} calls at once is the most"
             raise Fault(Kind.EXHAUSTED, "too_many_calls", error, hint="Try again soon.", retry_after=1.0)
         self._counts[payer] += 1
         self._by_identity.setdefault(identity, set()).add(call)
-        try:
-            yield
-        finally:
+
+        def remove() -> None:
             self._counts[payer] -= 1
             if not self._counts[payer]:
                 del self._counts[payer]
@@ -144,19 +149,14 @@ class Dispatcher:
             calls.discard(call)
             if not calls:
                 del self._by_identity[identity]
-            await call.free()
 
-    @asynccontextmanager
-    async def _counted_unauthenticated(self, call: Call) -> AsyncIterator[None]:
+        return remove
+
+    def _count_unauthenticated(self, call: Call) -> Callable[[], None]:
         """Unauthenticated callers share a few calls. A new one evicts the oldest."""
         error = f"{UNAUTHENTICATED_CALLS} calls of callers who are not logged in, at once, is the most"
         too_many = Fault(Kind.EXHAUSTED, "too_many_calls", error, hint="Try again soon.", retry_after=1.0)
-        remove = self._unauthenticated.add(call.source, lambda: call.give_up(too_many))
-        try:
-            yield
-        finally:
-            remove()
-            await call.free()
+        return self._unauthenticated.add(call.source, lambda: call.give_up(too_many))
 
     def _log(self, name: str, who: str, problem: Fault | GrpcRefusal | None, seconds: float) -> None:
         # The refusal log has those of unauthenticated callers and limits them; here they would push out the rest.

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from k8e.core.access.access import Payer
 from k8e.core.access.turns import Turns
 from k8e.core.errors import Fault, Kind
+from k8e.delays import Delays
 from k8e.doors.grpc.errors import GrpcRefusal, stalled
 from k8e.doors.request_memory import RequestMemory
 
@@ -34,6 +35,7 @@ class MessageLimits:
         self.arriving = Turns(ARRIVING_ALL, each=ARRIVING_EACH)
         self.large = Turns(16, each=4)
         self.prompt = prompt
+        self.prompts = Delays(prompt)
         self._idle: collections.Counter[Payer] = collections.Counter()
         self._slow: collections.Counter[Payer] = collections.Counter()
 
@@ -69,30 +71,31 @@ class Arrival:
         self._payer = payer
         self._give_up = give_up
         self._slow = False
+        self._prompt = 0  # the first timer; nearly every message comes before it fires
         self._timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def expect(self, patience: float) -> AsyncIterator[None]:
+    async def begin(self, patience: float) -> None:
+        """Waits for the message's turn. `end` has to follow."""
         await self._limits.arriving.acquire(self._payer)
-        loop, prompt = asyncio.get_running_loop(), self._limits.prompt
-        self._timer = loop.call_later(prompt, self._become_slow, patience, loop.time() + prompt + patience)
-        try:
-            yield
-        finally:
-            self.finish()
-            if self._slow:
-                self._limits.remove_slow(self._payer)
-            else:
-                self._limits.arriving.release(self._payer)
+        self._prompt = self._limits.prompts.add(lambda: self._become_slow(patience, None))
+
+    def end(self) -> None:
+        self.finish()
+        if self._slow:
+            self._limits.remove_slow(self._payer)
+        else:
+            self._limits.arriving.release(self._payer)
 
     def finish(self) -> None:
         """The message is here; from now on the daemon is waited for, not the client."""
+        self._limits.prompts.remove(self._prompt)
         if self._timer is not None:
             self._timer.cancel()
 
-    def _become_slow(self, patience: float, until: float) -> None:
+    def _become_slow(self, patience: float, until: float | None) -> None:
         """Tries again later where there are too many slow messages."""
         loop = asyncio.get_running_loop()
+        until = loop.time() + patience if until is None else until
         if self._limits.add_slow(self._payer):
             self._slow = True
             self._limits.arriving.release(self._payer)

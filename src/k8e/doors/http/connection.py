@@ -16,10 +16,11 @@ from k8e.core.access.access import Payer
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import format_event
 from k8e.core.model import Caller
+from k8e.delays import Delays
 from k8e.doors.http.errors import HttpRefusal, describe, internal_error, malformed
 from k8e.doors.http.exchange import READ_SIZE, Exchange
 from k8e.doors.http.frames import BadFrame
-from k8e.doors.http.wire import Head, QuickHead, Wire
+from k8e.doors.http.wire import Event, Head, QuickHead, Wire
 from k8e.doors.request_memory import RequestMemory
 
 HEAD_SIZE: Final = 32 << 10
@@ -40,8 +41,10 @@ class HttpConnection(abc.ABC):
         *,
         head_patience: float,
         idle_patience: float = IDLE_PATIENCE,
+        idle: Delays | None = None,
         head_size: int = HEAD_SIZE,
     ) -> None:
+        """`idle`: the timers for `idle_patience`, of all connections that have the same."""
         task = asyncio.current_task()
         assert task is not None
         self.task: asyncio.Task[None] = task
@@ -51,6 +54,9 @@ class HttpConnection(abc.ABC):
         self._writer = writer
         self._head_patience = head_patience
         self._idle_patience = idle_patience
+        self._idle = idle or Delays(idle_patience)
+        self._departure = Departure(writer)
+        self._payer = Payer(caller.uid, "")
         self._wire = Wire(head_size)
         self._busy = False
         self._retired = False
@@ -70,7 +76,7 @@ class HttpConnection(abc.ABC):
             except h11.RemoteProtocolError as error:
                 await self.refuse(explain_malformed(error))
                 return
-            if head is None or is_gone(self._writer):
+            if head is None or self._departure.is_gone():
                 return
             self._busy = True
             await self._answer(head)
@@ -81,10 +87,27 @@ class HttpConnection(abc.ABC):
 
     async def _read_head(self) -> Head | None:
         """Reads the next request; None when the client has no more."""
-        started = limited = False
+        if self._wire.fresh:
+            # Most requests arrive as a whole. A client that is silent for too long is taken for one that has no more.
+            waiting = self._idle.add(self._reader.feed_eof)
+            try:
+                data = await self._reader.read(READ_SIZE)
+            finally:
+                self._idle.remove(waiting)
+            if not data:
+                return None
+            self._wire.receive_data(data)
+            event = self._wire.next_event()
+            if isinstance(event, QuickHead):
+                check_length(event)
+                return event
+            return await self._read_slow_head(event, started=True)
+        return await self._read_slow_head(self._wire.next_event(), started=False)
+
+    async def _read_slow_head(self, event: Event, *, started: bool) -> Head | None:
+        limited = False
         async with asyncio.timeout(self._idle_patience) as patience:
             while True:
-                event = self._wire.next_event()
                 if isinstance(event, QuickHead | h11.Request):
                     check_length(event)
                     return event
@@ -96,6 +119,7 @@ class HttpConnection(abc.ABC):
                 data = await self._reader.read(READ_SIZE)
                 started = started or bool(data)
                 self._wire.receive_data(data)
+                event = self._wire.next_event()
 
     async def _answer(self, head: Head) -> None:
         began = time.monotonic()
@@ -116,7 +140,7 @@ class HttpConnection(abc.ABC):
             self._log(head, exchange.status, time.monotonic() - began)
 
     def _begin(self) -> Exchange:
-        allocation = self._memory.allocate(Payer(self._caller.uid, ""))
+        allocation = self._memory.allocate(self._payer)
         return Exchange(self._caller, self._wire, self._reader, self._writer, allocation)
 
     @abc.abstractmethod
@@ -136,15 +160,21 @@ class HttpConnection(abc.ABC):
             await self._explain(self._begin(), refusal)
 
 
-def is_gone(writer: asyncio.StreamWriter) -> bool:
-    """Whether the client has left already. After a pause of the loop the request is read before the disconnect is
+class Departure:
+    """Tells whether a client has left already. After a pause of the loop the request is read before the disconnect is
     noticed, and the client was told that nothing was done."""
-    client: socket.socket = writer.get_extra_info("socket")
-    if client.fileno() < 0:
-        return True
-    poll = select.poll()
-    poll.register(client.fileno(), 0)
-    return bool(poll.poll(0))
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._client: socket.socket = writer.get_extra_info("socket")
+        self._poll: select.poll | None = None
+
+    def is_gone(self) -> bool:
+        if self._client.fileno() < 0:
+            return True
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._client.fileno(), 0)
+        return bool(self._poll.poll(0))
 
 
 def check_length(head: Head) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import os
 import socket
 import urllib.parse
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import h11
@@ -21,6 +22,7 @@ from k8e.doors.request_memory import Allocation
 from k8e.profiles.text import to_json
 
 READ_SIZE = 256 << 10
+_PARTS = 1000  # that one system call takes
 BODY_PATIENCE = 30.0  # between two pieces of a body
 WHOLE_PATIENCE = 300.0  # for all of one that is kept in memory
 # Room in the kernel for live output, two chunks of it: what does not fit in is copied, and waits for its turn in the
@@ -56,9 +58,12 @@ class Request:
         except ValueError as error:
             raise malformed("the query is malformed", str(error)) from error
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        parts = target[1:].split("/")
+        if "%" in target:
+            parts = [urllib.parse.unquote(part, errors="surrogateescape") for part in parts]
         return cls(
             event.method.decode("ascii"),
-            tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in target[1:].split("/")),
+            tuple(parts),
             dict(pairs),
             headers,
             content_type.decode("ascii", "replace"),
@@ -91,6 +96,7 @@ class Exchange:
         self.allocation = allocation  # bytes of the body in memory
         self.status = 0  # of the answer, once it has begun
         self._framed = False
+        self._client: socket.socket = writer.get_extra_info("socket")
         self._wire = wire
         self._reader = reader
         self._writer = writer
@@ -161,7 +167,7 @@ class Exchange:
 
     async def start_frames(self) -> None:
         self._framed = True
-        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OUTPUT_ROOM)
+        self._client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OUTPUT_ROOM)
         await self.start_pieces(frames.CONTENT_TYPE)
 
     async def start_pieces(self, content_type: str) -> None:
@@ -180,7 +186,9 @@ class Exchange:
 
     async def send_frame(self, kind: frames.FrameKind, *pieces: bytes) -> None:
         """Waits while the client does not read."""
-        await self._send(*self._wire.pack(frames.pack_header(kind, sum(map(len, pieces))), *pieces))
+        parts = self._wire.pack(frames.pack_header(kind, sum(map(len, pieces))), *pieces)
+        if rest := self._write_at_once(parts):
+            await self._send(*rest)
 
     async def end_frames(self, trailer: Mapping[str, str] | None = None) -> None:
         await self._send(self._wire.end(encode_fields(trailer or {})))
@@ -197,7 +205,22 @@ class Exchange:
         unread = self._wire.their_state is not h11.DONE
         return {"Connection": "close"} if unread else {}
 
-    async def _send(self, *parts: bytes) -> None:
+    def _write_at_once(self, parts: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """Gives the socket what it takes, and returns the rest: asyncio would join the parts first, and copy them."""
+        transport = self._writer.transport
+        if len(parts) > _PARTS or transport.is_closing() or transport.get_write_buffer_size():
+            return parts
+        try:
+            sent = os.writev(self._client.fileno(), parts)
+        except OSError:  # it is full, or the client has left: asyncio finds out which
+            return parts
+        for index, part in enumerate(parts):
+            if sent < len(part):
+                return (memoryview(part)[sent:], *parts[index + 1 :])
+            sent -= len(part)
+        return ()
+
+    async def _send(self, *parts: bytes | memoryview) -> None:
         if any(parts):
             self._writer.writelines(parts)
             await self._writer.drain()

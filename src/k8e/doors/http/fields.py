@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from k8e.core.errors import Fault, Kind, correct
 from k8e.doors.errors import invalid
 
+_DECODER = json.JSONDecoder()
 _OBJECT = "Send one JSON object: docs/http-api.md has its members."
 
 Value = TypeVar("Value")
@@ -20,7 +21,9 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 
 def decode_object(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        # What json.loads finds out about the encoding of any bytes takes as long as to decode these.
+        plain = body[:1] == b"{" and body[1:2] != b"\0"
+        value = _DECODER.decode(body.decode("utf-8", "surrogatepass")) if plain else json.loads(body)
     except (ValueError, RecursionError) as error:
         problem = "the request's body is not JSON"
         raise Fault(Kind.INVALID, "invalid_json", problem, detail=str(error), hint=_OBJECT) from error
@@ -40,9 +43,13 @@ class Fields:
         return name in self._values
 
     def take_text(self, name: str, default: str = "") -> str:
+        if name not in self._values:  # as most are not: nothing to check
+            return default
         return self._take(name, str, "a string", default)
 
     def take_flag(self, name: str) -> bool:
+        if name not in self._values:
+            return False
         return self._take(name, bool, "true or false", False)
 
     def take_number(self, name: str, default: float) -> float:

@@ -24,8 +24,9 @@ from k8e.core.contract import SandboxService
 from k8e.core.errors import Fault
 from k8e.core.log.daemon_log import format_event
 from k8e.core.model import Caller
+from k8e.delays import Delays
 from k8e.doors.acceptor import Acceptor, attach
-from k8e.doors.http.connection import HttpConnection, name_path
+from k8e.doors.http.connection import IDLE_PATIENCE, HttpConnection, name_path
 from k8e.doors.http.errors import HttpRefusal, describe
 from k8e.doors.http.exchange import Exchange, Request
 from k8e.doors.http.frames import FrameKind
@@ -60,6 +61,7 @@ class HttpServer:
         self.router = Router(handlers)
         self.memory = memory or RequestMemory()
         self.head_patience = head_patience
+        self.idle = Delays(IDLE_PATIENCE)
         self._disconnects = Disconnects()
         self._acceptor: Acceptor | None = None
         self._listener: socket.socket | None = None
@@ -135,7 +137,7 @@ class UnixConnection(HttpConnection):
     def __init__(
         self, server: HttpServer, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        super().__init__(caller, server.memory, reader, writer, head_patience=server.head_patience)
+        super().__init__(caller, server.memory, reader, writer, head_patience=server.head_patience, idle=server.idle)
         self._server = server
 
     async def _handle(self, exchange: Exchange, head: Head) -> None:

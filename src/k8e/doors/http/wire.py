@@ -64,6 +64,11 @@ class Wire:
     def their_state(self) -> State:
         return self._quick.their_state if self._quick is not None else self._slow.their_state
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of the next request is here."""
+        return self._untouched and self._quick is None
+
     def receive_data(self, data: bytes) -> None:
         if self._untouched and self._quick is None:
             self._quick = read_quickly(data)

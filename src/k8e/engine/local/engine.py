@@ -306,7 +306,7 @@ class LocalEngine:
         try:
             link = await self._links.open(sandbox)
             await self._resume_network(sandbox)
-            return link, await self._find_place(sandbox)
+            return link, self._places.get(sandbox) or await self._find_place(sandbox)
         except (LinkError, OSError) as error:
             raise EngineError("sandbox", f"{sandbox} does not answer: {error}") from error
 

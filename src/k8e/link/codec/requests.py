@@ -5,14 +5,16 @@ A value that the protocol cannot carry is a ValueError that names the field; no 
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from k8e.link.codec.frames import FrameType
 from k8e.link.codec.protocol import MAX_CONTROL, MAX_REQUEST, MAX_WINDOW, MIN_WINDOW, WINDOW_STEP
-from k8e.link.model import AGENT, ExecSpec, Identity, Rlimit, TerminalSize
+from k8e.link.model import AGENT, ExecSpec, Identity, Rlimit
 
 OWN_ID: Final = 0xFFFF_FFFF
 KEEP_MODE: Final = 0xFFFF_FFFF
@@ -62,7 +64,34 @@ def effective_window(window: int) -> int:
     return -(-window // WINDOW_STEP) * WINDOW_STEP
 
 
-def encode_exec(spec: ExecSpec) -> bytes:
+Variables = tuple[tuple[bytes, bytes], ...]
+
+
+class Environments:
+    """Encodes environments for one sandbox and remembers the last one: nearly all of its commands have the same."""
+
+    _KEPT: Final = 16 << 10  # a longer one is encoded each time: an idle link is to hold little
+
+    def __init__(self) -> None:
+        self._last: tuple[Variables, bytes] = ((), b"")
+
+    def encode(self, env: Variables) -> bytes:
+        last, content = self._last
+        if env is last:
+            return content
+        content = encode_environment(env)
+        if len(content) <= self._KEPT:
+            self._last = (env, content)
+        return content
+
+
+def encode_environment(env: Variables) -> bytes:
+    _check_range("number of variables in env", len(env), MAX_REQUEST)
+    return _encode_texts((_join_variable(name, value) for name, value in env), lambda at: f"env[{env[at][0]!r}]")
+
+
+def encode_exec(spec: ExecSpec, environment: bytes | None = None) -> bytes:
+    """`environment`: that of the spec, where it is encoded already."""
     if not spec.argv:
         raise ValueError("argv is empty")
     if not spec.cwd:
@@ -77,36 +106,79 @@ def encode_exec(spec: ExecSpec) -> bytes:
         | KEEP_CAPABILITIES * spec.keep_capabilities
         | PARKED * spec.parked
     )
-    size = spec.terminal or TerminalSize(0, 0)
-    fixed = _EXEC.pack(
+    size = spec.terminal
+    fixed = _encode_fixed(
         flags,
-        _encode_id("identity.uid", spec.identity.uid),
-        _encode_id("identity.gid", spec.identity.gid),
+        spec.identity.uid,
+        spec.identity.gid,
         timeout,
-        milliseconds("grace", spec.grace),
-        milliseconds("drain", spec.drain),
-        effective_window(spec.window),
-        _check_range("umask", spec.umask, 0o777),
-        _check_range("terminal.rows", size.rows, 0xFFFF),
-        _check_range("terminal.columns", size.columns, 0xFFFF),
-        _check_range("number of identity.groups", len(spec.identity.groups), 0xFFFF),
-        _check_range("number of rlimits", len(spec.rlimits), 0xFFFF),
-        _check_range("number of arguments", len(spec.argv), MAX_REQUEST),
-        _check_range("number of variables in env", len(spec.env), MAX_REQUEST),
+        spec.grace,
+        spec.drain,
+        spec.window,
+        spec.umask,
+        size.rows if size else 0,
+        size.columns if size else 0,
+        len(spec.identity.groups),
+        len(spec.rlimits),
+        len(spec.argv),
+        len(spec.env),
     )
     parts = [fixed]
     parts += [_U32.pack(_check_range("identity.groups", group, OWN_ID - 1)) for group in spec.identity.groups]
     parts += [_encode_rlimit(limit) for limit in spec.rlimits]
-    texts = [spec.cwd, *spec.argv, *(_join_variable(name, value) for name, value in spec.env)]
-    for index, text in enumerate(texts):
-        if b"\0" in text:
-            raise ValueError(f"{_name_text(spec, index)} contains a NUL byte")
-        parts.append(_U32.pack(len(text)))
-        parts.append(text)
+    parts.append(_encode_texts((spec.cwd, *spec.argv), lambda at: f"argv[{at - 1}]" if at else "cwd"))
+    parts.append(encode_environment(spec.env) if environment is None else environment)
     payload = b"".join(parts)
     if len(payload) > MAX_REQUEST:
         raise ValueError(f"argv and env take {len(payload)} bytes together, the limit is {MAX_REQUEST}")
     return payload
+
+
+@functools.lru_cache(maxsize=64)
+def _encode_fixed(
+    flags: int,
+    uid: int | None,
+    gid: int | None,
+    timeout: int,
+    grace: float,
+    drain: float,
+    window: int,
+    umask: int,
+    rows: int,
+    columns: int,
+    groups: int,
+    rlimits: int,
+    arguments: int,
+    variables: int,
+) -> bytes:
+    """The numbers at the beginning of EXEC: of most commands the same."""
+    return _EXEC.pack(
+        flags,
+        _encode_id("identity.uid", uid),
+        _encode_id("identity.gid", gid),
+        timeout,
+        milliseconds("grace", grace),
+        milliseconds("drain", drain),
+        effective_window(window),
+        _check_range("umask", umask, 0o777),
+        _check_range("terminal.rows", rows, 0xFFFF),
+        _check_range("terminal.columns", columns, 0xFFFF),
+        _check_range("number of identity.groups", groups, 0xFFFF),
+        _check_range("number of rlimits", rlimits, 0xFFFF),
+        _check_range("number of arguments", arguments, MAX_REQUEST),
+        _check_range("number of variables in env", variables, MAX_REQUEST),
+    )
+
+
+def _encode_texts(texts: Iterable[bytes], name: Callable[[int], str]) -> bytes:
+    """`name`: the field of one, which only a refusal needs."""
+    parts = []
+    for index, text in enumerate(texts):
+        if b"\0" in text:
+            raise ValueError(f"{name(index)} contains a NUL byte")
+        parts.append(_U32.pack(len(text)))
+        parts.append(text)
+    return b"".join(parts)
 
 
 def encode_park(spec: ExecSpec, loader: bytes, keep: float | None) -> bytes:
@@ -133,15 +205,6 @@ def _join_variable(name: bytes, value: bytes) -> bytes:
     if not name or b"=" in name:
         raise ValueError(f"env has the name {name!r}")
     return b"%b=%b" % (name, value)
-
-
-def _name_text(spec: ExecSpec, index: int) -> str:
-    """The field of a text of EXEC: only one that is refused needs it."""
-    if index == 0:
-        return "cwd"
-    if index <= len(spec.argv):
-        return f"argv[{index - 1}]"
-    return f"env[{spec.env[index - 1 - len(spec.argv)][0]!r}]"
 
 
 def encode_attach(stdout_from: int, stderr_from: int) -> bytes:

@@ -92,8 +92,12 @@ class McpConnection(HttpConnection):
         writer: asyncio.StreamWriter,
         patience: float,
     ) -> None:
-        limits = {"head_patience": patience, "idle_patience": patience}
-        super().__init__(Caller(REMOTE), endpoint.memory, reader, writer, **limits, head_size=HEAD_SIZE)
+        super().__init__(
+            *(Caller(REMOTE), endpoint.memory, reader, writer),
+            head_patience=patience,
+            idle_patience=patience,
+            head_size=HEAD_SIZE,
+        )
         self._endpoint = endpoint
         self._connection = connection
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import signal
 import time
@@ -24,6 +25,7 @@ _PAGE = 4096  # all that is needed of a file of the kernel's
 _OPEN_FILES = 256
 _KILLS = ("memory.events", "memory.oom_control")
 _BURSTS = (("cpu.cfs_quota_us", "cpu.cfs_burst_us"), ("cpu.max", "cpu.max.burst"))
+_OOM_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _THAWS = (("freezer.state", b"THAWED"), ("cgroup.freeze", b"0"))
 
 
@@ -97,11 +99,8 @@ class _OpenFiles:
 
 
 def _read_kills(content: bytes) -> int:
-    for line in content.splitlines():
-        key, _, value = line.partition(b" ")
-        if key == b"oom_kill":
-            return int(value)
-    return 0
+    found = _OOM_KILLS.search(content)
+    return int(found[1]) if found else 0
 
 
 def _walk(directory: str) -> list[str]:
