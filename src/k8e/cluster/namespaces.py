@@ -68,6 +68,10 @@ def enter_network(addresses: Addresses) -> None:
     # kube-proxy changes the address of such packets, but only of packets that have a route.
     _run("ip", "route", "add", str(addresses.services), "dev", "eth0")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
+    # A new namespace takes over the machine's value, which is 1 where an engine of k8e has run. With it the kernel
+    # drops every packet that Cilium redirects to its proxy: the way back to the pod is looked up by the mark that leads
+    # to the proxy, and so the pod's address counts as one of the node's own.
+    Path("/proc/sys/net/ipv4/conf/all/src_valid_mark").write_text("0\n")
 
 
 def _mount_points() -> Iterator[str]:
