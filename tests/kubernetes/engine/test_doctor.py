@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from tests.kubernetes.engine.rig import Site
 from tests.kubernetes.engine.test_daemon import Home, describe
+from tests.kubernetes.node.rig import run_on_node
 
 
 def examine(site: Site, folder: Path, **changes: str) -> tuple[int, dict[str, Any]]:
@@ -59,6 +63,46 @@ def test_a_network_that_enforces_nothing_is_noticed(site: Site, tmp_path: Path) 
         assert (policy["verdict"], "does not enforce" in policy["found"]) == ("failed", True)
         assert "Cilium" in policy["hint"]
     assert (status, report["safe"]) == (1, False)
+
+
+@contextlib.contextmanager
+def enforcing(site: Site) -> Iterator[None]:
+    """The node drops connections that pods begin, as a network does that lets no pod out before it knows that no policy
+    isolates it."""
+    table = f"test_{secrets.token_hex(4)}"
+    rules = (
+        f"add table ip {table}\n"
+        f"add chain ip {table} c {{ type filter hook forward priority -10; }}\n"
+        f"add rule ip {table} c ip saddr {site.cluster.addresses.node_pods} ct direction original drop\n"
+    )
+    run_on_node(site.cluster, "nft", "-f", "-", given=rules)
+    try:
+        yield
+    finally:
+        run_on_node(site.cluster, "nft", "delete", "table", "ip", table)
+
+
+def test_a_network_that_enforces_the_policy_is_noticed_too(site: Site, tmp_path: Path) -> None:
+    with site.kubectl.watch("pods") as pods, enforcing(site):
+        status, report = examine(site, tmp_path, egress="policy")
+        assert pods.stdout is not None
+        sandboxes: dict[str, dict[str, str]] = {}  # labels, by uid
+        gone: set[str] = set()
+        while len(gone) < 4:  # two of each runtime
+            event = json.loads(pods.stdout.readline())
+            meta = event["object"]["metadata"]
+            sandboxes.setdefault(meta["uid"], meta["labels"])
+            if event["type"] == "DELETED":
+                gone.add(meta["uid"])
+    checks = {each["runtime"]: verdicts(each["checks"]) for each in report["runtimes"]}
+    assert [checks[name]["network policy"] for name in ("native", "gvisor")] == ["ok", "ok"]
+    assert (status, report["safe"]) == (0, True)
+    # The rule above asks for no policy: the one that is there isolates every sandbox.
+    policies = json.loads(site.kubectl("get", "networkpolicies", "--output=json"))["items"]
+    closed = [each["spec"] for each in policies if "Egress" in each["spec"]["policyTypes"]]
+    assert not any(each.get("egress") for each in closed)
+    for labels in sandboxes.values():
+        assert any(each["podSelector"]["matchLabels"].items() <= labels.items() for each in closed), (closed, labels)
 
 
 def test_what_is_missing_is_named(site: Site, tmp_path: Path) -> None:

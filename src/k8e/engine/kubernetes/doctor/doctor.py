@@ -34,7 +34,7 @@ from k8e.engine.kubernetes.doctor.rights import (
 )
 from k8e.engine.kubernetes.doctor.subject import Subject
 from k8e.engine.kubernetes.engine import KubernetesEngine
-from k8e.engine.kubernetes.options import CILIUM, POLICY, ClusterOptions
+from k8e.engine.kubernetes.options import CILIUM, NODE, POLICY, ClusterOptions
 from k8e.engine.report import Check, Examination, Report, Verdict
 from k8e.link.errors import LinkError
 from k8e.link.noise import AGENT_PORT
@@ -49,6 +49,10 @@ _ROLES: Final = "the chart in deploy/helm, or deploy/kubernetes/gateway.yaml, ha
 _NETWORK: Final = (
     "use a network for the cluster that enforces NetworkPolicy (Cilium, Calico, kube-router, a cloud's own with its "
     "policies turned on); or, knowing what it means, set [kubernetes] egress to open"
+)
+_LISTS: Final = (
+    "the helper of a node needs a network whose packets pass the kernel's own hooks (docs/kubernetes-egress.md says "
+    'which do not); where it is Cilium, set [kubernetes] egress = "cilium"'
 )
 
 
@@ -188,10 +192,10 @@ async def _examine_runtime(engine: KubernetesEngine, options: ClusterOptions, ru
             Check("way to pods", Verdict.OK, "spoke to its agent", f"reached {subject.address}, port {AGENT_PORT}"),
             await _try("command", "ran a program", _run_command(subject)),
             await _try("no account", "looked for a token of Kubernetes", _find_token(subject)),
-            await _try(
-                "network policy", "connected from one sandbox to another", _cross(engine, subject, options), _NETWORK
-            ),
         ]
+        name_of_it, hint = ("list of hosts", _LISTS) if options.egress == NODE else ("network policy", _NETWORK)
+        tried = "connected from one sandbox to another"
+        checks.append(await _try(name_of_it, tried, _cross(engine, subject, options), hint))
     except EngineError as error:
         check = "way to pods" if error.control == "agent" else "pod"
         return Examination(report, (Check(check, Verdict.FAILED, "made a sandbox", error.cause, error.hint),))
@@ -223,9 +227,9 @@ async def _find_token(subject: Subject) -> str:
 
 
 async def _cross(engine: KubernetesEngine, subject: Subject, options: ClusterOptions) -> str:
-    """With two pods: a sandbox under `policy`, or with an empty list under `cilium`, reaches nothing, not even what the
-    gateway reaches."""
-    if options.egress not in (POLICY, CILIUM):
+    """With two pods: a sandbox under `policy`, or with an empty list under `cilium` and `node`, reaches nothing, not
+    even what the gateway reaches; and the helper of its node has seen the attempt."""
+    if options.egress not in (POLICY, CILIUM, NODE):
         raise Untested(f"[kubernetes] egress is {options.egress}: nothing is to be enforced")
     client = await subject.find_client()
     if client is None:
@@ -234,12 +238,23 @@ async def _cross(engine: KubernetesEngine, subject: Subject, options: ClusterOpt
     try:
         await engine.create(other, SandboxSpec(Runtime(subject.name.split("-")[1]), limits=LIMITS))
         address = await engine.find_address(other)
+        await engine.observe(subject.name)  # what was refused before
         done = await subject.run(*client, address, str(AGENT_PORT))
+        seen = await engine.observe(subject.name)
     finally:
         await _remove(engine, other)
+    if options.egress != NODE:
+        if done.exit_code == 0:
+            raise Broken(f"a sandbox reached {address}: the cluster's network does not enforce its policy")
+        return "a sandbox does not reach another, which the gateway reaches"
     if done.exit_code == 0:
-        raise Broken(f"a sandbox reached {address}: the cluster's network does not enforce its policy")
-    return "a sandbox does not reach another, which the gateway reaches"
+        raise Broken(f"a sandbox with an empty list reached {address}: the helper's rules are not asked")
+    if seen.refusals_unknown:
+        raise Broken("the helper of the node does not say what it refused; does the gateway reach its port?")
+    reasons = [each.reason for each in seen.refusals if each.address == address]
+    if not reasons:
+        raise Broken(f"a sandbox did not reach {address}, and it was not the helper that refused it")
+    return f"a sandbox with an empty list does not reach another, and its node's helper says why: {reasons[0]}"
 
 
 async def _clear(engine: KubernetesEngine) -> AsyncIterator[Check]:
