@@ -44,6 +44,8 @@ FILES = (
     "tests/engine/test_image_programs.py",
     "tests/engine/vm/test_availability.py",
     "tests/engine/vm/test_machines.py",
+    "tests/engine/vm/test_vm_commands.py",
+    "tests/engine/vm/test_guest.py",
     "tests/engine/vm/test_vm_doctor.py",
     "tests/engine/vm/test_vm_images.py",
     "tests/engine/vm/test_vm_sessions.py",

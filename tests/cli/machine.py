@@ -41,6 +41,7 @@ class Machine:
     folder: Path
     home: Path
     overrides: dict[str, str] = field(default_factory=dict)
+    deadline: float = field(default=DEADLINE, kw_only=True)  # of each command
 
     @property
     def env(self) -> dict[str, str]:
@@ -59,7 +60,7 @@ class Machine:
             input=stdin,
             capture_output=True,
             env={**self.env, **(env or {})},
-            timeout=DEADLINE,
+            timeout=self.deadline,
             cwd=self.home,
         )
         return Done(done.returncode, done.stdout, done.stderr)
@@ -70,7 +71,7 @@ class Machine:
     def shell(self, script: str) -> Done:
         """As a user would type it."""
         done = subprocess.run(
-            ["bash", "-c", script], capture_output=True, env=self.env, timeout=DEADLINE, cwd=self.home, input=b""
+            ["bash", "-c", script], capture_output=True, env=self.env, timeout=self.deadline, cwd=self.home, input=b""
         )
         return Done(done.returncode, done.stdout, done.stderr)
 

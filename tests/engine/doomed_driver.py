@@ -9,8 +9,9 @@ that many seconds. Where the steps are is not written down anywhere: a child tha
     {"do": "create", "name": "x", "shares": "y"}              "grounds": a directory as in grounds.py, which is mounted
     {"do": "destroy", "name": "x", "after": 0.05}             -> {"ended": "killed"} or finished
 
-"stop" and "start" are told in the same way, and "bind", with "grounds", of one that was made with slots. With "victim"
-it is not the child that is killed at the step, but every process of that sandbox: the child goes on.
+"stop" and "start" are told in the same way, "claim" of one that was made ahead and gets a list of hosts, and "bind",
+with "grounds", of one that was made with slots. With "victim" it is not the child that is killed at the step, but every
+process of that sandbox: the child goes on.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ async def act(engine: LocalEngine, order: dict[str, Any], runtime: Runtime) -> N
     spec = replace(spec, shares=order.get("shares", ""))
     if order["do"] == "bind":
         await engine.bind(order["name"], mounts)
+    elif order["do"] == "claim":
+        await engine.attach(order["name"])
+        await engine.set_egress(order["name"], EGRESS)
+        await engine.observe(order["name"])
     elif order["do"] in ("create", "start"):
         await getattr(engine, order["do"])(order["name"], spec)
     else:

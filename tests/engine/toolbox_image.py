@@ -36,6 +36,7 @@ COREUTILS = (
 OTHERS = (
     *("bash", "dash", "dpkg", "dpkg-deb", "dpkg-query", "dpkg-split", "find", "grep", "sed", "setpriv", "tar", "nice"),
     *("dpkg-trigger", "diff", "ps", "kill", "perl", "rm", "setsid", "nohup", "timeout", "xargs", "xz", "gzip"),
+    "getent",
 )
 _LIBRARY = re.compile(r"(/[^\s]+\.so[^\s]*)")
 _LEFT_OUT = {"test", "idlelib", "ensurepip", "lib2to3", "tkinter", "turtledemo", "__pycache__", "distutils"}

@@ -123,7 +123,7 @@ IMPORT: Table = {
 }
 GUEST: Table = {
     "--without": (list, "PATH", "leave a directory below /usr out; can be given several times"),
-    "--check": (bool, "", "build nothing: compare every file of the guest with its hash"),
+    "--check": (None, "", "build nothing: compare every file of the guest with its hash"),
 }
 PRUNE: Table = {
     "--unused-for": (read_span, "TIME", "only those not used for that long: 1h, 7d (default: all)"),

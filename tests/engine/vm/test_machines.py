@@ -82,7 +82,13 @@ for child in children:
 """
 
 
-async def test_limits_are_the_guests_own(room: Room) -> None:
+async def test_limits_are_the_guests_own(rig: Rig, room: Room) -> None:
+    (pid,) = rig.host_processes(room.name)
+    words = read_host(f"/proc/{pid}/cmdline").split("\0")
+    machine, memory = (words[words.index(option) + 1] for option in ("-machine", "-m"))
+    assert (machine.split(",")[0], memory) == ("microvm", f"{VM_LIMITS.memory >> 20}M")
+    total = int(await room.output("sed", "-n", "s/^MemTotal: *\\([0-9]*\\) kB/\\1/p", "/proc/meminfo")) << 10
+    assert VM_LIMITS.memory // 2 < total < VM_LIMITS.memory
     most = int((await room.python(FORK)).stdout)
     assert VM_LIMITS.pids - 16 <= most <= VM_LIMITS.pids + PARKED_TASKS
     code = "import os; os.posix_fallocate(os.open('/workspace/full', os.O_CREAT | os.O_WRONLY), 0, %d)"

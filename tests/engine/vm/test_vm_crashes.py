@@ -1,5 +1,5 @@
-"""`kill -9` of the daemon, or of the VMM, while a virtual machine is made, stopped, started or destroyed: the next
-daemon finds what is there, its start brings the files back, and its destroy leaves nothing.
+"""`kill -9` of the daemon, or of the VMM, while a virtual machine is made, claimed, stopped, started or destroyed: the
+next daemon finds what is there, its start brings the files back, and its destroy leaves nothing.
 
 Each death takes a boot or two. A soak has all, each action in pieces, so that no test of it takes more than minutes; a
 normal run has a share of one action."""
@@ -11,8 +11,8 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ import pytest
 from k8e.engine import EngineError
 from k8e.engine.local.record import Record
 from k8e.link.errors import LinkError
+from k8e.policy import HostList
 from tests.engine.driver import Driver
 from tests.engine.rig import Rig, eventually, read_host
 from tests.engine.test_crashes import die_at_each, reclaim
@@ -28,9 +29,10 @@ from tests.shares import current_share
 
 pytestmark = [on_its_day(0), pytest.mark.timeout(1800)]
 ROUNDS = 6
-ACTIONS = ("create", "stop", "start", "destroy")
+ACTIONS = ("create", "stop", "start", "destroy", "claim")
 PIECES = 4  # of an action's steps, in a soak
 RUNNING = "vm/runtime.VmRuntime.start"  # from here on there is a VMM
+LISTED = "192.0.2.7"  # on the list that a claim brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Deaths:
     driver: Driver
     vmm: bool = False
     name: str = ""  # of one that is stopped and started again and again
+    ports: Iterator[int] = field(default_factory=lambda: itertools.count(1000))  # a refusal is told once for each
 
     @property
     def rig(self) -> Rig:
@@ -94,11 +97,27 @@ class Deaths:
         await self.rig.engine.stop(self.name)
         return await self._attempt("start", step)
 
+    async def claim(self, step: str | None = None) -> dict[str, Any]:
+        """The engine's part of it: a machine that is there gets a list of hosts, and the clock. The next daemon's list
+        is in force, whatever was begun."""
+        if not await self._runs():
+            await self.bring_back()
+        answer = await self._attempt("claim", step)
+        if not self.vmm:
+            assert await self._runs(), "it outlives the daemon"
+            engine, port = self.rig.engine, next(self.ports)
+            await engine.set_egress(self.name, HostList.parse([]))
+            room = await self.rig.enter(self.name)
+            assert (await room.run("bash", "-c", f"exec 3<>/dev/tcp/{LISTED}/{port}")).outcome.exit_code == 1
+            refused = {(each.address, each.port) for each in (await engine.observe(self.name)).refusals}
+            assert (LISTED, port) in refused, refused
+        return answer
+
     async def _attempt(self, action: str, step: str | None) -> dict[str, Any]:
         await self.rig.engine.close()  # it is another one's now
         answer = await self._ask(action, self.name, step)
         if await self._runs():
-            await self._look_at_it(action)
+            await self._look_at_it(ending=action == "stop" or (self.vmm and step is not None))
         else:  # whatever was begun, a stop leaves nothing but the files
             await self.rig.engine.stop(self.name)
             left = sorted(path.name for path in self.rig.engine.layout.sandbox(self.name).top.iterdir())
@@ -110,16 +129,16 @@ class Deaths:
             return False
         return (await self.rig.engine.observe(self.name)).alive
 
-    async def _look_at_it(self, action: str) -> None:
+    async def _look_at_it(self, *, ending: bool) -> None:
         try:
             await self._look()
         except (EngineError, LinkError):
-            assert action == "stop", "it was made"
+            assert ending, "it was made"
 
             async def has_ended() -> bool:
                 return not await self._runs()
 
-            await eventually(has_ended, "its guest had been told to halt", deadline=120.0)
+            await eventually(has_ended, "its guest had been told to halt, or its VMM killed", deadline=120.0)
 
     async def _look(self) -> None:
         assert await (await self.rig.enter(self.name)).output("cat", "file") == "kept\n"
@@ -149,6 +168,8 @@ async def test_the_daemon_killed_at_every_step(driver: Driver, part: Part) -> No
     assert learnt["ended"] == "finished", learnt
     if part.action in ("create", "start"):  # from the first trace on up to where the VMM runs
         assert {"network/wires.open_tap", "vm/launcher._open_scratch", RUNNING} <= set(learnt["steps"]), learnt
+    elif part.action == "claim":
+        assert {"engine.LocalEngine.set_egress", "vm/machines.Machines.count_kills"} <= set(learnt["steps"]), learnt
     await die_at_each(part.choose(learnt["steps"]), attempt)
     await deaths.end()
 

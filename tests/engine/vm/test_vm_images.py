@@ -30,12 +30,19 @@ async def test_an_images_root_is_its_own_and_stays_when_stopped(rig: Rig, digest
     done = await room.as_agent("sh", "-c", changed)
     assert (done.outcome.exit_code, done.stdout.split()[0]) == (0, b"nameserver"), done
     await rig.engine.stop(name)
+    (disk,) = (rig.engine.layout.state / "bases").iterdir()
+    made = disk.stat()
     await rig.engine.start(name, spec)
     room = await rig.enter(name)
     assert (
         await room.output("sh", "-c", "ls /srv; ls /usr/bin/moved /usr/bin/xz 2>/dev/null || true")
         == "mine\n/usr/bin/moved\n"
     )
-    (disk,) = (rig.engine.layout.state / "bases").iterdir()
     assert disk.stem == digest.removeprefix("sha256:")
+    second = rig.new_name()
+    await rig.engine.create(second, spec)
+    assert await (await rig.enter(second)).output("cat", "/srv/only-here") == "layered\n"
+    assert list(disk.parent.iterdir()) == [disk]
+    assert (disk.stat().st_ino, disk.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns), "made once"
+    await rig.engine.destroy(second)
     await rig.engine.destroy(name)

@@ -101,7 +101,7 @@ def build_guest(options: argparse.Namespace) -> int:
     """Without the daemon: it finds the guest when the next one starts."""
     from k8e.daemon.guest import build
 
-    return show(Answer(json.dumps(build(options.without, check=options.check)).encode()))
+    return show(Answer(json.dumps(build(options.without, check=options.check)).encode() + b"\n"))
 
 
 def list_images(options: argparse.Namespace) -> int:

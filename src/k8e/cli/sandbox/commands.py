@@ -82,7 +82,7 @@ def list_options(runtime: str, image: str, cpus: str, memory: str, disk: str, tt
     hosts = f"what it may reach, instead of {hosts}: a.example,*.b.example:8443; '' is nothing"
     secret = "a variable with the value that it has here, which is kept on no disk; may be given several times"
     return {
-        "--runtime": (str, "NAME", f"gvisor or native; default: {runtime}"),
+        "--runtime": (str, "NAME", f"gvisor, native, kata or firecracker; default: {runtime}"),
         "--image": (str, "NAME", f"default: {image}"),
         "--session-id": (str, "SID", "the id to give it; default: chosen for you"),
         "--env": (list, "NAME=VALUE", "a variable for all its commands; may be given several times"),
