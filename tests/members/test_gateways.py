@@ -1,0 +1,183 @@
+"""Three servers with a gateway each: sessions and background commands outlive the server that leads, and its disk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.members.commands import Terminal, build_programs
+from tests.members.conftest import ROOT, until
+from tests.members.machine import Segment, make_segment
+
+NAMESPACE = "sandbox-matrix"
+SETTINGS = r"[pool]\nenabled = false\n[kubernetes]\nrequests = 0.1\nstorage_class = \"local-path\"\n"
+COUNT = "for n in $(seq 100000); do echo $n; sleep 0.2; done"
+
+
+@pytest.fixture(scope="module")
+def segment() -> Iterator[Segment]:
+    folder = ROOT / "build" / "members-gateways"
+    folder.mkdir(parents=True, exist_ok=True)
+    with make_segment(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    folder = ROOT / "build" / "members-programs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return build_programs(folder)
+
+
+@dataclass
+class Cluster:
+    servers: dict[str, Terminal]
+    worker: Terminal
+    server_token: str
+    key: str = ""
+
+    def join(self, name: str, through: str) -> None:
+        server = self.servers[name]
+        server.machine.run("sh", "-c", f"mkdir -p /etc/k8e && printf '{SETTINGS}' > /etc/k8e/k8e.toml")
+        url = f"https://{self.servers[through].machine.address}:6443"
+        server.start("server", "--cluster", K8E_URL=url, K8E_TOKEN=self.server_token)
+
+    def ask(self, name: str, *words: str) -> Any:
+        """A person on the worker asks the gateway of that server."""
+        address = f"{self.servers[name].machine.address}:50051"
+        return self.worker.ask(*words, K8E_SANDBOX_ENDPOINT=address, K8E_SANDBOX_APIKEY=self.key)
+
+    def find_leader(self, asked: str) -> str:
+        return str(self.servers[asked].call("cluster", "status")[1]["gateway"])
+
+
+def read_token(server: Terminal, name: str) -> str:
+    return server.machine.run("cat", f"/var/lib/k8e/server/{name}").stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def cluster(segment: Segment, programs: Path) -> Cluster:
+    one = Terminal(segment.make("one"), programs)
+    one.machine.run("sh", "-c", f"mkdir /etc/k8e && printf '{SETTINGS}' > /etc/k8e/k8e.toml")
+    one.start("server", "--cluster")
+    one.wait_ready()
+    worker = Terminal(segment.make("w"), programs)
+    found = Cluster({"one": one}, worker, read_token(one, "server-token"))
+    for name in ("two", "three"):
+        found.servers[name] = Terminal(segment.make(name), programs)
+        found.join(name, "one")
+    url = f"https://{one.machine.address}:6443"
+    worker.start("agent", K8E_URL=url, K8E_TOKEN=read_token(one, "node-token"))
+    for member in (found.servers["two"], found.servers["three"], worker):
+        member.wait_ready()
+    # Whoever leads knows the names of all by now, or is started again for them.
+    until(lambda: all_certificates_name_all(found))
+    found.key = lead(found).ask("sandbox-apikey", "create", "me", "--scope", "operator")["key"]
+    return found
+
+
+def lead(cluster: Cluster) -> Terminal:
+    """The server that leads: only its unix socket answers."""
+    until(lambda: cluster.find_leader("two") != "")
+    return cluster.servers[cluster.find_leader("two")]
+
+
+def all_certificates_name_all(cluster: Cluster) -> bool:
+    addresses = {server.machine.address for server in cluster.servers.values()}
+    for server in cluster.servers.values():
+        written = server.machine.run("cat", "/var/lib/k8e/server/gateway.toml").stdout
+        if not all(f'"{address}"' in written for address in addresses):
+            return False
+    return bool(cluster.find_leader("two"))
+
+
+@contextlib.contextmanager
+def only(cluster: Cluster, node: str) -> Iterator[None]:
+    """Pods go to this node."""
+    two = cluster.servers["two"]
+    others = [name for name in (*cluster.servers, "w") if name != node]
+    two.kubectl("cordon", *others)
+    try:
+        yield
+    finally:
+        two.kubectl("uncordon", *others)
+
+
+def run(cluster: Cluster, name: str, session: str, code: str, *words: str) -> Any:
+    return cluster.ask(name, "sandbox", "run", "--session-id", session, *words, code)
+
+
+def count(cluster: Cluster, name: str, run_id: str) -> int:
+    """How far the command in the background has come."""
+    found = cluster.ask(name, "sandbox", "poll", run_id)
+    assert found["running"], found
+    return int(found["stdout"].split()[-1]) if found["stdout"].split() else 0
+
+
+def test_every_server_serves_every_session(cluster: Cluster) -> None:
+    session = cluster.ask("one", "sandbox", "create", "--runtime", "native")["session_id"]
+    for name in cluster.servers:
+        run(cluster, name, session, f"echo of {name} >> note")
+    assert run(cluster, "three", session, "cat note")["stdout"] == "of one\nof two\nof three\n"
+    cluster.ask("two", "sandbox", "destroy", session)
+
+
+def test_sessions_and_background_commands_outlive_the_leading_server_and_its_disk(cluster: Cluster) -> None:
+    with only(cluster, "w"):
+        session = cluster.ask("two", "sandbox", "create", "--runtime", "native")["session_id"]
+    run(cluster, "two", session, "echo kept > note")
+    started = run(cluster, "two", session, COUNT, "--background", "--timeout", "1h")["run_id"]
+    lost = lead(cluster).machine.name
+    left = next(name for name in ("three", "two") if name != lost)
+    before = count(cluster, left, started)
+
+    cluster.servers[lost].machine.cut_power()
+    cluster.servers[lost].machine.lose_disk()
+    until(lambda: cluster.find_leader(left) not in ("", lost))
+    assert run(cluster, left, session, "cat note")["stdout"] == "kept\n"
+    until(lambda: count(cluster, left, started) > before)
+    later = cluster.ask(left, "sandbox", "create", "--runtime", "native")["session_id"]
+
+    # The machine comes back with nothing, and serves the same sessions.
+    cluster.servers[lost].machine.boot()
+    cluster.servers[lost].mount_programs()
+    cluster.join(lost, left)
+    cluster.servers[lost].wait_ready()
+    assert cluster.servers[lost].ask("cluster", "status")["ok"]
+    assert run(cluster, lost, session, "cat note")["stdout"] == "kept\n"
+    assert run(cluster, lost, later, "echo there")["stdout"] == "there\n"
+    assert count(cluster, lost, started) > before
+    cluster.ask(lost, "sandbox", "kill", started)
+    for each in (session, later):
+        cluster.ask(lost, "sandbox", "destroy", each)
+
+
+def test_a_persistent_session_lasts_through_a_power_failure_of_all(cluster: Cluster) -> None:
+    with only(cluster, "w"):
+        made = cluster.ask("one", "sandbox", "create", "--runtime", "native", "--persistent", "--env", "WORD=kept")
+    session = made["session_id"]
+    run(cluster, "one", session, "echo $WORD > /workspace/note")
+    members = (*cluster.servers.values(), cluster.worker)
+    for member in members:
+        member.machine.cut_power()
+    for member in members:
+        member.machine.boot()
+        member.mount_programs()
+    for server in cluster.servers.values():
+        server.start("server", "--cluster")
+    cluster.worker.start("agent")
+    for member in members:
+        member.wait_ready()
+
+    def find_phase() -> str:
+        return str(cluster.ask("two", "sandbox", "get", session)["phase"])
+
+    until(lambda: find_phase() == "stopped", find_phase)
+    cluster.ask("two", "sandbox", "start", session)
+    assert run(cluster, "three", session, "cat note; echo $WORD")["stdout"] == "kept\nkept\n"
+    cluster.ask("one", "sandbox", "destroy", session)
