@@ -17,9 +17,12 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import IO, Any, Final
 
+from k8e.cluster.api import becomes_true
 from k8e.cluster.build import Components
 from k8e.cluster.errors import ClusterError, StartFailed
 from k8e.cluster.limits import Groups
+from k8e.cluster.member.addons.agent_sandbox import DEPLOYMENT, describe_agent_sandbox
+from k8e.cluster.member.addons.agent_sandbox import NAME as CONTROLLER
 from k8e.cluster.member.addons.care import renew_metrics
 from k8e.cluster.member.addons.images import ADDONS, find_addon_images
 from k8e.cluster.member.addons.objects import describe_addons
@@ -50,6 +53,7 @@ from k8e.cluster.trust.join_token import JoinToken, describe_token
 from k8e.cluster.trust.leaves import read_if_there, write_file
 
 Say = Callable[[str], None]
+_PATIENCE: Final = 60.0  # for the controller of agent-sandbox
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -256,14 +260,20 @@ class _Member:
 
     async def _start_gateway(self, control_plane: ControlPlane, group: asyncio.TaskGroup) -> None:
         options = self._options
-        await self._apply(await asyncio.to_thread(describe_sandboxes))
+        await self._apply(await asyncio.to_thread(self._describe_sandboxes))
         images = await asyncio.to_thread(self._find_images)
         parts = (self._layout, control_plane, images, str(options.address), options.program)
         gateway = await asyncio.to_thread(Gateway, *parts)
+        if not await becomes_true(control_plane.api.has_condition(DEPLOYMENT, "Available"), _PATIENCE):
+            self._say("agent-sandbox's controller does not run yet: no sandbox can be claimed before")
         await self._supervisor.start(await gateway.program())
         group.create_task(restart_after(self._supervisor, PROGRAM, gateway.certificate))
         group.create_task(gateway.keep_names(self._supervisor))
         self._say(f"gateway runs on port {PORT}")
+
+    def _describe_sandboxes(self) -> list[dict[str, Any]]:
+        image = self._addon_images[CONTROLLER].name
+        return [*describe_sandboxes(), *describe_agent_sandbox(self._options.components, image)]
 
     def _find_images(self) -> NodeImages:
         return find_images(self._programs)

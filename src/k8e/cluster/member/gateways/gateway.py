@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from k8e.cluster.api import becomes_true
 from k8e.cluster.errors import StartFailed
+from k8e.cluster.member.addons.agent_sandbox import SERVED
 from k8e.cluster.member.control_plane import ControlPlane
 from k8e.cluster.member.gateways import peers
 from k8e.cluster.member.gateways.objects import KEY_SECRET, RECORDS, USER
@@ -53,12 +54,11 @@ class Gateway:
         self._settings = layout.server / "gateway.toml"
 
     async def program(self) -> Program:
-        """When the cluster knows the kind of the records: a gateway that leads reads them first."""
-        if not await becomes_true(self._api.is_served(RECORDS), 60.0):
-            hint = "the logs of all components are in /var/lib/k8e/logs"
-            raise StartFailed(
-                "cluster_not_set_up", "the cluster does not take the kind of gateways' records", hint=hint
-            )
+        """When the cluster knows the kinds of the records and the claims: a gateway asks for both at its start."""
+        for path in (RECORDS, SERVED):
+            if not await becomes_true(self._api.is_served(path), 60.0):
+                text, hint = f"the cluster does not serve {path}", "the logs of all components are in /var/lib/k8e/logs"
+                raise StartFailed("cluster_not_set_up", text, hint=hint)
         self._names.update(await peers.find_names(self._api) or ())
         await asyncio.to_thread(self._write_settings)
         environment = {
