@@ -116,8 +116,6 @@ def run_tests(server: Member, tools: Path, arguments: argparse.Namespace) -> Pat
         *("--ginkgo.json-report=/var/lib/k8e/conformance/report.json", f"--ginkgo.timeout={arguments.minutes}m"),
         *(f"--ginkgo.focus={arguments.focus}", "--ginkgo.no-color", "--allowed-not-ready-nodes=0"),
         *([f"--ginkgo.skip={arguments.skip}"] if arguments.skip else []),
-        # What a pod lacks is known long before five minutes are over.
-        *("--pod-startup-timeout=60s", "--system-pods-startup-timeout=120s"),
     ]
     report.mkdir(exist_ok=True)
     with open(report / "log", "wb") as log:

@@ -75,25 +75,38 @@ def cluster(segment: Segment, programs: Path) -> Cluster:
     worker.start("agent", K8E_URL=url, K8E_TOKEN=read_token(one, "node-token"))
     for member in (found.servers["two"], found.servers["three"], worker):
         member.wait_ready()
-    # Whoever leads knows the names of all by now, or is started again for them.
-    until(lambda: all_certificates_name_all(found))
-    found.key = lead(found).ask("sandbox-apikey", "create", "me", "--scope", "operator")["key"]
+    # Gateways that do not name a server that joined later are started again.
+    until(lambda: all(names_all(server, found) for server in found.servers.values()))
+    until(lambda: make_key(found))
+    until(lambda: all(serves(found, name) for name in found.servers))
     return found
 
 
+def names_all(server: Terminal, cluster: Cluster) -> bool:
+    """Whether its certificate is good for clients of every server."""
+    written = server.machine.run("cat", "/var/lib/k8e/server/gateway.toml").stdout
+    return all(f'"{each.machine.address}"' in written for each in cluster.servers.values())
+
+
+def make_key(cluster: Cluster) -> bool:
+    """Only the socket of the server that leads answers."""
+    status, answer = lead(cluster).call("sandbox-apikey", "create", "me", "--scope", "operator")
+    cluster.key = answer.get("key", "")
+    return status == 0
+
+
+def serves(cluster: Cluster, name: str) -> bool:
+    variables = {
+        "K8E_SANDBOX_ENDPOINT": f"{cluster.servers[name].machine.address}:50051",
+        "K8E_SANDBOX_APIKEY": cluster.key,
+    }
+    return cluster.worker.call("sandbox", "sessions", **variables)[0] == 0
+
+
 def lead(cluster: Cluster) -> Terminal:
-    """The server that leads: only its unix socket answers."""
+    """The server that leads."""
     until(lambda: cluster.find_leader("two") != "")
     return cluster.servers[cluster.find_leader("two")]
-
-
-def all_certificates_name_all(cluster: Cluster) -> bool:
-    addresses = {server.machine.address for server in cluster.servers.values()}
-    for server in cluster.servers.values():
-        written = server.machine.run("cat", "/var/lib/k8e/server/gateway.toml").stdout
-        if not all(f'"{address}"' in written for address in addresses):
-            return False
-    return bool(cluster.find_leader("two"))
 
 
 @contextlib.contextmanager
