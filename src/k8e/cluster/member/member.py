@@ -28,7 +28,7 @@ from k8e.cluster.member.addons.images import ADDONS, find_addon_images
 from k8e.cluster.member.addons.objects import describe_addons
 from k8e.cluster.member.care import look_after_cluster, look_after_node, make_classes, restart_after
 from k8e.cluster.member.control_plane import ControlPlane
-from k8e.cluster.member.gateways.gateway import PORT, PROGRAM, Gateway
+from k8e.cluster.member.gateways.gateway import PORT, PROGRAM, Gateway, refuse_sessions
 from k8e.cluster.member.gateways.objects import describe_sandboxes
 from k8e.cluster.member.images import NodeImages, find_images
 from k8e.cluster.member.join import join, read_membership
@@ -164,6 +164,8 @@ class _Member:
 
     async def _start_control_plane(self, group: asyncio.TaskGroup) -> ControlPlane:
         options = self._options
+        if options.sandboxes:
+            refuse_sessions(options.layout)
         if options.url and not has_data(options.layout):
             if options.token is None:
                 # Without it this machine would become the first server of another cluster.

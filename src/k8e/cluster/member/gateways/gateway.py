@@ -45,7 +45,6 @@ class Gateway:
         self._address = address
         self._program = program
         self._names = {control_plane.node, address}
-        _refuse_sessions(layout)
         self.certificate = control_plane.leaves.write("gateway/client", control_plane.authorities["client"], Leaf(USER))
         kubeconfig = describe_kubeconfig(
             control_plane.url, control_plane.authorities["server"].certificate, name_file(self.certificate)
@@ -128,7 +127,7 @@ class Gateway:
         return False
 
 
-def _refuse_sessions(layout: Layout) -> None:
+def refuse_sessions(layout: Layout) -> None:
     """Sessions of a daemon of this machine alone, whose records are in this file, would be lost."""
     if (layout.state / "k8e.db").exists():
         hint = "`k8e uninstall`, or move /var/lib/k8e away; or --disable-sandbox-matrix"
