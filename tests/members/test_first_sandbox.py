@@ -72,7 +72,8 @@ def test_a_sandbox_runs_on_the_worker(server: Terminal, worker: Terminal) -> Non
 
 
 def test_sandboxes_are_kept_warm_by_agent_sandbox(server: Terminal, worker: Terminal) -> None:
-    """After the first session of a kind there is one ready for the next."""
+    """After the second session of a kind there is one ready for the next."""
+    server.ask("sandbox", "destroy", server.ask("sandbox", "create", "--runtime", "native")["session_id"])
 
     def is_warm() -> bool:
         pools = read(server, "sandboxwarmpools")
