@@ -12,7 +12,7 @@ import pytest
 
 from k8e.cluster import build
 from k8e.cluster.build import build_components, find_components
-from k8e.cluster.components import COMPONENTS, CONFORMANCE, HELM, KWOK, Component, Patch
+from k8e.cluster.components import COMPONENTS, HELM, KWOK, Component, Patch
 from k8e.cluster.errors import BuildFailed
 
 # Stands in for Go, which would need a network: knows the verbs that a build uses, and counts.
@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Component:
 
 
 class TestPins:
-    @pytest.mark.parametrize("component", [*COMPONENTS, CONFORMANCE, HELM, KWOK], ids=lambda each: each.name)
+    @pytest.mark.parametrize("component", [*COMPONENTS, HELM, KWOK], ids=lambda each: each.name)
     def test_name_one_version_and_the_content_of_all_modules(self, component: Component) -> None:
         assert re.fullmatch(r"v\d+\.\d+\.\d+(-\d{14}-[0-9a-f]{12})?", component.version)
         sums = (component.folder / "go.sum").read_text()

@@ -197,18 +197,9 @@ def _compile(go: str, component: Component, work: Path, result: Path, title: str
     words = {"version": version, "major": major, "minor": minor}
     settings = [f"-X {name}={value.format(**words)}" for name, value in component.settings.items()]
     packages = {name: _package(component, path) for name, path in component.packages.items()}
-    usual = ["-v", "-trimpath", f"-tags={','.join(component.tags)}", "-ldflags", " ".join(["-s -w", *settings])]
+    command = [go, "build", "-v", "-trimpath", "-o", f"{result}/", f"-tags={','.join(component.tags)}"]
+    command += ["-ldflags", " ".join(["-s -w", *settings]), *packages.values()]
     begin = time.monotonic()
-    _run(component, [go, "build", "-o", f"{result}/", *usual, *packages.values()], work, title, say)
-    for name, package in packages.items():
-        (result / _program(package)).rename(result / name)
-    for name, path in component.tests.items():
-        command = [go, "test", "-c", "-o", str(result / name), *usual, _package(component, path)]
-        _run(component, command, work, title, say)
-    say(f"{title}: built in {time.monotonic() - begin:.0f} s")
-
-
-def _run(component: Component, command: list[str], work: Path, title: str, say: Say) -> None:
     with subprocess.Popen(
         command,
         cwd=work,
@@ -221,7 +212,10 @@ def _run(component: Component, command: list[str], work: Path, title: str, say: 
         assert process.stderr is not None
         output = _follow(process.stderr, title, say)
     if process.returncode != 0:
-        raise _failure(component, output, f"go {command[1]}")
+        raise _failure(component, output, "go build")
+    for name, package in packages.items():
+        (result / _program(package)).rename(result / name)
+    say(f"{title}: built in {time.monotonic() - begin:.0f} s")
 
 
 def _follow(stream: IO[str], title: str, say: Say) -> str:

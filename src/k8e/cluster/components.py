@@ -36,8 +36,6 @@ class Component:
     files: tuple[str, ...] = ()  # files of the module that are kept beside the programs
     # The same of folders. Not in the text of a component that has none: what is built already keeps its fingerprint.
     folders: tuple[str, ...] = field(default=(), repr=False)
-    # Programs made of the tests of a package, by name. Not in the text either.
-    tests: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def folder(self) -> Path:
@@ -56,9 +54,8 @@ class Component:
     def fingerprint(self) -> str:
         """Tells whether what was built earlier is what would be built now, the compiler left aside."""
         total = hashlib.sha256(repr(self).encode())
-        for further in (self.folders, self.tests):
-            if further:
-                total.update(repr(further).encode())
+        if self.folders:
+            total.update(repr(self.folders).encode())
         for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
             total.update(f"{path.relative_to(self.folder)}\0".encode() + path.read_bytes())
         return total.hexdigest()[:16]
@@ -181,14 +178,4 @@ KWOK: Final = Component(
     name="kwok",
     module="sigs.k8s.io/kwok",
     packages={"kwok": "cmd/kwok"},
-)
-
-# No part of a cluster either: CNCF's conformance tests, which are the tests of a package of Kubernetes, and the program
-# that most of their pods run (scripts/run_conformance.py).
-CONFORMANCE: Final = Component(
-    name="conformance",
-    module="k8s.io/kubernetes",
-    packages={"agnhost": "test/images/agnhost"},
-    tests={"e2e.test": "test/e2e"},
-    settings=next(each for each in COMPONENTS if each.name == "kubernetes").settings,
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import time
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from typing import Any, Final
@@ -28,7 +27,6 @@ from k8e.cluster.trust.leaves import write_file
 
 Say = Callable[[str], None]
 _PATIENCE: Final = 300.0  # for others that join at the same time, and for the data to arrive
-_START: Final = 60.0  # from the place among etcd's members until etcd runs, which is a matter of seconds
 
 
 async def receive_keys(layout: Layout, url: str, token: JoinToken) -> None:
@@ -82,7 +80,6 @@ class ServerJoin:
         self._address = str(address)
         self._peer = name_peer(address)
         self._say = say
-        self._unstarted: dict[str, float] = {}  # since when a member without a name was seen, by its id
 
     async def prepare(self) -> bool:
         """Returns whether this server still has to get its vote. One that has its data starts also when no other
@@ -156,21 +153,10 @@ class ServerJoin:
         if members is None:
             return False
         if all(each.peer != self._peer for each in members):
-            await self._give_up(etcd, members)
             await etcd.add_learner(self._peer)
             return False
         write_file(self._layout.initial_cluster, write_initial_cluster(members, self._node, self._address).encode())
         return True
-
-    async def _give_up(self, etcd: EtcdMembers, members: list[EtcdMember]) -> None:
-        """Removes a learner that was added and never ran: it keeps the only place for one. Its machine, when it comes
-        after all, is added again."""
-        now = time.monotonic()
-        self._unstarted = {each.id: self._unstarted.get(each.id, now) for each in members if not each.name}
-        for member in members:
-            if now - self._unstarted.get(member.id, now) > _START:
-                self._say(f"the member {member.peer} of etcd, which never started, is removed")
-                await etcd.remove(member)
 
     def _put_aside(self) -> None:
         """Data of a member that was removed is of no use to etcd; it is kept for a person to look at."""
