@@ -1,4 +1,4 @@
-"""What gateways need in the cluster: the namespace of sandboxes, the kind of their records, the Secret with what all
+"""The objects of the gateways: the namespace of sandboxes, the kind of their records, the Secret with what all
 gateways share, and the rights of their account."""
 
 from __future__ import annotations
