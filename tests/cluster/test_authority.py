@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import ssl
 import stat
@@ -43,6 +44,19 @@ class TestAuthority:
             other.build_server_verifier(x509.DNSName("kubernetes.default.svc")).verify(read(content), [])
         path = write_file(tmp_path / "server.pem", content)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path)  # one file with both
+
+    @pytest.mark.parametrize(("apart", "believed"), [(-60, True), (-240, True), (-600, False), (60, True)])
+    def test_is_believed_where_the_clock_is_a_minute_apart(self, apart: float, believed: bool) -> None:
+        """By a machine that joins in the minute in which the cluster and its certificates were made."""
+        there = datetime.datetime.fromtimestamp(NOW + apart, datetime.UTC).replace(tzinfo=None)
+        verifier = PolicyBuilder().store(Store([read(AUTHORITY.certificate)])).time(there)
+        certificate = read(AUTHORITY.issue(SERVER, NOW))
+        checked = verifier.build_server_verifier(x509.DNSName("kubernetes.default.svc"))
+        if believed:
+            checked.verify(certificate, [])
+        else:
+            with pytest.raises(VerificationError):
+                checked.verify(certificate, [])
 
     def test_gives_a_client_its_user_and_groups(self) -> None:
         subject = read(AUTHORITY.issue(NODE, NOW)).subject

@@ -150,6 +150,7 @@ class Machine:
     def lose_disk(self) -> None:
         """Removes the files that survive a restart. The power is off."""
         assert self._boot is None
+        shutil.rmtree(self.folder / "disk")
         shutil.rmtree(self.folder / "state")
         (self.folder / "state").mkdir()
 

@@ -295,6 +295,14 @@ def test_a_server_is_uninstalled_and_nothing_is_left(server: Terminal, workers: 
     assert server.machine.run("ls", "-A", "/etc/k8e").stdout.split() == ["k8e.toml"]  # the administrator's own
 
 
+def test_a_machine_with_sandboxes_of_its_own_becomes_no_server(server: Terminal) -> None:
+    server.machine.run("touch", "/var/lib/k8e/k8e.db")
+    server.start("server", "--cluster")
+    assert server.wait_refused()["code"] == "machine_in_use"
+    assert server.refuse("cluster", "status") == "no_cluster"
+    server.machine.run("rm", "-r", "/var/lib/k8e/k8e.db", "/var/lib/k8e/logs")
+
+
 def test_a_cluster_without_sandboxes_and_a_kubeconfig_elsewhere(server: Terminal) -> None:
     """On the machine that was a server of another cluster before."""
     server.start("server", "--cluster", "--disable-sandbox-matrix", K8E_KUBECONFIG_OUTPUT="/run/admin.yaml")

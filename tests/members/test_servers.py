@@ -23,16 +23,6 @@ found = asyncio.run(etcd.list_members())
 print(json.dumps(None if found is None else {each.name: not each.is_learner for each in found}))
 """
 
-GATEWAY = """
-import asyncio, sys
-from pathlib import Path
-from k8e.cluster.api import Api
-from k8e.cluster.member.servers.gateway_place import take_gateway
-tls = Path("/var/lib/k8e/server/tls")
-api = Api(sys.argv[1], tls / "server-ca.crt", tls / "supervisor/client.pem")
-print(asyncio.run(take_gateway(api, sys.argv[2])))
-"""
-
 
 @dataclass
 class Cluster:
@@ -101,16 +91,6 @@ def test_an_object_that_is_written_at_one_is_read_at_the_others(cluster: Cluster
     cluster.servers["two"].kubectl("create", "secret", "generic", "shared", "--from-literal=a=of-two")
     for server in cluster.servers.values():
         assert get(server, "secret/shared")["data"]["a"] == "b2YtdHdv"  # decrypted with the key that all have
-
-
-def test_one_server_has_the_gateway_until_its_node_is_removed(cluster: Cluster) -> None:
-    def take(name: str) -> str:
-        return cluster.servers[name].run_python(GATEWAY, cluster.url(name), name).strip()
-
-    assert [take("two"), take("three"), take("two")] == ["two", "two", "two"]
-    given = '{"data": {"node": "of-a-node-that-was-removed"}}'
-    cluster.servers["one"].kubectl("patch", "configmap", "k8e-gateway", "-n=kube-system", "--patch", given)
-    assert [take("three"), take("two")] == ["three", "three"]
 
 
 @pytest.fixture(scope="module")

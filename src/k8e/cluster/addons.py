@@ -86,7 +86,7 @@ class Addons:
         for file in next(component for component in COMPONENTS if component.name == "agent-sandbox").files:
             for found in yaml.safe_load_all(self._components.file("agent-sandbox", Path(file).name).read_text()):
                 if found["kind"] == "CustomResourceDefinition":
-                    _serve_one_version(found["spec"])
+                    serve_one_version(found["spec"])
                 yield found
 
     async def _until(self, question: Question, what: str, patience: float = 60.0) -> None:
@@ -120,7 +120,7 @@ def _objects() -> list[dict[str, Any]]:
     return classes + bindings
 
 
-def _serve_one_version(spec: dict[str, Any]) -> None:
+def serve_one_version(spec: dict[str, Any]) -> None:
     """Old versions are translated by a webhook of the controller, which does not run: the API server would ask for it
     every second."""
     spec["conversion"] = {"strategy": "None"}

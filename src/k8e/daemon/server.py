@@ -67,7 +67,8 @@ def make_local_engine(paths: Paths, settings: Settings) -> Engine:
         raise StartRefused(
             "engine_unusable",
             f"the sessions of {paths.state_dir} are on Kubernetes",
-            hint="`k8e server --engine kubernetes`, or let K8E_STATE_DIR name another directory",
+            hint="`k8e server --engine kubernetes`, or let K8E_STATE_DIR name another directory. Of several gateways "
+            "one leads, and only its socket answers; on servers of a cluster `k8e cluster status` names it",
         )
     egress = settings.egress
     try:

@@ -10,6 +10,7 @@ from k8e.cli.process import FAILED
 from k8e.cli.view import show_value
 from k8e.cluster.child import list_programs
 from k8e.cluster.member.departure import find_supervisor
+from k8e.cluster.member.gateways.peers import find_leader
 from k8e.cluster.member.objects import SERVER_ROLE
 from k8e.cluster.member.runtimes import LABEL
 
@@ -25,7 +26,10 @@ def show_status(options: argparse.Namespace) -> int:
     require_root("k8e cluster status")
     layout = find_layout()
     membership = find_membership(layout)
-    nodes = run(list_nodes(open_own(layout, membership)))
+    api = open_own(layout, membership)
+    nodes = run(list_nodes(api))
+    # A worker may not read the lease.
+    leader = run(find_leader(api)).rpartition(":")[0] if layout.is_server else ""
     supervisor = find_supervisor(layout)
     programs = [{"program": name, "pid": pid} for name, pid in sorted(list_programs(layout.logs).items())]
     well = supervisor is not None and nodes is not None and all(node["ready"] for node in nodes)
@@ -38,6 +42,7 @@ def show_status(options: argparse.Namespace) -> int:
             "reachable": nodes is not None,
             "supervisor": supervisor,
             "programs": programs,
+            "gateway": next((node["node"] for node in nodes or [] if leader and node["address"] == leader), ""),
             "nodes": nodes or [],
         }
     )

@@ -17,22 +17,25 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import IO, Any, Final
 
+from k8e.cluster.api import becomes_true
 from k8e.cluster.build import Components
 from k8e.cluster.errors import ClusterError, StartFailed
 from k8e.cluster.limits import Groups
+from k8e.cluster.member.addons.agent_sandbox import DEPLOYMENT, describe_agent_sandbox
+from k8e.cluster.member.addons.agent_sandbox import NAME as CONTROLLER
 from k8e.cluster.member.addons.care import renew_metrics
 from k8e.cluster.member.addons.images import ADDONS, find_addon_images
 from k8e.cluster.member.addons.objects import describe_addons
 from k8e.cluster.member.care import look_after_cluster, look_after_node, make_classes, restart_after
 from k8e.cluster.member.control_plane import ControlPlane
-from k8e.cluster.member.gateway import PORT, Gateway, describe_sandboxes
+from k8e.cluster.member.gateways.gateway import PORT, PROGRAM, Gateway, refuse_sessions
+from k8e.cluster.member.gateways.objects import describe_sandboxes
 from k8e.cluster.member.images import NodeImages, find_images
 from k8e.cluster.member.join import join, read_membership
 from k8e.cluster.member.layout import GROUP, SANDBOXES, Layout, Membership, Networks
 from k8e.cluster.member.node import Node
 from k8e.cluster.member.objects import SERVER_ROLE, describe_cluster
 from k8e.cluster.member.runtimes import find_runtimes
-from k8e.cluster.member.servers.gateway_place import take_gateway
 from k8e.cluster.member.servers.key_files import read_keys
 from k8e.cluster.member.servers.server_join import (
     ServerJoin,
@@ -50,6 +53,7 @@ from k8e.cluster.trust.join_token import JoinToken, describe_token
 from k8e.cluster.trust.leaves import read_if_there, write_file
 
 Say = Callable[[str], None]
+_PATIENCE: Final = 60.0  # for the controller of agent-sandbox
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -144,7 +148,7 @@ class _Member:
                     )
                     await make_classes(control_plane.api)
                     if self._options.sandboxes:
-                        await self._find_gateway(control_plane, group)
+                        await self._start_gateway(control_plane, group)
                 await self._supervisor.end_left()
                 self._say(f"ready after {time.monotonic() - begin:.1f} s")
         except asyncio.CancelledError:
@@ -160,6 +164,8 @@ class _Member:
 
     async def _start_control_plane(self, group: asyncio.TaskGroup) -> ControlPlane:
         options = self._options
+        if options.sandboxes:
+            refuse_sessions(options.layout)
         if options.url and not has_data(options.layout):
             if options.token is None:
                 # Without it this machine would become the first server of another cluster.
@@ -254,27 +260,22 @@ class _Member:
             self._say("node-helper runs")
         await node.wait_ready()
 
-    async def _find_gateway(self, control_plane: ControlPlane, group: asyncio.TaskGroup) -> None:
-        holder = await take_gateway(control_plane.api, control_plane.node)
-        if holder == control_plane.node:
-            await self._start_gateway(control_plane, group)
-        else:
-            self._say(f"the gateway is on the server {holder or 'that was not found'}")
-
     async def _start_gateway(self, control_plane: ControlPlane, group: asyncio.TaskGroup) -> None:
         options = self._options
-        await self._apply(await asyncio.to_thread(describe_sandboxes))
-        gateway = await asyncio.to_thread(
-            Gateway,
-            self._layout,
-            control_plane,
-            await asyncio.to_thread(self._find_images),
-            options.node,
-            options.program,
-        )
-        await self._supervisor.start(await asyncio.to_thread(gateway.program))
-        group.create_task(restart_after(self._supervisor, "gateway", gateway.certificate))
+        await self._apply(await asyncio.to_thread(self._describe_sandboxes))
+        images = await asyncio.to_thread(self._find_images)
+        parts = (self._layout, control_plane, images, str(options.address), options.program)
+        gateway = await asyncio.to_thread(Gateway, *parts)
+        if not await becomes_true(control_plane.api.has_condition(DEPLOYMENT, "Available"), _PATIENCE):
+            self._say("agent-sandbox's controller does not run yet: no sandbox can be claimed before")
+        await self._supervisor.start(await gateway.program())
+        group.create_task(restart_after(self._supervisor, PROGRAM, gateway.certificate))
+        group.create_task(gateway.keep_names(self._supervisor))
         self._say(f"gateway runs on port {PORT}")
+
+    def _describe_sandboxes(self) -> list[dict[str, Any]]:
+        image = self._addon_images[CONTROLLER].name
+        return [*describe_sandboxes(), *describe_agent_sandbox(self._options.components, image)]
 
     def _find_images(self) -> NodeImages:
         return find_images(self._programs)

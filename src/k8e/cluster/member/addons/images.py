@@ -14,6 +14,7 @@ from k8e.cluster.build import Components
 from k8e.cluster.image import make_image
 
 _PROGRAMS: Final = {
+    "agent-sandbox-controller": ("agent-sandbox-controller",),
     "coredns": ("coredns",),
     "local-path-provisioner": ("local-path-provisioner", "local-path-helper"),
     "metrics-server": ("metrics-server",),
