@@ -86,7 +86,7 @@ class AgentLink(Files):
         environment = self._mux.environments.encode(spec.env)
         channel = CommandChannel(self._mux, self._mux.new_id(), spec, subject=subject, environment=environment)
         try:
-            async with self._mux.reply_deadline(f"starting {subject}"):
+            async with deadline(self._mux.timing.reply, f"starting {subject}"):
                 await self._mux.begin(channel)
                 await channel.wait_opened()
         except BaseException:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, cast
 
-from k8e.delays import Delays
 from k8e.link.channel import Channel, State
 from k8e.link.codec.frames import ChannelFrame, Frame, FrameType, Order, Result
 from k8e.link.codec.requests import Environments
@@ -48,7 +47,8 @@ class Timing:
 
 
 class deadline:  # noqa: N801 - used like asyncio.timeout
-    """Ends the block after so many seconds, with LinkTimeout. A class, because a generator would cost twice as much."""
+    """Ends the block after so many seconds, with LinkTimeout. A class, because every command waits within one, and a
+    generator would cost it twice as much."""
 
     __slots__ = ("_limit", "_seconds", "_what")
 
@@ -73,38 +73,6 @@ class deadline:  # noqa: N801 - used like asyncio.timeout
             raise LinkTimeout(f"{self._what}: nothing within {self._seconds} s") from None
 
 
-class ReplyDeadline:
-    """The same for what every command waits for, with one timer for all of a link: asyncio's own takes three times as
-    many calls."""
-
-    __slots__ = ("_cancelling", "_delays", "_expired", "_number", "_seconds", "_task", "_what")
-
-    def __init__(self, delays: Delays, seconds: float, what: str) -> None:
-        self._delays = delays
-        self._seconds = seconds
-        self._what = what
-        self._expired = False
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._cancelling = task.cancelling()
-        self._number = self._delays.add(self._expire)
-
-    def _expire(self) -> None:
-        self._expired = True
-        self._task.cancel()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._delays.remove(self._number)
-        # Another cancellation at the same time comes first.
-        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise LinkTimeout(f"{self._what}: nothing within {self._seconds} s") from None
-
-
 class Multiplexer:
     def __init__(self, dialer: Dialer, instance: bytes, timing: Timing) -> None:
         self.timing = timing
@@ -112,7 +80,6 @@ class Multiplexer:
         self.generation = 0  # that the agent chose
         self.changed = Notifier()  # connected or failed
         self.environments = Environments()
-        self._replies = Delays(timing.reply)
         self._dialer = dialer
         self._instance = instance
         self._connection: LinkConnection | None = None
@@ -251,9 +218,6 @@ class Multiplexer:
     def queued(self) -> int:
         """Bytes that wait in the daemon for a consumer or for the agent, in all channels."""
         return sum(channel.queued for channel in self._channels.values())
-
-    def reply_deadline(self, what: str) -> ReplyDeadline:
-        return ReplyDeadline(self._replies, self.timing.reply, what)
 
     def new_id(self) -> int:
         return secrets.randbits(64) or 1
